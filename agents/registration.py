@@ -202,9 +202,9 @@ class Registration:
         if held is None or held in self.jobs:
             self.looked(self.jobs)
         now = self.clock.now()
-        ours = self.jobs_in_memory() if held is None else {held}
+        job_ids = self.jobs_in_memory() if held is None else {held}
         is_wanted = record is not None and record.state == "open" and node in record.members
-        is_unreadable = any(self.keys.generation(job) in unreadable for job in ours)
+        is_unreadable = any(self.keys.generation(job) in unreadable for job in job_ids)
         if (is_unreadable and not (held is None and is_wanted)) or self._waits_for(
             held, record, now
         ):

@@ -36,7 +36,7 @@ class Notices:
     feed: Callable[[Event], None]
     present: str | None = None
     """The id of the notice that was given and not withdrawn."""
-    _said: dict[str, bool] = field(default_factory=dict)
+    _announced: dict[str, bool] = field(default_factory=dict)
 
     def restore(self, ids: Collection[str]) -> None:
         """Take over the notice of a previous agent process."""
@@ -44,8 +44,8 @@ class Notices:
 
     def hear(self, source: str, *, is_leaving: bool) -> None:
         """Handle a source's value, changed or not."""
-        is_news = self._said.get(source) != is_leaving
-        self._said[source] = is_leaving
+        is_news = self._announced.get(source) != is_leaving
+        self._announced[source] = is_leaving
         if is_leaving and is_news:
             now = self.clock.now()
             if self.present is None:
@@ -61,7 +61,7 @@ class Notices:
     def _all_withdrew(self) -> bool:
         """Return whether the metadata server was read, and no source announces a departure."""
         sources = {PREEMPTED: True, MAINTENANCE: True, SHUTDOWN: False}
-        return not any(self._said.get(source, unread) for source, unread in sources.items())
+        return not any(self._announced.get(source, unread) for source, unread in sources.items())
 
     async def watch(self, session: aiohttp.ClientSession) -> None:
         """Follow the metadata server, forever."""

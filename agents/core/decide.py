@@ -105,8 +105,8 @@ def _learn(state: State, event: Event) -> Decision:
             return _forget_old_uploads(state, event), ()
         case StoreSetBack():
             heard = Fence(event.term, state.heard.generation)
-            told = f"the store was set back: its leader's term {event.term} is below"
-            return replace(state, heard=heard), (Note(f"{told} {state.heard.term}"),)
+            text = f"the store was set back: its leader's term {event.term} is below"
+            return replace(state, heard=heard), (Note(f"{text} {state.heard.term}"),)
         case GenerationUnreadable():
             return replace(state, store_silent_since=None), ()
         case AbortReceived():
@@ -292,10 +292,10 @@ def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
 
 def _learn_notice(state: State, event: NoticeGiven) -> Decision:
     if event.id in state.notices:
-        known, told = state.node.leaves_at, event.leaves_at
-        if told is None or (known is not None and known <= told):
+        known, announced = state.node.leaves_at, event.leaves_at
+        if announced is None or (known is not None and known <= announced):
             return state, ()
-        node = replace(state.node, leaves_at=told)  # It leaves earlier than was announced.
+        node = replace(state.node, leaves_at=announced)  # It leaves earlier than was announced.
         return replace(state, node=node), (Register(node),)
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
     order = Order(event.id, "preempt", node.id, event.leaves_at, "the machine announced its end")
@@ -414,8 +414,8 @@ def _send_stop(state: State, gang: Gang) -> Decision | None:
         return None
     if gang.stop_at is not None or gang.taking in {"stopped", "failed"}:
         return None
-    told = replace(gang, stop_at=record.stop_at)
-    return replace(state, gang=told), (SendStop(gang.generation, record.stop_at),)
+    stopping = replace(gang, stop_at=record.stop_at)
+    return replace(state, gang=stopping), (SendStop(gang.generation, record.stop_at),)
 
 
 # ---- ending workers, and reports --------------------------------------------------------------
@@ -485,5 +485,5 @@ def _report(state: State) -> Decision:
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
         return state, ()
     report = replace(report, number=state.reports + 1)
-    told = replace(state, reports=report.number, last_report=report, reported_at=state.now)
-    return told, (SendReport(report),)
+    reported = replace(state, reports=report.number, last_report=report, reported_at=state.now)
+    return reported, (SendReport(report),)

@@ -39,7 +39,7 @@ async def try_cuda(count: int) -> str:
     )  # fmt: skip
     try:
         async with asyncio.timeout(TRIAL_S):
-            said, _ = await child.communicate()
+            output, _ = await child.communicate()
     except TimeoutError:
         return f"no CUDA context was made within {TRIAL_S:g} s: {REBOOT}"
     finally:
@@ -49,7 +49,7 @@ async def try_cuda(count: int) -> str:
                 await asyncio.wait_for(child.communicate(), END_S)
     if child.returncode != 0:
         return f"making a CUDA context ended the process with {child.returncode}: {REBOOT}"
-    return said.decode("utf-8", "replace").strip()
+    return output.decode("utf-8", "replace").strip()
 
 
 def cuda_fault(count: int, *, uvm: Path = UVM, load: Callable[[str], Any] | None = None) -> str:

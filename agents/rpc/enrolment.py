@@ -140,10 +140,10 @@ class Enrolment:
             self.settings.by, method, PATH, body, to="sailord", timeout_s=CALL_S
         )
         try:
-            said = json.loads(answer)
+            reply = json.loads(answer)
             if status == 200:
-                return {name: str(said[name]) for name in ("certificate", "revoked")}
-            why = "; ".join(f"{p['place']}: {p['what']}; {p['cure']}" for p in said["problems"])
+                return {name: str(reply[name]) for name in ("certificate", "revoked")}
+            why = "; ".join(f"{p['place']}: {p['what']}; {p['cure']}" for p in reply["problems"])
         except (ValueError, KeyError, TypeError):
             why = f"it answered {status}"
         raise CallFailed(f"{self.settings.by}: {why}")

@@ -43,7 +43,7 @@ _ABORT = struct.pack("ii", 1, 0)
 class _Refusals:
     """Logs failed handshakes: the same one of an address once in ``QUIET_S``, and few in all."""
 
-    _said: dict[tuple[str, str], float] = field(default_factory=dict)
+    _quiet_until: dict[tuple[str, str], float] = field(default_factory=dict)
     _minute: float = -math.inf
     _lines: int = 0
     _silent: int = 0
@@ -53,12 +53,12 @@ class _Refusals:
         now, key = time.monotonic(), (place_of(peer), why)
         if now - self._minute >= MINUTE_S:
             self._minute, self._lines = now, 0
-            self._said = {each: until for each, until in self._said.items() if now < until}
-        if now < self._said.get(key, 0.0) or self._lines >= LINES_MAX:
+            self._quiet_until = {k: end for k, end in self._quiet_until.items() if now < end}
+        if now < self._quiet_until.get(key, 0.0) or self._lines >= LINES_MAX:
             self._silent += 1
             return
         self._lines += 1
-        self._said[key] = now + QUIET_S
+        self._quiet_until[key] = now + QUIET_S
         host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
         log.warning("TLS handshake failed", peer=host, error=why, others=self._silent)
         self._silent = 0

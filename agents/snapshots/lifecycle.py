@@ -248,8 +248,8 @@ class SnapshotLifecycle:
     def _set_trouble(self, job: JobId, kind: str, text: str) -> None:
         if self._troubles.get(kind, "") != text:
             self._troubles[kind] = text
-            told = "; ".join(each for each in self._troubles.values() if each)
-            self.feed(TroubleChanged(self.clock.now(), job, told))
+            trouble = "; ".join(each for each in self._troubles.values() if each)
+            self.feed(TroubleChanged(self.clock.now(), job, trouble))
 
     # ---- deletion -------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class EtcdMembers:
         self._stamp = _stamp(place)
         self._channels = _open(place)
         self._old: list[Any] = []
-        """Channels with earlier certificates; they stay open for their streams."""
+        """Channels with the previous certificates, open for their streams until the next change."""
         self._at = 0
         self.token = ""
         """The authentication token, if there is a user."""

@@ -44,7 +44,7 @@ class Etcd:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether to use TLS: if there is a certificate."""
+        """Whether to use TLS: with a CA's or a client's certificate."""
         return self.ca is not None or self.cert is not None
 
 

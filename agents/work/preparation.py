@@ -176,9 +176,9 @@ class Preparation:
                 # Whatever a job contains must not end the agent or make it wait forever.
                 if late is not None:
                     late.cancel()
-                said = said_of(error, self.folder)
-                if (kind := _kind_of(error, said)) != last:  # Report each kind of failure once.
-                    last, failure = kind, said
+                message = said_of(error, self.folder)
+                if (kind := _kind_of(error, message)) != last:  # Report each kind of failure once.
+                    last, failure = kind, message
                 trace = None if isinstance(error, EXPECTED) else error
                 log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
                 self._set_unfit(failure)
@@ -268,6 +268,6 @@ class Preparation:
         self._tasks.cancel()
 
 
-def _kind_of(error: Exception, said: str) -> tuple[object, ...]:
+def _kind_of(error: Exception, message: str) -> tuple[object, ...]:
     """Return the kind of a failure: without its details, which follow a colon."""
-    return type(error), getattr(error, "errno", None), said.partition(": ")[0]
+    return type(error), getattr(error, "errno", None), message.partition(": ")[0]

@@ -92,7 +92,7 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
     phases: dict[str, float] = {}
     for name, seconds in (phase for status in statuses for phase in status.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
-    told = next((each for each in statuses if each.evaluation is not None), None)
+    evaluated = next((each for each in statuses if each.evaluation is not None), None)
     busy = sorted((status.rank, status.busy_s) for status in statuses if status.busy_s is not None)
     return Measured(
         loss=last.loss,
@@ -102,6 +102,6 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
         settle_s=max(known("settle_s"), default=None),
         phases=tuple(phases.items()),
         busy=tuple(busy),
-        evaluation=None if told is None else told.evaluation,
-        earlier_evaluations=() if told is None else told.earlier_evaluations,
+        evaluation=None if evaluated is None else evaluated.evaluation,
+        earlier_evaluations=() if evaluated is None else evaluated.earlier_evaluations,
     )

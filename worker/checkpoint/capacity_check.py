@@ -80,12 +80,12 @@ def check_room(need: NodeNeed, memory: Path, job: str, generation: int) -> None:
     # Read the free space first: files made meanwhile are then counted twice rather than never.
     free = free_bytes(memory)
     held = _held(memory / job)
-    ours = held.pop(generation, 0)
+    own = held.pop(generation, 0)
     left = sum(held.values())
-    if need.now > free + ours:
-        missing, available = need.now, free + ours
-    elif need.during_change > free + ours + left:
-        missing, available = need.during_change - left, free + ours
+    if need.now > free + own:
+        missing, available = need.now, free + own
+    elif need.during_change > free + own + left:
+        missing, available = need.during_change - left, free + own
     else:
         return
     text = (

@@ -182,9 +182,9 @@ def _reporting_errors(
         # Every rank raises the same.
         raise RunFailedError(str(error)) from None
     except InputError as error:
-        said = "; ".join(map(str, error.problems))
-        transport.abort(said)
-        raise RunFailedError(said) from None
+        message = "; ".join(map(str, error.problems))
+        transport.abort(message)
+        raise RunFailedError(message) from None
     except BaseException as error:
         text = device_failure(error, rank=rank, device=device, activity=recorder.activity_text)
         transport.abort(text or f"{type(error).__name__}: {error}")
@@ -195,7 +195,7 @@ def _reporting_errors(
 
 
 def _send_step(send: SendMessage, rank: int, report: StepReport) -> None:
-    """Send a step's report from rank 0; all ranks have the same one."""
+    """Send a step's report from rank 0 alone: those of all ranks have the same results."""
     if rank == 0:
         send({"kind": "step", **report.line()})
 

@@ -76,10 +76,10 @@ def _loaded_before(packages: str) -> Iterator[Problem]:
         modules = (found.read_text("top_level.txt") or found.name.replace("-", "_")).split()
         origins = [getattr(sys.modules.get(each), "__file__", None) for each in modules]
         is_other = any(each and not each.startswith(packages) for each in origins)
-        ours = _version_without(found.name, packages)
-        if is_other and ours not in (None, found.version):
-            what = f"installed {found.name} {found.version}, but workers run with {ours}"
-            yield Problem("[work] setup", what, f"install {found.name}=={ours}, or change the node")
+        used = _version_without(found.name, packages)
+        if is_other and used not in (None, found.version):
+            what = f"installed {found.name} {found.version}, but workers run with {used}"
+            yield Problem("[work] setup", what, f"install {found.name}=={used}, or change the node")
 
 
 def _version_without(name: str, packages: str) -> str | None:

@@ -87,15 +87,15 @@ def _check_below(value: Any, name: str, limit: int, place: str) -> None:
 
 def row_out_of_bounds(error: IndexError | RuntimeError, batch: Any) -> int | None:
     """Return which row of a batch has the label that torch refused, in a loss or as an index."""
-    told = re.search(r"(?:Target|index) (-?\d+) is out of bounds", str(error))
-    if told is None:
+    refused = re.search(r"(?:Target|index) (-?\d+) is out of bounds", str(error))
+    if refused is None:
         return None
     for name, value in _entries(batch):
         if name == "labels" and isinstance(value, Tensor):
             rows = (
-                (value == int(told[1])).flatten(1).any(-1)
+                (value == int(refused[1])).flatten(1).any(-1)
                 if value.dim() > 1
-                else value == int(told[1])
+                else value == int(refused[1])
             )
             return int(rows.nonzero()[0]) if bool(rows.any()) else None
     return None

@@ -89,6 +89,6 @@ def device_failure(
     word = device_error(error)
     if word is None:
         return None
-    # torch goes on with how its allocator is set up.
-    said = str(error).partition("\n")[0].partition(" Including non-PyTorch memory")[0].rstrip(".")
-    return f"{word} on {device} of rank {rank}, {activity}: {said}"
+    # The rest of torch's message is about the settings of its allocator.
+    first = str(error).partition("\n")[0].partition(" Including non-PyTorch memory")[0].rstrip(".")
+    return f"{word} on {device} of rank {rank}, {activity}: {first}"

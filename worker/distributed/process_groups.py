@@ -337,18 +337,18 @@ class ProcessTransport:
     def _watch(self) -> None:
         """Investigate operations that take long; abort those that block the device too long."""
         self._library.enter_thread()
-        told: Operation | None = None
+        investigated: Operation | None = None
         while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
             oldest = self.operations.oldest()
             if self._monitor.failure is not None:
                 continue
-            if oldest is None or oldest[0] is not told:
+            if oldest is None or oldest[0] is not investigated:
                 self.stall = None
             if oldest is None:
                 continue
             operation, waited_s = oldest
-            if waited_s > self.stall_after_s and operation is not told:
-                told, found = operation, self._find_blame()
+            if waited_s > self.stall_after_s and operation is not investigated:
+                investigated, found = operation, self._find_blame()
                 after = self.operations.oldest()
                 if found is not None and after is not None and after[0] is operation:
                     # It still waits, so all that the others answered is of this wait.

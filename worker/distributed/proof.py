@@ -28,9 +28,9 @@ def prove(
     """Answer a listener's challenge, and check its answer to ours."""
     theirs = receive_exactly(peer, _NONCE_BYTES)
     ours, about = secrets.token_bytes(_NONCE_BYTES), _about(purpose, listener, caller)
-    said = _mac(secret, b"caller", about, theirs, ours)
-    peer.sendall(caller.to_bytes(4, "little") + ours + said)
-    answer = receive_exactly(peer, len(said))
+    proof = _mac(secret, b"caller", about, theirs, ours)
+    peer.sendall(caller.to_bytes(4, "little") + ours + proof)
+    answer = receive_exactly(peer, len(proof))
     if not hmac.compare_digest(answer, _mac(secret, b"listener", about, theirs, ours)):
         raise ConnectionError(f"rank {listener} does not know the generation's secret")
 

@@ -23,7 +23,7 @@ def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
 
 
 def snapshot_job(job: Job, plan: Plan) -> Job:
-    """Return the job as its snapshots see it: under DeepSpeed each rank keeps all that it holds."""
+    """Return the job as its snapshots see it: under DeepSpeed each rank exports all moments."""
     return replace(job, zero=0) if engine_for(job, plan)[0] == "deepspeed" else job
 
 

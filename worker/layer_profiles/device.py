@@ -1,7 +1,7 @@
 """The device that is measured: its clock, its allocator, and what it is called.
 
 Work on a GPU runs behind the host, so a moment of it is an event in its queue. On a CPU it is the
-host's clock. It has measured one H200 (docs/gpu.md).
+host's clock. The only GPU measured so far is one H200 (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Device(Protocol):
         """Wait for the last mark, and return the seconds between neighbours."""
 
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
-        """Run something; return its result and by how many bytes its memory peaked above before."""
+        """Run something; return its result and by how many bytes it raised the memory at most."""
 
     def check_fits(self, needed_bytes: float) -> None:
         """Raise ``DoesNotFitError`` where trying would be dangerous."""

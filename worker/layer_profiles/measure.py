@@ -21,7 +21,7 @@ from worker.layer_profiles.short_model import ShortModel
 from worker.models.random_numbers.microbatch_context import MicroBatch
 
 WARM_UP = 2
-"""Rounds before the first that counts: kernels are chosen and loaded, caches and arenas filled."""
+"""Queues of rounds that do not count: kernels are chosen and loaded, caches and arenas filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def figures(rows: Sequence[Row], kept: Sequence[int], transient: Sequence[int]) 
 def measure_optimizer(
     short: ShortModel, device: Device, *, now: Callable[[], float], until_s: float
 ) -> tuple[float, int] | None:
-    """Return the seconds of an optimizer step on one block, and of how many weights."""
+    """Return the seconds of an optimizer step on one layer, and its number of weights."""
     with refusing_too_much(device):
         found = short.optimizer_round()
         if found is None:

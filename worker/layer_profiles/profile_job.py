@@ -20,7 +20,7 @@ from worker.layer_profiles.short_model import ShortModel, distinct_layers
 from worker.script.recipe import Recipe
 
 MICRO_BATCH_MOST = 64
-"""The largest micro batch that is tried by itself; from the last two, larger ones follow a line."""
+"""The largest micro batch tried by default; larger ones are extrapolated from the last two."""
 _BYTES_PER_WEIGHT = 20
 """Weight, gradient and moments in 32 bits, and a 16-bit copy."""
 _OPTIMIZER_SHARE = 0.1
@@ -28,7 +28,7 @@ _OPTIMIZER_SHARE = 0.1
 
 
 class Reporter(Protocol):
-    """Is told how far the profiler is."""
+    """Shows the progress of the profiler."""
 
     def sampling(self, what: str, samples: int) -> None:
         """Report that one more round was taken."""
@@ -47,7 +47,7 @@ class Request:
     tp: tuple[int, ...]
     """Empty: powers of two up to the job's largest degree."""
     micro_batches: tuple[int, ...]
-    """Empty: powers of two up to what fits."""
+    """Empty: powers of two up to what fits, at most ``MICRO_BATCH_MOST``."""
     budget_s: float
     name: str
     date: str

@@ -194,10 +194,10 @@ class ShortModel:
         return {each.untyped_storage().data_ptr() for each in (*flats, *others)}
 
     def optimizer_round(self) -> tuple[int, Callable[[], None]] | None:
-        """Return the number of weights of the largest block, and what a step does to them.
+        """Return the number of weights of the largest layer, and what a step does to them.
 
         That is to zero the gradients, sum their squares, update, and derive the weights in which
-        the model computes.
+        the model computes. The first layer and tensors that layers share do not count.
         """
         inner = [b for i, b in self.buffers.items() if b.master.numel() and i not in (0, TIED)]
         buffer = max(inner, key=lambda b: b.master.numel(), default=None)

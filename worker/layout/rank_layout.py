@@ -308,8 +308,8 @@ class NormShare:
 def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
     """Return, for each rank, the atoms and unsplit tensors whose norm it reports in the vote.
 
-    Ranks with the highest TP degree report, since they hold an atom contiguously; among equals the
-    layer number decides.
+    A holder with the highest TP degree reports an atom: it holds the fewest others, and a single
+    one contiguously. Among equals the layer number decides.
     """
     found: dict[int, list[NormShare]] = {}
     for layer in sorted(holdings.holders, reverse=True):

@@ -31,7 +31,7 @@ def hf(folder: str | Path, **config: Any) -> nn.Module:
     """Open a causal language model or an image classifier of transformers, with its weights.
 
     ``folder`` holds a config.json and safetensors files, or is a name in the local cache; nothing
-    is downloaded. ``config`` changes keys of the config. With ``num_labels`` the classifier is new.
+    is downloaded. ``config`` changes its keys; a classifier of another ``num_labels`` is new.
     """
     place = str(folder)
     if importlib.util.find_spec("transformers") is None:

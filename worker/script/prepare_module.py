@@ -28,7 +28,7 @@ def uncompiled(module: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def switch_to_training(module: nn.Module) -> None:
-    """Switch a module to training, but for the parts that its script put into evaluation."""
+    """Switch a module to training, but for parts that its script put into evaluation one by one."""
     kept = list(_evaluated(module)) if module.training else []
     module.train()
     for part in kept:
@@ -36,7 +36,7 @@ def switch_to_training(module: nn.Module) -> None:
 
 
 def trained_in_evaluation(module: nn.Module) -> list[str]:
-    """Tell of the parts, each without its own parts, that are trained but stay in evaluation."""
+    """Tell of the outermost parts that are trained but stay in evaluation."""
     found: list[str] = []
     for path, part in module.named_modules():
         is_inner = any(path.startswith(f"{outer}.") for outer in found)
@@ -49,7 +49,7 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
 def _evaluated(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the parts that are to stay in evaluation.
 
-    Not those of a model of ``from_pretrained``, which returns it in evaluation, if it is trained.
+    A trained model of ``from_pretrained`` does not count: it is returned in evaluation.
     """
     if module.training:
         for part in module.children():

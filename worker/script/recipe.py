@@ -175,7 +175,7 @@ class Recipe:
         return find_splits(module, self._example(1), most=self.max_tp)
 
     def call(self, module: nn.Module, batch: Any) -> Any:
-        """Call the module with a batch: a mapping without its labels, or the first of a pair."""
+        """Call the module with a batch, without labels if it is a mapping or a tuple."""
         if self.call_module is not None:
             return self.call_module(module, batch)
         if isinstance(batch, Mapping):
@@ -207,7 +207,7 @@ class Recipe:
         return tuple(factors[min(step, len(factors) - 1)] for factors in known) or (1.0,)
 
     def is_trained(self, name: str) -> bool:
-        """Return whether a parameter is trained: it wants a gradient, and the optimizer has it."""
+        """Return whether a parameter is trained: with a gradient, in the optimizer, and in use."""
         parameter, groups = self._parameters[name], self.settings.groups
         return (
             parameter.requires_grad
@@ -364,7 +364,7 @@ class Recipe:
     # -- data and job ------------------------------------------------------------------------------
 
     def data(self, sizes: tuple[int, ...] | None = None) -> DataSource:
-        """Return the data, of which a job's data sets had these sizes when it began."""
+        """Return the data; ``sizes`` are those of the job's data sets when it began."""
         if self.samples is not None:
             return self.samples
         about = self.dataset, self.collate, self.batch_size, self.seed, self.shuffled

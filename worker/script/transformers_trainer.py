@@ -44,8 +44,8 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         raise InputError(problems)
     args = trainer.args
     loader = trainer.get_train_dataloader()
-    trainer.model.train()  # As theirs does before each step.
-    data_of(loader, "train_dataset")  # Refuses an order of its own, under their name.
+    trainer.model.train()  # As transformers does before each step.
+    data_of(loader, "train_dataset")  # Refuses an unknown sampler by the name given there.
     evaluated = None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
     # Not args.train_batch_size, which depends on the GPUs of the machine.
     own = args.per_device_train_batch_size * args.gradient_accumulation_steps

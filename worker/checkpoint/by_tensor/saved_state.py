@@ -1,7 +1,7 @@
 """Reads a checkpoint one tensor at a time, whatever plan it was made under.
 
-When it is opened, every byte is read once and every checksum verified; objects never change, so the
-tensors are read later without.
+When it is opened, every byte is read once and every checksum verified. Objects never change, so the
+tensors are not verified again.
 """
 
 from __future__ import annotations

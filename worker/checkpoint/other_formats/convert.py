@@ -53,7 +53,7 @@ from worker.models.weight_files.hf_weights import open_files, stored_tensors
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """DeepSpeed's names for Adam's two moments."""
 GROUPS_MAX = 64
-"""Parameter groups of an optimizer; DeepSpeed reads as many as the optimizer has."""
+"""How many parameter groups are written; DeepSpeed reads as many as the optimizer has."""
 DEEPSPEED_VERSION = "0.19.8"
 """The version of the written form; it must not be below 0.3.17."""
 
@@ -197,7 +197,7 @@ class ForeignCheckpoint:
     stored: Mapping[str, StoredTensor]
     """All weights."""
     kinds: int
-    """The weights, and the moments that it holds."""
+    """How many kinds of state it holds: the weights, and moments."""
     read: Callable[[ForeignTensor, int], Tensor]
     step: int
     updates: int

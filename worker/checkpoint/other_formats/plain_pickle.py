@@ -1,6 +1,6 @@
 """Reads pickles in other programs' checkpoints without running anything that they name.
 
-Tensors and plain values are made; an object of any other class becomes a stub with its attributes.
+Tensors and plain values are made; an object of another class is refused or becomes a stub.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class DcpFolder:
         }
 
     def read(self, key: str, tensor: ForeignTensor | None = None) -> Tensor:
-        """Read a tensor, or the part of it that another one is."""
+        """Read a stored tensor, or the part of it that ``tensor`` names."""
         about = self._metadata.state_dict_metadata[key]
         assert isinstance(about, TensorStorageMetadata), "asked for what stored() has"
         shape = tuple(about.size) if tensor is None else tensor.shape

@@ -138,10 +138,10 @@ class DeepSpeedTrainer:
         )
 
     def log(self, report: StepReport) -> None:
-        """Do nothing: scripts are trained by our engine."""
+        """Do nothing: scripts are trained by the sailor engine."""
 
     def evaluate_if_due(self) -> None:
-        """Do nothing: scripts are trained by our engine."""
+        """Do nothing: scripts are trained by the sailor engine."""
 
     def close(self) -> None:
         """Leave the process groups, so that this process can join others."""

@@ -72,7 +72,7 @@ class ModuleCut:
 
 
 def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
-    """Find where to cut a skeleton, with one pass over a small batch.
+    """Find where to cut a skeleton, with a pass over a small batch for each list of blocks.
 
     The pass computes one of several equal blocks; the others hand on their input. Gradients are
     followed, so that a second path from a parameter to a block or to the result is found.

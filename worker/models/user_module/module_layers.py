@@ -100,7 +100,7 @@ class ModuleLayer:
     context: MicroBatchContext
     entry: SharedEntry | None = None
     draws: dict[int, bool] = field(default_factory=dict)
-    """Whether code draws random numbers, by the layer of these, once it has run."""
+    """Whether code draws random numbers, by the layer that keys them, once it has run."""
     plain_attention: bool = False
     """Compute attention without fused kernels, which drop elements in their own way."""
 

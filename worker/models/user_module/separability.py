@@ -105,7 +105,7 @@ def _numpy_state() -> tuple[bytes, int]:
 def _layers(
     skeleton: nn.Module, source: ModuleSource, context: MicroBatchContext
 ) -> list[ModuleLayer]:
-    """Return the embedding, one of several equal blocks, and the head, with their weights."""
+    """Return the embedding, one block of each kind, and the head, with their weights."""
     module = CutModule(skeleton, source.cut, source.call)
     layers = [
         ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
@@ -131,7 +131,7 @@ def _refuse_batch_norm(module: nn.Module) -> None:
 
 
 def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
-    """Return the embedding, one of several equal blocks, and the head."""
+    """Return the embedding, one block of each kind, and the head, by their index."""
     cut = source.cut
     kinds = kinds_of(skeleton, cut.blocks)
     return [0, *(index + 1 for index in sorted(set(kinds))), cut.layers - 1]

@@ -202,7 +202,7 @@ class _World:
 
 
 class _Member(Collective):
-    """One thread's view of them."""
+    """One thread as a rank."""
 
     def __init__(self, world: _World, index: int) -> None:
         self._world, self.index, self.size = world, index, world.size
@@ -218,9 +218,9 @@ class _Member(Collective):
         return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
-        """Do nothing: blocks do not need this."""
+        """Refuse: blocks do not need this."""
         raise NotImplementedError
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
-        """Do nothing: blocks do not need this."""
+        """Refuse: blocks do not need this."""
         raise NotImplementedError

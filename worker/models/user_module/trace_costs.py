@@ -1,4 +1,4 @@
-"""Measures what a layer of a user's module costs, without memory: on the meta device.
+"""Measures what a layer of a user's module costs, on the meta device where its code allows it.
 
 Every operation of one forward and one backward pass is seen by a dispatch mode, which adds up its
 FLOPs and the elements that it reads and writes, and knows at each moment which tensors are alive.
@@ -41,7 +41,7 @@ class PassCosts:
 def pass_costs(
     compute: Callable[[Tensor], Tensor], hidden: Tensor, *, given: Iterable[Tensor]
 ) -> PassCosts:
-    """Trace a forward and a backward pass; all tensors are on the meta device.
+    """Trace a forward and a backward pass, on the device of the tensors.
 
     ``given`` are tensors that exist anyway: buffers, and what the module's code passes to all
     blocks. They are not counted. Parameters that want gradients decide what autograd keeps.
