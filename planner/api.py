@@ -82,7 +82,7 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
             question, job=job, budget=budget, is_bounded=False, is_stoppable=False, told=None
         )
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
-        # What is cached holds for one ``max_tp``.
+        # The cache holds results of one ``max_tp``.
         return _search(asked, more, steps, cache if max_tp is None else SearchCache())
 
     return refusals(question.job, lots, limits, ask)

@@ -42,7 +42,7 @@ FORMULA_PLANS_MAX = 8
 RELAXED_PLANS_MAX = 3
 """Plans of a search with relaxed limits that keep all limits, from which the search starts anew."""
 GAP_TIMES = 10
-"""So many times the budget is searched where a gap is asked for and was not reached."""
+"""Multiple of the budget that is searched if the gap that was asked for was not reached."""
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 NO_BOUNDS = Bounds(0.0, 0.0)
@@ -75,7 +75,7 @@ def plan_by_events(
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A question on its way to an answer; after each step the answer so far is whole."""
+    """The state of answering one question; after each step ``answer`` is consistent."""
 
     question: Question
     lots: tuple[Lot, ...]
@@ -116,7 +116,7 @@ class _Asked:
         self._explain()
 
     def _try_chunks(self) -> None:
-        """Take a plan with chunks if it is better, and not only by what nobody can tell apart."""
+        """Take a plan with chunks if it is better; if simple plans are preferred, not if tied."""
         assert self.search is not None
         assert self.taken is not None
         found = best_in_chunks(self.search)
@@ -170,7 +170,7 @@ class _Asked:
         return space if plan.schedule == "1f1b" else f"{space}; {OUTSIDE}"
 
     def _search(self, within: Limits, given: tuple[Plan, ...] = (), times: int = 1) -> EventSearch:
-        """Search within some limits; its best plan is the best so far if these are the job's."""
+        """Search within some limits; within the job's own limits, keep the best plan found."""
         question, lots, job = self.question, self.lots, self.question.job
         judge, maker = self.cache.event(question, lots)
         usual = default_budget(lots)
@@ -200,7 +200,7 @@ class _Asked:
         return search
 
     def _bound(self, work_max: float) -> None:
-        """Bound the searched space, exactly where all plans were judged; say why it ended there."""
+        """Bound the searched space, exactly if all plans were judged; note why a gap was missed."""
         question, search, best = self.question, self.search, self.best
         if not question.is_bounded:
             return
@@ -244,7 +244,7 @@ class _Asked:
         )
 
     def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
-        """What hears of progress, with the best plan so far."""
+        """Return a progress callback that adds the best plan so far."""
         told = self.question.told
         if told is None:
             return lambda _: None

@@ -28,7 +28,7 @@ BUDGET_SHARE = 4
 POOLS_MAX = 12
 """With more pools, only the largest are tried, since each is a search."""
 GAIN_MIN = 1e-3
-"""Smaller gains are ignored as search noise."""
+"""Gains below this share are ignored as search noise."""
 
 
 def explained(question: Question, answer: Answer) -> Answer:

@@ -26,7 +26,7 @@ from simulator.traces.play_types import PlanFigures
 from simulator.traces.trace import GpuCounts, cluster_at
 
 TIE = 0.001
-"""Plans whose objectives differ by less than this share are equal; the cheaper one is taken."""
+"""Plans whose objectives differ by at most this share tie; ``KnownPlan.score`` breaks the tie."""
 Search = Callable[[Question], Answer]
 Way = tuple[tuple[tuple[int, int], ...], ...]
 """Device groups that a plan takes from each pool, as pairs of TP degree and number."""
@@ -55,7 +55,7 @@ class KnownPlan:
         return self.usd_per_s * self.estimate.iteration_s + self.estimate.money.egress_usd
 
     def score(self, goal: Goal) -> tuple[float, float]:
-        """The objective, then the tie-breaker; smaller is better."""
+        """The objective, then the tie-breaker (dollars or seconds); smaller is better."""
         # If the GPUs have no price, plans are compared by egress alone.
         egress_usd = self.estimate.money.egress_usd
         seconds, usd = self.estimate.iteration_s, egress_usd if self.usd is None else self.usd
@@ -98,7 +98,7 @@ class PlanLibrary:
 
     @property
     def distinct_plans(self) -> int:
-        """How many plans were found."""
+        """Number of plans found."""
         return len(self._found)
 
     def state(self, gpus: GpuCounts) -> int:
@@ -162,7 +162,7 @@ class PlanLibrary:
         return tuple(found)
 
     def best(self, state: int) -> int | None:
-        """The best known plan that fits an availability; of equal ones the cheapest."""
+        """The best known plan that fits an availability; of tied ones the cheapest or fastest."""
         return self._best_by(state, self.goal)
 
     def fastest(self, state: int) -> int | None:

@@ -24,8 +24,8 @@ def checkpoint_every_s(
 ) -> float:
     """Seconds between two checkpoints: √(2 · cost · time between losses).
 
-    ``cost_s`` is what one takes from training, ``losses`` are those that were observed in
-    ``observed_s``. A checkpoint begins after the last one was written, which takes ``write_s``.
+    ``cost_s`` is the training time that one takes, ``losses`` were observed in ``observed_s``. The
+    interval is at least ``write_s``: a checkpoint begins after the last one was written.
     """
     between_s = (observed_s + PRIOR_S) / (losses + 1)
     return max(write_s, math.sqrt(2 * cost_s * between_s))

@@ -1,6 +1,6 @@
-"""Finishes a job's steps by a deadline, as cheaply as possible: spot GPUs, on-demand GPUs, or none.
+"""Finish a job's steps by a deadline as cheaply as possible, on spot GPUs, on-demand GPUs, or none.
 
-Spot GPUs are cheap and come and go, on-demand GPUs are always available. All rules have a safety
+Spot GPUs are cheap and may be lost, on-demand GPUs are always available. All rules have a safety
 net: when only on-demand GPUs can still meet the deadline, the job changes to them for good.
 Otherwise it runs on spot GPUs while there are any; the rules differ in what they do while there
 are none.
@@ -18,7 +18,7 @@ deadline does not suffice; ``safety-net`` only when it must."""
 DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
 SPOT_SLOWDOWN_MAX = 2.0
-"""Spot GPUs on which a step takes this multiple of one on demand are not used alone."""
+"""Spot GPUs are not used alone if a step takes more than this multiple of one on demand."""
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
 PRIOR_SHARE = 0.5
@@ -27,30 +27,30 @@ PRIOR_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DeadlineView:
-    """What is left to do until the deadline, and on what; times count from the job's begin."""
+    """What is left to do until the deadline, and on what; seconds count from the job's start."""
 
     now_s: float
     deadline_s: float
     steps: int
-    """Of the whole job since the begin of the pace."""
+    """Steps of the job from second 0 to its end."""
     done: float
     on_demand_each_s: float
     """Seconds of a step on the on-demand GPUs."""
     spot_each_s: float | None
-    """Seconds of a step on the spot GPUs that are there; ``None``: they are too few for the job."""
+    """Seconds of a step on the spot GPUs that are up; ``None``: they are too few for the job."""
     is_on_demand: bool
     """The job runs on the on-demand GPUs, or is about to."""
     change_s: float
-    """Seconds until on-demand GPUs would train, at worst, with the work that is done again."""
+    """Worst-case seconds until on-demand GPUs train, repeated work included."""
     back_s: float
-    """What a change to spot GPUs and back costs at worst."""
+    """Worst-case seconds of a change to spot GPUs and back."""
     spot_s: float = 0.0
     """Seconds so far in which the job could run on spot GPUs."""
     is_committed: bool = False
     """The safety net was taken."""
     ahead_s: float = 0.0
-    """Of a job that catches up on on-demand GPUs: how far ahead of an even pace it is to get, so
-    that what a change costs is not paid again at once."""
+    """Seconds ahead of an even pace at which a job leaves on-demand GPUs, so that it does not pay
+    for the next change at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class DeadlineVerdict:
     slack_s: float
     """Time to spare if the job changed to on-demand GPUs now, after the worst loss."""
     behind_s: float
-    """How long ago an even pace was where the job is now; negative if the job is ahead."""
+    """Seconds that the job is behind an even pace; negative if it is ahead."""
     is_committed: bool = False
 
 
 def can_run_on_spot(view: DeadlineView) -> bool:
-    """Return whether the spot GPUs that are there are worth running on alone."""
+    """Return whether the spot GPUs that are up are worth running on alone."""
     return (
         view.spot_each_s is not None
         and view.spot_each_s <= SPOT_SLOWDOWN_MAX * view.on_demand_each_s

@@ -13,20 +13,20 @@ from simulator.estimate.result import Estimate
 from simulator.traces.trace import Trace
 
 CHANGE_S = 300.0
-"""Assumed for renting on-demand machines and restarting on them."""
+"""Assumed time to rent on-demand machines and restart on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Spot machines while there are any, on-demand machines for what they leave."""
+    """Spot machines while there are any, on-demand machines for the remaining steps."""
 
     spot_share: float
-    """Share of the spot machines that are there on average: as in a trace, or assumed."""
+    """Share of the spot machines that are up on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
     """If spot machines never come."""
     is_guaranteed: bool
-    """On-demand machines alone make it, and one change to them."""
+    """On-demand machines alone finish in time, even after one change to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Outlook:
 
     seconds_left: float
     run_s: float
-    """What all steps take on the plan, without any loss."""
+    """Seconds of all steps on the plan, without any loss."""
     usd: float | None
     mixture: Mixture | None
     """``None``: the cluster has one contract only, a price is unknown, or one of the two alone
@@ -57,10 +57,10 @@ def deadline_outlook(
     search: Callable[[Question], Answer],
     trace: Trace | None = None,
 ) -> Outlook:
-    """Return what becomes of a deadline on a plan, and on a mixture of contracts.
+    """Predict whether a plan, and a mixture of contracts, meets the deadline, and at what cost.
 
     The mixture is searched by the job's goal on each contract alone, without its deadline. Spot
-    machines are there as in the trace.
+    machines are up as in the trace, by default half of the time.
     """
     steps, left = question.job.steps, question.seconds_left
     assert steps is not None

@@ -126,9 +126,10 @@ def judge_move(
     if offer.tied is not None:
         return verdict(False, f"the best plan is {offer.tied}")
     rate, price = _amount(offer.gain_per_s, offer.unit), _amount(cost, offer.unit)
-    left_s = rules.horizon_s if offer.seconds_left is None else offer.seconds_left
-    if offer.gain_per_s * max(0.0, min(left_s, rules.horizon_s) - offer.downtime_s) <= offer.cost:
-        return verdict(False, f"gains {rate}/s until the job ends, less than the {price} it costs")
+    left_s = min(rules.horizon_s, math.inf if offer.seconds_left is None else offer.seconds_left)
+    if offer.gain_per_s * max(0.0, left_s - offer.downtime_s) <= offer.cost:
+        until = "until the job ends" if left_s == offer.seconds_left else f"for {span(left_s)}"
+        return verdict(False, f"gains {rate}/s {until}, less than the {price} it costs")
     sums = (
         f"gains {rate}/s for {span(life_s)}, in all {_amount(gain, offer.unit)}, and costs {price}"
     )

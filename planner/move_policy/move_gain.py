@@ -36,8 +36,8 @@ def offer_of(
 ) -> Offer:
     """Compare the running plan with the next one.
 
-    ``age_s`` is how long each node has been up, ``loss_s`` what the loss of a node of the next plan
-    would take, ``full`` the pools to which no node can be added.
+    ``age_s`` is how long each node has been up, ``loss_s`` the seconds that the loss of a node of
+    the next plan would take, ``full`` the pools to which no node can be added.
     """
     plan, estimate, _, move = next_plan.found
     before, after = nodes_used(running.plan), nodes_used(plan)
@@ -48,7 +48,7 @@ def offer_of(
     if unit == "$":
         worth_per_s = (estimate.money.total_usd or 0.0) / estimate.iteration_s
     is_same = plan == running.plan
-    # Who only takes up idle nodes cannot swing between plans, whatever their error.
+    # A move that only adds idle nodes cannot swing between plans, whatever their error bar.
     tied = None if before < after else why_tied(running, PlanEstimate(plan, estimate), goal)
     return Offer(
         gain_per_s=0.0 if is_same else gain,

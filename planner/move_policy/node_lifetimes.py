@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 PRIOR_LIFE_S = 2 * 3600.0
 """Assumed lifetime of a node before anything was observed in its pool."""
 PRIOR_BETWEEN_S = 3600.0
-"""Assumed time between two events in a pool, of several nodes."""
+"""Assumed time between two events in a pool; an event may take several nodes."""
 PRIOR_EVENTS = 0.5
 """Weight of a prior, in observed events."""
 PRIOR_SHARE = 0.5
@@ -36,22 +36,22 @@ class PoolRecord:
     losses: float = 0.0
     """Nodes lost, with older ones counting less."""
     flaps: float = 0.0
-    """Times at which nodes were lost, forgotten quickly."""
+    """Loss events, with those before the last minutes counting little (``FLAP_HALF_LIFE_S``)."""
     seen_s: float = 0.0
     """Seconds observed, with older ones counting less."""
     seen_lately_s: float = 0.0
-    """Seconds observed, forgotten quickly."""
+    """Seconds observed, weighted like ``flaps``."""
     events: float = 0.0
-    """Times at which nodes were lost, with older ones counting less."""
+    """Loss events, with older ones counting less."""
     shares: float = 0.0
     """Sum of the shares of the pool that these losses took."""
     additions: float = 0.0
-    """Times at which nodes were added, with older ones counting less."""
+    """Addition events, with older ones counting less."""
     additions_lately: float = 0.0
-    """The same, forgotten quickly."""
+    """Addition events, weighted like ``flaps``."""
 
     def at(self, now_s: float) -> PoolRecord:
-        """The same record at a later time."""
+        """This record, aged to a later time."""
         passed = max(0.0, now_s - self.at_s)
         kept = 0.5 ** (passed / FORGET_HALF_LIFE_S)
         kept_lately = 0.5 ** (passed / FLAP_HALF_LIFE_S)
@@ -151,7 +151,7 @@ class History:
     def hits(self, nodes_by_pool: Mapping[str, int], now_s: float) -> tuple[float, float]:
         """Losses that would have taken at least one of these nodes, and the seconds observed.
 
-        Both as older observations count less.
+        In both, older observations count less.
         """
         records = [(self.record(pool, now_s), nodes) for pool, nodes in nodes_by_pool.items()]
         losses = sum(record.events * record.hit_chance(nodes) for record, nodes in records)

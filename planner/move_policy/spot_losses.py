@@ -29,13 +29,13 @@ class SpotLosses:
     """Losses of a plan with spot nodes in every pipeline."""
 
     losses_per_s: float
-    """Losses that take nodes of the plan."""
+    """Losses per second that take nodes of the plan."""
     all_lost_per_s: float
-    """Losses that take nodes of every pipeline at once."""
+    """Losses per second that take nodes of every pipeline at once."""
     down_s: float
-    """Downtime of a loss that leaves a pipeline."""
+    """Downtime of a loss that leaves a pipeline whole."""
     restore_s: float
-    """Downtime of one that leaves none: the state comes from a checkpoint."""
+    """Downtime of a loss that leaves none: the state comes from a checkpoint."""
     samples_per_s: float
     """Throughput while nothing is lost."""
 
@@ -121,7 +121,7 @@ def expected_losses(
     *,
     now_s: float,
 ) -> SpotLosses | None:
-    """The same with predicted downtimes."""
+    """``spot_losses`` with predicted downtimes."""
     if not has_spot_in_every_pipeline(plan, nodes):
         return None
 

@@ -42,7 +42,7 @@ class PipelineMix:
 
     @property
     def paced(self) -> Iterator[tuple[Template, int]]:
-        """The same mix, with the rough times of its placement."""
+        """``pairs``, with the rough times of the mix's placement."""
         if self.together != 1:
             return self.pairs
         return ((replace(t, level_s=t.beside[0], fill_s=t.beside[1]), n) for t, n in self.pairs)
@@ -173,7 +173,7 @@ def seconds_of(mix: PipelineMix, total: int) -> float:
 
 
 def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats:
-    """The same for many mixes side by side, accurate to a few parts in 10,000."""
+    """``seconds_of`` many mixes at once, accurate to a few parts in 10,000."""
     width = max(len(mix.templates) for mix in mixes)
 
     def table(of: Callable[[PipelineMix], Iterable[float]], rest: float) -> Floats:

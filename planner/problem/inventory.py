@@ -44,7 +44,7 @@ class Lot(Located):
         )
 
     def _packs(self, groups: Mapping[int, int]) -> bool:
-        """The same for any sizes: largest group first, where it leaves the fewest GPUs over."""
+        """``holds`` for any sizes: largest group first, where it leaves the fewest GPUs over."""
         free = Counter(dict(self.machines))
         for tp in sorted(groups, reverse=True):
             left = groups[tp]
@@ -64,9 +64,7 @@ class Lot(Located):
 
 
 def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
-    """The cluster's GPUs that are up and within quota, sorted by name so that pool order is
-    irrelevant.
-    """
+    """The lots of the GPUs that are up, sorted by name so that pool order is irrelevant."""
     lots = []
     for key, pools in sorted(pools_by_place(cluster).items()):
         sizes: Counter[int] = Counter()

@@ -86,8 +86,8 @@ def why_tied(old: Estimated, new: Estimated, goal: Goal) -> str | None:
 def preferred(best: _Plan, others: Iterable[_Plan], goal: Goal) -> _Plan:
     """The plan to take among those that cannot be told apart from the best by estimate.
 
-    The cheapest, where it saves enough for its time; then the simplest that costs and takes hardly
-    more, and has more of nothing.
+    The cheapest, where it saves enough for its time; then the simplest of those that cost and take
+    at most 2 % more, and are as simple or simpler in every count.
     """
     most = objective_of(best, goal) * (1 + GIVEN_AWAY_MAX)
     near = (one for one in others if one is not best and objective_of(one, goal) <= most)
@@ -116,7 +116,7 @@ def preferred(best: _Plan, others: Iterable[_Plan], goal: Goal) -> _Plan:
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
-    """How much there is of each of ``SIMPLICITY``, and of uneven layers; smaller is simpler."""
+    """Counts of each of ``SIMPLICITY``, and of uneven layers; smaller is simpler."""
     stages = {stage for pipeline in plan.pipelines for stage in pipeline.stages}
     places = {place for stage in stages for place in stage.places}
     return (

@@ -77,13 +77,13 @@ class Question:
     is_bounded: bool = True
     """Whether the answer has lower bounds, which take longer than the search; else they are 0."""
     gap: float | None = None
-    """Search until no plan can be better by more than this share, up to the largest budget."""
+    """Search until no plan can be better by more than this share, up to 10 times the budget."""
     prefer: Preference = "fastest"
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
     allow: tuple[Allowed, ...] = ()
     """What the plan may have beyond the searched space, under the event estimator."""
     told: Callable[[str], None] | None = None
-    """Hears how far search and bound are, thousands of times."""
+    """Progress callback of search and bound; called thousands of times."""
     is_stoppable: bool = False
     """Whether an interruption ends the search with the best plan so far, if there is one. Only
     where a person sees the answer's note; else it is raised."""
@@ -97,7 +97,7 @@ class Rejected:
     iteration_s: float
     usd: float | None
     loses: float | None
-    """How much worse than the chosen plan, as a share of the objective; ``None`` if that is 0."""
+    """How much worse than the chosen plan, as a share of its objective; ``None``: that is 0."""
     error: float | None = None
     """Error bar of this difference; ``None`` where it is not known."""
 

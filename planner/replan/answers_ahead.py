@@ -1,7 +1,7 @@
 """Replans computed ahead of time: the next plan for the loss of each node and of each zone.
 
-Nodes of one pool whose loss breaks the same kinds of pipelines leave the same behind. One search
-serves them all; only the assignment to nodes is made for each.
+Nodes of one pool whose loss breaks equal pipelines need equal plans. One search serves them all;
+only the assignment to nodes is made for each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.replan.nodes import Node, nodes_used
 from planner.replan.replanner import FORESEE_BUDGET, Replan, Replanner
 
 Role = tuple[object, ...]
-"""A key that is equal for nodes whose losses leave the same behind."""
+"""A key that is equal for nodes whose losses leave equal pipelines and GPUs."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Precomputed:
         self.used = nodes_used(self.running.plan)
 
     def steps(self) -> Iterator[frozenset[str]]:
-        """Compute the answer to one loss after the other, and yield its nodes after each."""
+        """Compute the answer to one loss after the other; yield the lost nodes of each."""
         first_of: dict[Role, Replan] = {}
         for node in sorted(self.nodes, key=lambda n: n.id):
             lost = frozenset([node.id])
@@ -76,7 +76,7 @@ class Precomputed:
     def after(self, live: Sequence[Node]) -> Replan:
         """The next plan on the nodes that are up: precomputed if possible, or else computed now.
 
-        Nodes that are new since then are left to a later replan.
+        A precomputed plan ignores nodes that were added since; a later replan may use them.
         """
         there = {node.id for node in live}
         lost = frozenset(node.id for node in self.nodes if node.id not in there)

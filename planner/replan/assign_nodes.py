@@ -152,10 +152,10 @@ def _groups(
 def _ways(
     plan: Plan, groups: list[_Group], nodes: Sequence[Node]
 ) -> Iterator[tuple[list[_Unit], bool]]:
-    """The units of one pool, closest to the plan's placement first, and whether others make room.
+    """Ways to form the units of one pool, and whether smaller units may be moved to make room.
 
-    Machine by machine as the estimator lays out what does not run yet; then pipeline by pipeline;
-    then group by group.
+    Closest to the plan's placement first: by machine, as the estimator lays out pipelines that do
+    not run yet; then by pipeline; then by group.
     """
     if plan.together is not None and nodes and any(group.home is None for group in groups):
         size = max(node.gpus for node in nodes)
@@ -198,7 +198,7 @@ def stage_is_alive(stage: Stage, nodes: Mapping[str, Node]) -> bool:
 
 @dataclass(eq=False)
 class _FetchUsd:
-    """Cost of fetching each unit to a node of one pool, from its best holder."""
+    """Cost of fetching each unit of state to a node of one pool, from its cheapest holder."""
 
     target: PlaceKey
     nodes: Mapping[str, Node]
@@ -207,7 +207,7 @@ class _FetchUsd:
     routes: Routes
 
     def by_unit(self) -> Floats:
-        """Dollars by unit."""
+        """Dollars by unit of state."""
         at_place: dict[PlaceKey, Bools] = {}
         for name, node in self.nodes.items():
             at_place[node.key] = at_place.get(node.key, False) | self.held[name]
@@ -364,7 +364,7 @@ def _placed(
         devices = _devices(group, node, free[node], spans, layer_bytes, atoms)
         places[group.pipeline, group.stage] = replace(place, node=node, devices=devices)
     pipelines = tuple(_at(p, n, places) for n, p in enumerate(plan.pipelines))
-    # The names of the nodes say it from here on.
+    # From here on the nodes' names give the placement.
     return replace(plan, pipelines=pipelines, together=None)
 
 

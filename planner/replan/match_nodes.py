@@ -15,7 +15,7 @@ from simulator.spec.plan import Place, PlaceKey, Plan
 
 @dataclass(frozen=True, slots=True)
 class MatchedNodes:
-    """The nodes before and after a change; a node in both is the same life."""
+    """The nodes before and after a change; a node in both stayed up."""
 
     before: tuple[Node, ...]
     now: tuple[Node, ...]

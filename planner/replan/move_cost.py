@@ -33,7 +33,7 @@ class MoveTimes:
     copy_bytes_per_s: float = 10e9
     """Between a device and its host's memory."""
     restore_bytes_per_s: float = 0.5e9
-    """What one node reads from a replica or a checkpoint."""
+    """Rate at which one node reads from a replica or a checkpoint."""
     groups_s: float = 0.3
     """Time to create all process groups, beside the round trips."""
     group_s_per_node: float = 0.005
@@ -41,7 +41,7 @@ class MoveTimes:
     meeting_round_trips: int = 5
     """To reach the first rank's store and to connect the peer monitors, over the longest link."""
     group_round_trips: int = 6
-    """For each process group: all are there, their addresses, a connection of each pair."""
+    """For each process group: a barrier, the addresses, a connection of each pair."""
     check_bytes_per_s: float = 5e9
     """Rate of checksums over the loaded state."""
     collectives_s: float = 0.3
@@ -91,7 +91,7 @@ class MoveCost:
 
     phases: Phases
     uncorrected: Phases
-    """The same, not corrected by earlier moves."""
+    """The phases before correction by earlier moves."""
     steps_lost: float
     """Iterations of the old plan that are repeated, on average."""
     step_s: float

@@ -54,7 +54,7 @@ class ReplanSearch:
     _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
     _simple: Plan | None = None
     _refused: list[Breach] = field(default_factory=list)
-    """Of each plan that breaks limits, the one that it exceeds most."""
+    """Of each plan that breaks limits, the limit that it exceeds most."""
 
     def __post_init__(self) -> None:
         unknown = {n.key for n in self.nodes} - {x.key for x in self.tables.lots}
@@ -98,7 +98,10 @@ class ReplanSearch:
         return min(found, key=by_worth, default=None)
 
     def placed(self, plan: Plan, nodes: Sequence[Node] | None = None) -> PlacedPlan | None:
-        """Judge a plan on the nodes where it moves least; ``None`` if it breaks a limit there."""
+        """Judge a plan on the nodes where it moves least.
+
+        ``None``: it does not fit, breaks a limit there, or is the survivors' plan, judged before.
+        """
         if not is_supplied(plan, self.lots, self._grants):
             return None
         on_nodes = assign(

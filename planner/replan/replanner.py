@@ -27,7 +27,7 @@ from simulator.spec.plan import Place, Plan
 REPLAN_BUDGET = 3
 """Plans placed and judged right after a change; each takes milliseconds on 512 GPUs."""
 FORESEE_BUDGET = 8
-"""Plans judged for each loss that is planned for ahead of time."""
+"""Plans judged for each loss whose answer is computed ahead of time."""
 IMPROVE_BUDGET = 60
 """Plans judged by ``improve``."""
 
@@ -76,7 +76,7 @@ class Replanner(ReplanTables):
         return self._result(running, found, search)
 
     def replan_as(self, running: Running, nodes: Sequence[Node], plan: Plan) -> Replan | None:
-        """The given plan, placed on these nodes; ``None`` if it does not fit."""
+        """The better of the given plan and the survivors on these nodes; ``None``: neither fits."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
         best = _better(search.placed_anew(plan), simple)

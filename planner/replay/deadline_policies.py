@@ -18,14 +18,14 @@ from simulator.traces.play_types import (
 )
 
 SIMILAR = 1.05
-"""A running plan is kept unless another is faster by this factor."""
+"""A running spot plan is kept unless the best one is faster by more than this factor."""
 WAIT_MIN_S = 1.0
-"""Least seconds between two looks while there is time to spare."""
+"""Least seconds between two decisions while there is time to spare."""
 
 
 @dataclass(slots=True, eq=False)
 class DeadlinePolicy:
-    """One of the rules, on spot GPUs and on-demand GPUs by turns.
+    """One of the rules, changing between spot and on-demand GPUs.
 
     Of the plans on demand it takes the one that the job's goal prefers while that leaves time to
     spare, else the fastest; to the end it stays on the fastest, unless the budget pays for the
@@ -64,7 +64,7 @@ class DeadlinePolicy:
         if preferred is None or fastest is None:
             return self._run(plans.best(view.state), view)
         steady, verdict = self._judged(view, spot, preferred, fastest)
-        # To the end on-demand GPUs must do all steps; until then spot GPUs, if there are any.
+        # Once committed, on-demand GPUs do all steps; until then spot GPUs do, if there are any.
         by = steady if verdict.is_committed or spot is None else spot
         is_paid = verdict.use != "on demand" or self._is_paid(view, by)
         self.is_committed = is_paid and verdict.is_committed
@@ -80,7 +80,7 @@ class DeadlinePolicy:
         elif verdict.use == "on demand":
             plan, wait_s = steady, max(60.0, verdict.slack_s / 2)
         else:
-            # And when the job falls behind an even pace.
+            # Ask again also when the job falls behind an even pace.
             plan, wait_s = None, min(wait_s, max(60.0, -verdict.behind_s))
         return self._run(plan, view, view.now_s + wait_s)
 
@@ -98,10 +98,10 @@ class DeadlinePolicy:
     def _judged(
         self, view: PolicyInput, spot: int | None, preferred: int, fastest: int
     ) -> tuple[int, DeadlineVerdict]:
-        """The plan on demand to reckon with, and what to run on now."""
+        """The on-demand plan to count on, and what to run on now."""
         if preferred != fastest and (not self.is_committed or view.plan == preferred):
             verdict = judge_deadline(self._view(view, spot, preferred), self.rule)
-            # At the next look it may be too late by the least wait and a step.
+            # The next decision may come too late, by the least wait and a step.
             late_s = WAIT_MIN_S + self._each_s(preferred)
             is_last = verdict.slack_s > -late_s and not self._is_paid(view, fastest)
             if verdict.slack_s > 0 or is_last:
@@ -149,7 +149,7 @@ class DeadlinePolicy:
         return self._each_s(view.plan) <= SIMILAR * self._each_s(spot)
 
     def _uses(self, plan: int, *, spot: bool) -> bool:
-        """Whether a plan takes spot GPUs, or on-demand GPUs."""
+        """Whether a plan takes GPUs of this contract."""
         gpus = self.figures[plan].gpus
         return any(
             count and pool.spot == spot for count, pool in zip(gpus, self.plans.pools, strict=True)
@@ -159,7 +159,7 @@ class DeadlinePolicy:
         return self.figures[plan].iteration_s * (1 + self.costs.checkpoint_share)
 
     def _change_s(self, view: PolicyInput, steady: int) -> float:
-        """What a change to on-demand GPUs costs at worst, with what is done again."""
+        """Worst-case seconds of a change to on-demand GPUs, repeated work included."""
         running_s = 0.0 if view.plan is None else self._each_s(view.plan)
         redo_s = 0.0 if view.is_cold else self._redo_s(steady, self.quickest_s, self.durable_s)
         return redo_s + self._most_s + running_s + self._each_s(steady)
@@ -172,9 +172,9 @@ class DeadlinePolicy:
         return self.costs.planned_s + redo_s + self._each_s(spot) + 2 * self._most_s
 
     def _redo_s(self, steady: int, quickest_s: float, durable_s: float) -> float:
-        """Most seconds that are missing after a rollback to the last durable checkpoint.
+        """Worst-case slack that a rollback to the last durable checkpoint costs.
 
-        What slower spot GPUs did is done sooner on demand. What faster ones did was gained since.
+        Work of slower spot GPUs is repeated faster on demand; that of faster ones had added slack.
         """
         return durable_s * min(1.0, self._each_s(steady) / quickest_s)
 

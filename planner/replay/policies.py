@@ -117,7 +117,7 @@ class CheckpointIntervals:
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     chooses: bool = True
-    """Otherwise the interval is that of the costs."""
+    """If false, the interval is ``costs.checkpoint_every_s``."""
     cold_losses: int = 0
     """How often the state was lost from memory."""
     is_cold: bool = False
@@ -153,7 +153,7 @@ class Sailor:
     costs: ReconfigurationCosts
     intervals: CheckpointIntervals
     steps: int | None = None
-    """Of the whole job, if known."""
+    """Steps of the whole job, if known."""
     history: History = field(default_factory=History)
     span: int = -1
     """The last span that it looked at."""

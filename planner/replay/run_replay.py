@@ -62,8 +62,8 @@ class Replay:
     """Seconds from the beginning within which the job has to be done."""
     limits: RunLimits = NO_LIMITS
     steady: SteadyRun | None = None
-    """The job with a deadline on the first on-demand GPUs alone, if there are any: on the cheapest
-    plan in time of the preferred and the fastest, or else on the fastest."""
+    """A job with a deadline on the first interval's on-demand GPUs alone, if there are any: the
+    cheaper of the preferred and the fastest plan that is in time, else the fastest."""
 
     @property
     def missed(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from simulator.traces.trace import LostSlots, Trace
 
 SHARE, LINE = "share", "line"
 WAYS = (SHARE, LINE)
-"""At once by weight, or one after another in the given order."""
+"""At once by weight, or one after another in the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class JobOfMany:
     figures: tuple[PlanFigures, ...]
     weight: float
     begins_s: float = 0.0
-    """When it comes."""
+    """When it arrives."""
 
     @property
     def limits(self) -> RunLimits:
@@ -55,17 +55,17 @@ class SeveralJobs:
     """Samples per second of each job that has the whole cluster for the whole trace."""
     ways: dict[str, tuple[PolicyResult, ...]]
     meanwhile: dict[str, tuple[float, ...]]
-    """Samples of each job alone, from when it comes until it ends in each way."""
+    """By way, samples of each job alone, from its arrival until its end in that way."""
 
     def of_alone(self, way: str) -> list[float]:
-        """Samples of each job until its end, as a share of what it does alone in its time."""
+        """Samples of each job, as a share of what it does alone in the same time."""
         return [
             result.samples / alone if alone else 0.0
             for result, alone in zip(self.ways[way], self.meanwhile[way], strict=True)
         ]
 
     def together(self, way: str) -> float:
-        """The work of all jobs from the first until the last, in clusters that run one alone."""
+        """Work of all jobs from first arrival to last end, in clusters that run one job alone."""
         results = self.ways[way]
         seconds = sum(
             share * (result.duration_s - job.begins_s)
@@ -91,7 +91,7 @@ def replayed_together(
 
     Each job moves by the policy ``sailor`` within what it has. Of the searches, half are for all
     GPUs of the trace and half for parts: a quarter is guessed, the last one improves the splits of
-    the commonest availabilities. Without ``begins``, the seconds at which they come, all come at 0.
+    the commonest availabilities. ``begins`` has the seconds of arrival, by default all 0.
     """
     sharers = [
         Sharer(plans_for(question, trace, taken, search, searches=max(1, searches // 2)), weight)

@@ -1,7 +1,7 @@
 """Which machines each of several jobs has on a trace, as spans of availability for the player.
 
-Machines are whole, and each belongs to one job at a time. What a running job gives up stays its own
-for a handover, in which it finishes its step and moves to its new plan; the receiver waits so long.
+Machines are whole, and each belongs to one job at a time. A running job keeps what it gives up for
+a handover, in which it finishes its step and moves to its new plan; the receiver waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Moment:
     """Changes of the trace so far."""
     up: Machines
     absent: tuple[int, ...]
-    """Jobs that are done, or have not come yet."""
+    """Jobs that are done or have not arrived yet."""
     broken: frozenset[int]
     """Jobs that have just lost machines."""
 
@@ -41,7 +41,7 @@ class JobShare:
 
     machines: Machines
     handover_s: float = 0.0
-    """How long it uses machines that are taken from it later."""
+    """How long it goes on using machines after they are taken from it."""
 
 
 Divide = Callable[[Moment], Sequence[JobShare]]
@@ -49,10 +49,10 @@ Divide = Callable[[Moment], Sequence[JobShare]]
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """One job after another has the whole cluster, in the order in which they come."""
+    """One job after another has the whole cluster, in the order of arrival."""
 
     begins: Sequence[float]
-    """When each job comes; of those that come together the first goes first."""
+    """When each job arrives; ties go to the lower index."""
 
     def __call__(self, moment: Moment) -> list[JobShare]:
         jobs = range(len(self.begins))
@@ -74,7 +74,7 @@ class Claimant:
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """All jobs at once have parts, by proportional fairness.
+    """All jobs run at once on parts of the cluster, by proportional fairness.
 
     A job moves if that is worth its downtime until the next change, which is expected after as long
     as earlier ones took on average.
@@ -83,14 +83,14 @@ class Shared:
     jobs: Sequence[Claimant]
     running: list[PlanChoice | None] = field(default_factory=list)
     known: dict[object, tuple[PlanChoice | None, ...]] = field(default_factory=dict)
-    """Splits of earlier moments that were alike."""
+    """Splits already computed, by all that they depend on."""
 
     def __call__(self, moment: Moment) -> list[JobShare]:
         if moment.now_s == 0:
             self.running = [None] * len(self.jobs)
         gone = {*moment.absent, *moment.broken}
         keeps = tuple(None if job in gone else own for job, own in enumerate(self.running))
-        # To a power of two, so that few splits have to be found.
+        # Rounded to a power of 2, so that few splits have to be computed.
         exponent = round(math.log2((EVENT_PRIOR_S + moment.now_s) / (1 + moment.changes)))
         key = (moment.up, moment.absent, keeps, exponent)
         if key not in self.known:
@@ -120,9 +120,9 @@ class _Holding:
     """The machines of one job, by pool."""
 
     given: list[list[int]]
-    """Those that it was given, also such as it does not have yet."""
+    """Machines given to it, including those that another job still uses."""
     has: list[list[int]]
-    """Those that it may use, in the order in which it got them."""
+    """Machines that it may use, in the order in which it got them."""
     handover_s: float = 0.0
 
 
@@ -168,7 +168,7 @@ class _Pool:
         handing: dict[int, float] = {}
         for job, (holding, part) in enumerate(zip(self.holdings, parts, strict=True)):
             for given, has, count in zip(holding.given, holding.has, part.machines, strict=True):
-                # Last come, first taken; those that have not come yet before all others.
+                # Take machines that have not arrived yet first, then the latest.
                 order = {machine: number for number, machine in enumerate(has)}
                 given.sort(key=lambda machine: order.get(machine, len(order)))
                 for machine in given[count:]:
@@ -213,9 +213,9 @@ def spans_by_job(
     begins: Sequence[float],
     ends: Mapping[int, float],
 ) -> list[list[AvailabilitySpan]]:
-    """Walk through a trace, and return the spans of each job, given when jobs come and end.
+    """Walk through a trace, and return the spans of each job, given when jobs arrive and end.
 
-    The machines are divided anew whenever one does.
+    The machines are divided anew at each change, arrival and end.
     """
     sizes = [pool.gpus_per_machine for pool in plans[0].pools]
     pool = _Pool([[] for _ in sizes], [_holding(len(sizes)) for _ in plans])

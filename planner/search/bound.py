@@ -28,15 +28,15 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
 
 FREE_USD_PER_HOUR = 1e-12
-"""What a GPU without a price counts, so that prices can be divided by."""
+"""Price of a GPU that has none, so that division by prices is possible."""
 SPAN = 1.01
 """Spans of time narrower than this ratio are not halved."""
 WORK_MAX = 2e7
 """Table entries to compute before the best bound so far is returned, about half a second."""
 QUICK_WORK_MAX = 4e6
-"""The same where latency matters more than a proof."""
+"""``WORK_MAX`` where latency matters more than a proof."""
 GAP_WORK_MAX = 1e9
-"""The same where a gap is asked for: up to a minute."""
+"""``WORK_MAX`` where a gap is asked for: up to a minute."""
 NARROW = 1.2
 """Ranges of pipeline counts narrower than this ratio are not halved."""
 SINGLE_MAX = 48
@@ -44,13 +44,13 @@ SINGLE_MAX = 48
 TRIPS_TIMES = 2
 """Work limit of exact round trips, as a multiple of the rest of the bound's work."""
 TRIPS_STEP = 1.03
-"""Factor between the ends of a span that is examined with them."""
+"""Factor between the ends of a span that is examined with round trips."""
 TRIPS_ROUNDS = 10
 """Times that the price of a pipeline is computed for further numbers of micro batches."""
 CASE_WORK = 40_000
-"""Table entries that take as long as the tables of one stage option in one case."""
+"""Work, in table entries, of the tables of one stage option in one case."""
 SHARE_WORK = 200
-"""Table entries that take as long as to share out one micro batch."""
+"""Work, in table entries, of sharing out one micro batch."""
 TRIPS_PRICE = 2.2
 """Cap on a pipeline's price, as a multiple of the average."""
 TRIPS_COUNTS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3, 1.7)
@@ -104,7 +104,7 @@ class EventBound:
     trips_max: float = TRIPS_TIMES * WORK_MAX
     """Table entries to compute for exact round trips; 0 for none."""
     told: Callable[[float], None] = lambda _: None
-    """Hears the share of its work that is done."""
+    """Progress callback: the share of the work that is done."""
     is_stopped: bool = False
     """Whether it was interrupted; bounds hold all the same."""
     _by_trips: bool = False
@@ -130,7 +130,7 @@ class EventBound:
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
             return Bounds(least, least)
-        # Round trips did not raise any of the five bounds in dollars that were tried.
+        # Round trips raised none of five bounds in dollars that were tried.
         usd = self.least(math.inf, objective, is_cost=True, trips=self.gap > 0)
         self.work_max = self.work + self.work_max / 4
         return Bounds(self.least(seconds, seconds, is_cost=False, trips=False), usd)
@@ -256,7 +256,7 @@ class EventBound:
         return least
 
     def _stages_max(self, family: PipelineRange) -> int:
-        """Most stages of a pipeline: one may be deep while the others stand on a group each."""
+        """Most stages of a pipeline, where each other pipeline takes one smallest group."""
         tables = self.tables
         others = (family.fewest - 1) * min(choice.tp for choice in tables.choices)
         return min(tables.costs.layer_count, int(sum(self.gpus.values())) - others)
@@ -296,10 +296,7 @@ class EventBound:
     def _usd_by_trips(
         self, trips: RoundTrips, family: PipelineRange, span: _Span, usd_per_s_max: float
     ) -> float:
-        """The same as ``_usd_per_s`` for a narrow range, by exact round trips.
-
-        It is infinite if it exceeds ``usd_per_s_max``, too.
-        """
+        """``_usd_per_s`` of a narrow range, by round trips; infinite above ``usd_per_s_max``."""
         tried = self._tariffs(family.micro_batch)[:1]
         dollars = None
         if self.limits.needs_prices:

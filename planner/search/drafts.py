@@ -36,19 +36,19 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
 
 STAGES_MAX = 12
-"""Stages of a drafted pipeline."""
+"""Most stages of a drafted pipeline."""
 TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
-"""Shares of the pipelines that fit, tried where fewer may be better, ..."""
+"""Shares of the pipelines that fit, tried where dollars count, ..."""
 FEW = (1, 2, 4)
-"""... and numbers of pipelines, where dollars count."""
+"""... and numbers of pipelines, tried in mixes of one template."""
 PACKED = 3
 """Times for which the master problem is solved, one after the other."""
 PACKED_WHOLE = 1e-6
-"""So near below a whole number a count is that number."""
+"""A count this close below a whole number is taken as that number."""
 ROUGH_BREACH = 40.0
 """Penalty slope for limits that a draft breaks by its rough figures."""
 FAMILIES_SHARE = 0.5
@@ -56,7 +56,7 @@ FAMILIES_SHARE = 0.5
 EQUAL_MAX = 12
 """Mixes of equal pipelines that are judged."""
 EQUAL_LOTS_MAX = 2
-"""Lots on which equal pipelines are searched for."""
+"""Most lots on which equal pipelines are searched for."""
 EQUAL_TABLE_MAX = 60_000
 """With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
@@ -64,7 +64,7 @@ LOTS_MAX = 5
 SMALL_GPUS = 32
 """With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
-"""Most lots of a drafted pipeline."""
+"""Most lots of a template in a mix on such a cluster; on a larger one it is 2."""
 USUAL_MAX = 64
 """Micro batch sizes up to this are always drafted, and so are those that the job names."""
 SINGLE_MAX = 24
@@ -99,7 +99,7 @@ class EventDrafts:
     """Also makes templates that fit only as the single pipeline of a plan."""
 
     drafted: tuple[int, ...] = field(init=False)
-    """The micro batch sizes that are drafted; small changes lead to the others."""
+    """The micro batch sizes that are drafted; small changes reach the rest."""
 
     def __post_init__(self) -> None:
         self.alone = self.maker.alone()
@@ -125,7 +125,7 @@ class EventDrafts:
     def _may_keep_all_busy(self, micro_batch: int) -> bool:
         """Whether a large size has as many micro batches as GPUs need: one for each group.
 
-        Sizes that the job names are drafted in any case: smaller ones may be none of them.
+        Sizes that the job names are always drafted: it may name no smaller ones.
         """
         if self.job.micro_batches or micro_batch <= USUAL_MAX:
             return True
@@ -393,8 +393,7 @@ class EventDrafts:
         score = usd if self.limits.goal_is_cost else seconds
         for value, most in self.limits.capped(seconds, usd, hourly):
             if value > most:
-                # Rough times prove nothing, so rank a draft that breaks a limit lower rather than
-                # drop it.
+                # Rough times prove nothing: rank a draft that breaks a limit lower, do not drop it.
                 score *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
         return score
 

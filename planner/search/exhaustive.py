@@ -28,11 +28,11 @@ from simulator.spec.plan import Recompute
 GPUS_MAX = 6
 """Larger clusters are not searched exhaustively."""
 ORDERS_MAX = 4000
-"""Sequences of stages, without boundaries."""
+"""Most sequences of stages, without boundaries."""
 ENTRIES_MAX = 1_500_000
-"""Entries of the table of pipelines by micro batches."""
+"""Most entries of the table of pipelines by micro batches."""
 WORK_MAX = 100_000
-"""Sets of pipelines and ways to share out micro batches."""
+"""Most sets of pipelines and ways to share out micro batches."""
 ORDER_WORK = 10
 """Work counted for one sequence of stages."""
 

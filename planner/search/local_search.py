@@ -40,7 +40,7 @@ STARTS_MAX = 12
 NEARBY_MAX = 4
 """Most random changes between a good plan and one that is improved, with a larger budget."""
 FRUITLESS_MAX = 50
-"""Such attempts without a new plan before the search ends."""
+"""Attempts in a row from nearby plans without a new plan, before the search ends."""
 PLACED_SHARE = 0.2
 """Plans judged with other placements, as a share of those judged before."""
 PLACED_DRAFTS_SHARE = 0.5
@@ -75,7 +75,7 @@ class EventSearch(EventDrafts):
     proves: bool = True
     """Whether a small case is searched exhaustively though a plan was found."""
     told: Callable[[int], None] = lambda _: None
-    """Hears how many plans were judged."""
+    """Progress callback: the number of plans judged."""
     evaluations: int = 0
     is_complete: bool = False
     """Whether all plans were judged or ruled out by a bound."""

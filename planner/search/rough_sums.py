@@ -20,7 +20,7 @@ class RoughSums:
     _steps: dict[object, float] = field(init=False, default_factory=dict)
 
     def seconds(self, mix: PipelineMix) -> float:
-        """By how much the slowest sum outlasts the passes; each is over what holds its layers."""
+        """Seconds by which the slowest sum outlasts the passes; holders of a layer sum it."""
         if mix.pipelines < 2:
             return 0.0
         used = sorted({key for template in mix.templates for key in template.gpus})

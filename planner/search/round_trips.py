@@ -23,7 +23,7 @@ from simulator.arrays import Floats, Ints, prefix_sums
 LEVELS_MAX = 96
 """Most distinct prices; others are rounded down to one of them."""
 STEP_WORK = 6000
-"""Table entries that take as long as the steps that do not depend on their number."""
+"""Work, in table entries, of the steps whose time does not depend on their number."""
 EASED = 1 + 1e-9
 """Tolerance of comparisons between sums that were rounded differently."""
 

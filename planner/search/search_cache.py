@@ -1,4 +1,4 @@
-"""A cache for several searches of one job: layer costs, templates, judged plans."""
+"""A cache for several searches of one job: layer costs, templates, estimates of plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SearchCache:
     """Shared by several searches; the job's objective and limits may differ between them."""
 
     judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
-    """Plans that keep the limits of the search that judged them."""
+    """Judged plans that keep the limits of their question."""
     _made: dict[tuple[tuple[Lot, ...], RecomputePolicy], tuple[EventEstimator, TemplateMaker]] = (
         field(default_factory=dict)
     )

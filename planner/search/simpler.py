@@ -51,7 +51,7 @@ class Variants:
                 yield self.mix.with_count(index, count - 1)
 
     def _changes(self) -> Iterator[Callable[[Template], Template | None]]:
-        """What to do with each template; ``None`` leaves it out."""
+        """Functions that change a template, or return ``None`` to leave it out."""
         lots, stages = self.search.lots, [s for t in self.mix.templates for s in t.stages]
         used = sorted({stage.lot for stage in stages})
         for template in self.mix.templates:

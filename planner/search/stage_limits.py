@@ -69,7 +69,7 @@ class Times:
     transfer: Floats
     """By [choice, boundary]: least seconds of a message over it, one way."""
     leave: Floats
-    """The same to another machine."""
+    """``transfer`` to another machine."""
     iteration_s: Floats
     """By choice, the fixed overhead of every iteration."""
 
@@ -87,7 +87,7 @@ class Neighbourhood:
     """By [choice, first layer, end]: least seconds of an iteration before the stage's first pass
     and after its last one, where the stage before it may be on its machine."""
     rest_alone: Floats
-    """The same where it is not."""
+    """``rest`` where the stage before is on another machine."""
     end: Floats
     """By [choice, end], of a first stage: least seconds after its last pass."""
     fewest: int
@@ -230,7 +230,7 @@ class StageTimeTables:
         return np.array([0.0, *inner, 0.0])
 
     def leave_s(self, choice: StageOption, sizes: Floats, other: str | None = None) -> Floats:
-        """By boundary: the same to another machine, perhaps of another GPU kind."""
+        """By boundary: ``_transfers_s`` to another machine, perhaps of another GPU kind."""
         least = {
             size: self.sync.leave_machine_s(size, choice.gpu, other, choice.tp)
             for size in dict.fromkeys(sizes[:-1].tolist())
@@ -399,8 +399,7 @@ class StageTimeTables:
         behind: int,
         where: tuple[int, Ints, Ints],
     ) -> Floats:
-        """The same for stages at (choice, first layers, ends), by [stage, 1 ... most micro
-        batches].
+        """``seconds`` for stages at (choice, first layers, ends), by [stage, micro batches - 1].
 
         Exactly ``behind`` stages are behind them.
         """

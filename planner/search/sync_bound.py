@@ -81,7 +81,8 @@ class SyncBound:
     def by_layer(
         self, gpu: str, tp: int, fewest: int, most: int, stages: int | None = None
     ) -> Floats:
-        """Least seconds per layer for a group of ``tp`` GPUs of a kind, by number of pipelines.
+        """Least seconds per layer for a group of ``tp`` GPUs of a kind, with ``fewest`` to ``most``
+        pipelines.
 
         With ``stages``, so many stages have groups on the group's machine, whose NIC their rings
         share, and the group's rings leave the machine; otherwise they may run inside it.
@@ -89,7 +90,7 @@ class SyncBound:
         return self._by_tensors(gpu, tp, fewest, most, stages)[:-1]
 
     def tied_s(self, gpu: str, tp: int, fewest: int, most: int, stages: int | None = None) -> float:
-        """Least seconds to sum the tensor that embedding and head share, by number of groups."""
+        """Least seconds to sum the shared tensor over ``fewest`` to ``most`` groups."""
         return float(self._by_tensors(gpu, tp, fewest, most, stages)[-1])
 
     @property
@@ -111,7 +112,7 @@ class SyncBound:
         return self._known[key]
 
     def _sent(self, size: float, flows: int) -> float:
-        """Bytes of each of so many flows that carry a message between two groups.
+        """Bytes per flow where ``flows`` flows carry a message between two groups.
 
         Whole tensors go to at least as many ranks as the narrowest group has.
         """
@@ -142,7 +143,7 @@ class SyncBound:
         return self._transfers[key]
 
     def transfer_between_machines_s(self, gpu: str, tp: int, size: float) -> float:
-        """The same between two machines with that GPU kind."""
+        """Seconds of such a message between two machines with that GPU kind in one zone."""
         hops = [hop for hop in self._near.values() if hop[0].gpu == gpu and hop[1].gpu == gpu]
         return self.network.between_nodes(*hops[0], flows=tp, bytes_each=self._sent(size, tp))
 

@@ -33,7 +33,7 @@ class Sharer:
     weight: float
 
     def choices(self) -> tuple[PlanChoice, ...]:
-        """Its plans, without those that take as many machines as a better one."""
+        """Its plans, without those that need at least the machines of one that is as good."""
         return without_dominated(
             [
                 PlanChoice(plan, self.plans.whole_machines(plan), worth)
@@ -42,7 +42,7 @@ class Sharer:
         )
 
     def learn(self, machines: Machines, search: Search, searches: int) -> bool:
-        """Search a plan for some machines; ``False``: that was done, or all searches are."""
+        """Search a plan for some machines; ``False``: searched before, or no searches are left."""
         gpus = tuple(map(mul, machines, (pool.gpus_per_machine for pool in self.plans.pools)))
         if not any(gpus) or gpus in self.plans.states or self.plans.searched >= searches:
             return False
@@ -54,7 +54,7 @@ class Sharer:
 def worths(plans: PlanLibrary) -> list[float]:
     """Samples per second of each plan, or per dollar if the goal is cost and any plan costs some.
 
-    A plan on GPUs of one's own is worth a thousand times the cheapest that costs something.
+    A free plan counts as costing a thousandth of the cheapest that is not free.
     """
     figures = plans.figures()
     paid = [known.score("cost")[0] for known in plans.known]
@@ -66,7 +66,7 @@ def worths(plans: PlanLibrary) -> list[float]:
 
 
 def best_split(jobs: Sequence[Sharer], machines: Machines) -> tuple[PlanChoice | None, ...]:
-    """Split the machines among jobs of which none runs, with the plans that are known."""
+    """Split the machines among jobs that do not run yet, with the known plans."""
     return split_machines([Claim(job.choices(), job.weight) for job in jobs], machines)
 
 
@@ -85,12 +85,12 @@ def improve_split(
 ) -> tuple[PlanChoice | None, ...]:
     """Split the machines, and search until no other plan for one machine more or less helps.
 
-    Each job is searched ``searches`` times at most, those included that it has behind it.
+    Each job gets at most ``searches`` searches, earlier ones included.
     """
     while True:
         split = best_split(jobs, machines)
         wanted = [_neighbours(own, idle_machines(split, machines), machines) for own in split]
-        # All of them: each search may change the next split.
+        # A list, not ``any``: all searches run, since each may change the next split.
         news = [
             job.learn(part, search, searches)
             for job, parts in zip(jobs, wanted, strict=True)

@@ -77,7 +77,8 @@ def split_machines(
 ) -> tuple[PlanChoice | None, ...]:
     """Choose a plan for each job, or none, so that together they take no more than the machines.
 
-    It is exact: for each sum of machines it remembers the best split of the jobs so far.
+    It remembers the best split of the jobs so far for each sum of machines, so it is exact up to
+    ``splits_max`` sums.
     """
     splits: dict[Machines, _Split] = {(0,) * len(machines): _Split(0.0, 0.0, ())}
     for claim in claims:

@@ -19,7 +19,7 @@ ACTIONS: dict[str, tuple[int, int, int]] = {
     "dec_mbs": (1, -1, 0),
 }
 _Way = tuple[float, AcesoStage]
-"""What a stage would take (ms), changed so."""
+"""A changed stage, and its expected time in ms."""
 ROUNDS_MAX = 5
 """Partners to which operators are moved in one action."""
 SIZES_MAX = 8
@@ -40,7 +40,7 @@ class AcesoActions:
     tried: set[tuple[AcesoConfig, int, int]] = field(default_factory=set)
     """Configuration, target and partner between which operators were moved already."""
     _resizings: dict[object, tuple[_Way | None, _Way | None]] = field(default_factory=dict)
-    """Of stages, the quickest way to half and to twice the GPUs."""
+    """By stage, the quickest ways to halve and to double its GPUs."""
 
     def apply(self, action: str, config: AcesoConfig, target: int) -> AcesoConfig | None:
         """The configuration after an action; ``None`` if the action is impossible."""
@@ -61,7 +61,7 @@ class AcesoActions:
         for _ in range(ROUNDS_MAX):
             judged = self.model.judge(config)
             if judged.fits != by_time:
-                break  # What was over the limit fits now; going on for time would undo it.
+                break  # The configuration fits now; moving operators for time would undo it.
             partner = self._partner(judged, target)
             if partner is None:
                 break
@@ -150,7 +150,7 @@ class AcesoActions:
     def _sorted_others(
         self, config: AcesoConfig, target: int
     ) -> tuple[list[tuple[int, AcesoStage]], list[tuple[int, AcesoStage]]]:
-        """The others on half the GPUs, least time first, and on twice as many, most time first."""
+        """Other stages with half the GPUs, least time first, and with twice, most time first."""
         halves: list[tuple[float, int, AcesoStage]] = []
         doubles: list[tuple[float, int, AcesoStage]] = []
         for index, stage in enumerate(config.stages):

@@ -83,7 +83,7 @@ def action_groups(judged: AcesoJudged, target: int) -> list[list[str]]:
     by_share = [
         (_share(ideal, target), [faster(only=much_loss), faster()]),
         (_share(loss, target), [quieter(only=much_ideal), quieter()]),
-        # Nothing is recomputed: its share is nought, and what saves memory comes last.
+        # Nothing is recomputed: its share is 0, so actions that save memory come last.
         (0.0, [[a for a, (_, memory, _) in ACTIONS.items() if memory < 0]]),
     ]
     by_share.sort(key=lambda one: -one[0])
@@ -147,7 +147,7 @@ class AcesoSearch:
             if improved is not None:
                 return improved
             if not judged.fits:
-                # Over the limit, less memory is already something to go on from.
+                # Above the memory limit, needing less memory counts as an improvement.
                 smallest = self._best(self.seen)
                 if max(self.model.judge(smallest).memory_mb) < max(judged.memory_mb):
                     return smallest
@@ -156,7 +156,7 @@ class AcesoSearch:
     def _hop(
         self, config: AcesoConfig, depth: int, goal_ms: float, *, again: bool
     ) -> AcesoConfig | None:
-        """Apply groups of actions until one beats the goal, if need be several in a row."""
+        """Apply groups of actions, several in a row if needed, until one beats the goal."""
         if depth == self.hops_max or self._is_spent():
             return None
         self.expanded.add(config)
@@ -258,7 +258,7 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class AcesoPlanner:
-    """Aceso on each GPU kind for itself."""
+    """Aceso, run once per GPU kind."""
 
     hops_max: int = 3
     trials_max: int = 30

@@ -46,7 +46,7 @@ class AmpInputs:
 
     gpus_per_node: int
     between_floats_per_s: tuple[float, ...]
-    """Each node's way to the others; the slower of two nodes counts."""
+    """Each node's link to other nodes; of two nodes the slower link counts."""
     within_floats_per_s: tuple[float, ...]
     """Inside each node."""
     global_batch: int

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.arrays import Bools, Floats
 
 STAGES_MAX = 12
-"""The search of the path through them takes twice as long for each more."""
+"""Most stages; each further one doubles the time of the path search."""
 SENTINEL_S = 1e6
 """Stands for a forbidden pair in the published matching; real costs were taken to be smaller."""
 

@@ -207,7 +207,7 @@ def links(case: Case, devices: Sequence[tuple[Place, int]]) -> tuple[Floats, Flo
 
 
 def _link(case: Case, here: Place, there: Place, together: bool) -> tuple[float, float]:
-    """From the times of a message of a byte and of a large one."""
+    """Delay and bandwidth, from the times of a message of one byte and of a large one."""
 
     def seconds(size: float) -> float:
         if together:

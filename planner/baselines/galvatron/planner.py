@@ -35,7 +35,7 @@ MICRO_BATCHES = (1, 2, 4)
 """Sizes of micro batch per device that were profiled; others are not considered."""
 LARGE_MEMORY_MB = 20 * 1024
 RESERVED_SHARE = 0.2
-"""Memory that stays free on GPUs with a large memory."""
+"""Share of the memory that stays free on GPUs with more than ``LARGE_MEMORY_MB``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ def to_plan(own: GalvatronPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed")
 
 @dataclass(frozen=True, slots=True)
 class GalvatronPlanner:
-    """Galvatron on each GPU kind for itself."""
+    """Galvatron, run once per GPU kind."""
 
     name: str = "galvatron"
 

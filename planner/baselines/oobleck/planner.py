@@ -51,7 +51,7 @@ class OobleckInputs:
     gpus_per_node: int
     micro_batches: int
     copies: int = 1
-    """Pipelines that must be there at least: one more than the failures to survive."""
+    """Least number of pipelines: one more than the failures to survive."""
     template_nodes_max: int = 8
     mixes_max: int = 200
 
@@ -380,7 +380,7 @@ def to_plan(
 
 @dataclass(frozen=True, slots=True)
 class OobleckPlanner:
-    """Oobleck on each GPU kind for itself."""
+    """Oobleck, run once per GPU kind."""
 
     name: str = "oobleck"
 

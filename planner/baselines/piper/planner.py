@@ -328,7 +328,7 @@ def to_plan(
 
 @dataclass(frozen=True, slots=True)
 class PiperPlanner:
-    """Piper on each GPU kind for itself."""
+    """Piper, run once per GPU kind."""
 
     name: str = "piper"
 

@@ -17,7 +17,7 @@ from simulator.estimate.paper_formula import all_reduce_s
 
 MOST_TP_SHARING_LINKS = 4
 RING_USD_PER_BYTE = 0.01 / 1e9
-"""It knows one price of bytes between the zones of a region."""
+"""The one price of bytes between the zones of a region."""
 
 End = tuple[int, int, int]
 """A replica's side of a link: zone, GPU kind, TP degree."""

@@ -52,7 +52,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 KINDS_MAX = 3
 DEGREES = (1, 2, 4)
 PROBE_BYTES = 2.0**30
-"""A link's largest bandwidth is that of so large a message."""
+"""Message size at which a link's largest bandwidth is taken."""
 
 
 def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs:
@@ -126,7 +126,7 @@ class _Links:
         self.known: dict[tuple[End, End, float], float] = {}
 
     def send_s(self, one: End, other: End, size: float) -> float:
-        """By the fitted curve as it is, where there is one."""
+        """Seconds of a message, by the unclamped fitted curve where there is one."""
         key = (one, other, size)
         if key not in self.known:
             self.known[key] = self._send_s(one, other, size)
@@ -159,7 +159,7 @@ class _Links:
     def _place(self, end: End) -> Place:
         zone, kind, _ = end
         gpu = self.kinds[kind]
-        # A kind that a zone has not is asked about all the same: its machine is the usual one.
+        # The search also asks about kinds that a zone lacks; any machine of the kind will do.
         return self.places.get((self.zones[zone], gpu)) or Place(
             gpu, next(p.machine for p in self.places.values() if p.gpu == gpu), self.zones[zone]
         )

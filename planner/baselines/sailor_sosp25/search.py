@@ -22,7 +22,7 @@ from planner.baselines.sailor_sosp25.stages import Sosp25Shape
 from planner.compare.interface import Mode
 
 BUDGET_STEPS = 100
-"""``fixed`` distinguishes budgets by this share of the whole."""
+"""``fixed`` rounds budgets down to multiples of the whole budget divided by this."""
 STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
 """Plans after which it stops; with three kinds there are millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
@@ -200,7 +200,7 @@ class _Walk:
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> PipelineTail | None:
         if self.goal.by_cost and self.mode == "published":
-            return None  # Kept: no budget is ever kept where cost is the goal.
+            return None  # Kept: with cost as the goal, plans of several stages are dropped.
         # By bound; where two are as good, the one that comes first otherwise is taken.
         tries = sorted(self._tries(shape, s, replicas, order, left, usd_max), key=lambda t: t[:2])
         best: PipelineTail | None = None

@@ -16,7 +16,7 @@ Pass = tuple[str, int]
 """Forward ``F``, recomputation ``R`` or backward ``B``, and the micro batch."""
 
 MICRO_BATCHES_MAX = 2048
-"""More of them are not run one by one."""
+"""Above this, the iteration time is extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
