@@ -69,6 +69,9 @@ class Held:
 
     reason: str
     since: float
+    tried: tuple[str, ...] = ()
+    """Rollbacks, by their order's id, that were ordered before and could not be carried out: they
+    wait for ``resume``."""
 
 
 Phase = Waiting | Starting | Running | Stopping | Opening | Closing | Held

@@ -310,6 +310,11 @@ def last_steering_order(active: Active) -> OrderKind | None:
     return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
 
+def last_rollback(active: Active) -> Order | None:
+    """Return the rollback that was ordered last."""
+    return next((order for order in reversed(active.orders) if order.kind == "rollback"), None)
+
+
 def _orders(active: Active, now: float) -> list[Trigger]:
     order = next_order(active)
     if order is not None and order.kind == "replan":

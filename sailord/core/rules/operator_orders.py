@@ -22,7 +22,7 @@ from sailord.core.rules.transitions import close, enter, stop, without
 
 def follow_order(state: State, active: Active) -> RuleAnswer:
     """Carry out the next order."""
-    order = next_order(active)
+    order = _next_possible(state, active)
     if order is None or is_writing(active):
         return PASS
     reason = order.reason or f"{order.kind} was ordered"
@@ -54,6 +54,21 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
             return PASS  # A trigger of a new plan: see ``replan_triggers``.
         case _:  # A resume of a job that goes on.
             return _settled(state, active, order)
+
+
+def _next_possible(state: State, active: Active) -> Order | None:
+    """Return the next order; a rollback that waits for a plan, or for a resume, is overtaken."""
+    order = next_order(active)
+    if order is None or order.kind != "rollback":
+        return order
+    match active.phase:
+        case Held(tried=tried) if order.id in tried and not over_budget(state):
+            given = (each for each in active.orders if each.id not in tried)
+            return next((each for each in given if each.kind != "checkpoint"), None)
+        case Waiting() if active.asked.is_refused and last_steering_order(active) == "pause":
+            return next(each for each in active.orders if each.kind == "pause")
+        case _:
+            return order
 
 
 def _pause(state: State, active: Active, order: Order, reason: str) -> RuleAnswer:

@@ -32,6 +32,7 @@ from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
     Trigger,
     is_last_resort,
+    last_rollback,
     last_steering_order,
     leaving,
     next_order,
@@ -258,20 +259,25 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     if then == "held":
         job = replace(job, past=replace(job.past, held_at=state.now))
         state, written = write_job(state, job)
-        held = replace(active, phase=Held(reason, state.now))
+        tried = tuple(order.id for order in active.orders if order.kind == "rollback")
+        held = replace(active, phase=Held(reason, state.now, tried))
         return Step(replace(state, active=held), (*written, *wake))
-    wake = (*wake, *(SettleOrder(order.id) for order in active.orders))
+    # A rollback waits for the job's next turn.
+    rollback = last_rollback(active) if then == "paused" else None
     # Orders that were given while the end was being stored.
     kind = last_steering_order(active) if then == "paused" else None
     if kind == "resume" and not why_unpaid(job.bill):
         job = replace(job, state="queued", reason="resume was ordered")
     elif kind == "cancel":
-        job = replace(job, state="cancelled", reason="cancel was ordered")
+        job, rollback = replace(job, state="cancelled", reason="cancel was ordered"), None
+    wake = (*wake, *(SettleOrder(order.id) for order in active.orders if order != rollback))
+    rollbacks = state.rollbacks if rollback is None else {**state.rollbacks, job.id: rollback}
     generations = dict(state.generations)
     if active.generation is not None:
         generations[job.id] = active.generation
     state, written = write_job(state, job)
-    return Step(replace(state, generations=generations, active=None), (*written, *wake))
+    left = replace(state, generations=generations, rollbacks=rollbacks, active=None)
+    return Step(left, (*written, *wake))
 
 
 # ---- helpers ------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Running, Stopping,
 from sailord.core.model.state import State
 from sailord.core.order_validation import why_without_effect
 from sailord.core.queries.replan_triggers import why_waiting
+from sailord.core.rules.transitions import finish
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -417,6 +418,31 @@ def test_last_rollback_of_a_paused_job_counts_until_it_is_cancelled() -> None:
     assert ended.rollbacks == {}
     settled = [each.id for each in commands if isinstance(each, SettleOrder)]
     assert settled == ["back", "cancel"]
+
+
+def test_pause_overtakes_a_rollback_that_waits_for_a_plan() -> None:
+    ordered, _ = act(PAUSED, OrderGiven(NOW, BACK))
+    waits, _ = act(ordered, OrderGiven(NOW, order("resume", id_="resume")))
+    asked, _ = act(waits, Ticked(NOW + 5))
+    refused, _ = act(asked, PlanRefused(NOW + 6, asked.requests, "too few nodes"))
+    after, commands = act(refused, OrderGiven(NOW + 7, order("pause", id_="pause")))
+    assert (after.active, after.jobs[JOB].state) == (None, "paused")
+    assert after.rollbacks == {JOB: BACK}
+    assert [each.id for each in commands if isinstance(each, SettleOrder)] == ["pause"]
+
+
+def test_rollback_that_was_pending_before_a_hold_waits_for_a_resume() -> None:
+    waits = Waiting("machine-b is lost", NOW - 1)
+    before = state(waits, node(A), orders=(BACK,), generation=replace(G, state="closed"))
+    held = finish(before, active_of(before), "held", "no node can be prepared").state
+    after, _ = act(held, Ticked(NOW + 9))
+    assert isinstance(phase(after), Held)
+    assert active_of(after).orders == (BACK,)
+    later = replace(BACK, id="later")
+    for new, left in ((order("resume", id_="on"), (BACK,)), (later, (BACK, later))):
+        again, _ = act(after, OrderGiven(NOW + 9, new))
+        assert isinstance(phase(again), Waiting)
+        assert active_of(again).orders == left
 
 
 def test_rollback_that_was_ordered_while_the_job_waits_is_shown_and_is_the_reason_later() -> None:
