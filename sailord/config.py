@@ -166,6 +166,7 @@ def load_config(path: Path) -> Config:
         except InputError as error:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
+    options = replace(options, reserve_s=0.0 if provider is None else capacity.reserve_s)
     is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
     if isinstance(provider, GceConfig) and is_unbounded:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
@@ -292,6 +293,8 @@ def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
     read: dict[str, Any] = {}
     above = 0.0 if least is None else None
     for each in fields(limits):
+        if each.metadata:
+            continue  # It follows from others.
         default = getattr(limits, each.name)
         if isinstance(default, int):
             read[each.name] = table.integer(each.name, default=default, least=min(default, 1))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from agents.protocol.records import GenerationRecord, JobId, JobRecord, JobState, Order, OrderKind
+from agents.protocol.records import JobId, JobRecord, JobState, Order, OrderKind
 from sailord.core.learn import learn
 from sailord.core.model.events import OrderGiven
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Closing, Held, Waiting
 from sailord.core.model.state import Active, State
-from sailord.core.queries.job_cost import billed, paid, why_unpaid
+from sailord.core.queries.job_cost import why_not_afforded
 from sailord.core.queries.replan_triggers import last_steering_order, why_waiting
 from sailord.text.cures import SPEND_MORE
 from simulator.documents.problems import Problem
@@ -25,11 +23,10 @@ INSTEAD: dict[JobState, str] = {
 """What can be ordered of a job that does not have the cluster."""
 
 
-def why_without_effect(state: State, order: Order, reserve_s: float = 0.0) -> Problem | None:
+def why_without_effect(state: State, order: Order) -> Problem | None:
     """Return why the order would have no effect, and what would; ``None``: it has one.
 
-    A repeated id is accepted: the sender did not receive our answer. A job's budget is kept for
-    saving its state when it lasts for ``reserve_s`` only.
+    A repeated id is accepted: the sender did not receive our answer.
     """
     active = state.active
     if state.term is None or order.id in state.known_orders:
@@ -37,18 +34,11 @@ def why_without_effect(state: State, order: Order, reserve_s: float = 0.0) -> Pr
     if order.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, order)
     if active is not None and active.job == order.target:
-        bill = billed(state.job, paid(state, active.generation), state.now)
-        unpaid = _unpaid(replace(state.job, bill=bill), active.generation, reserve_s)
-        return _of_active(state, active, order.kind, unpaid)
+        return _of_active(state, active, order.kind, why_not_afforded(state, active.job))
     job = state.jobs.get(JobId(order.target))
     if job is None:
         return None
-    return _of_job(state, job, order, _unpaid(job, state.generations.get(job.id), reserve_s))
-
-
-def _unpaid(job: JobRecord, last: GenerationRecord | None, reserve_s: float) -> str:
-    """Return why the job's budget does not pay for going on; empty if it does."""
-    return why_unpaid(job.bill, None if last is None else last.usd_per_hour, reserve_s)
+    return _of_job(state, job, order, why_not_afforded(state, job.id))
 
 
 # ---- jobs ---------------------------------------------------------------------------------------

@@ -89,11 +89,15 @@ def _problem_lines(problems: Sequence[str] | None) -> list[str]:
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
     """Return the jobs that wait for an operator; an older sailord does not report them."""
     lines = [
-        f"{job['state']:11} {job['id']}: {job['reason']}; sailorctl resume {job['id']} goes on"
+        f"{job['state']:11} {job['id']}: {job['reason']}; {_cure_of_pause(job)}"
         for job in paused[:CAUSES_MAX]
     ]
     rest = len(paused) - CAUSES_MAX
     return [*lines, *([f"            {rest} more (sailorctl jobs)"] if rest > 0 else [])]
+
+
+def _cure_of_pause(job: Mapping[str, Any]) -> str:
+    return SPEND_MORE if job.get("unpaid") else f"sailorctl resume {job['id']} goes on"
 
 
 def refused_line(status: dict[str, Any]) -> str:
@@ -167,7 +171,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
     """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
-    if spent and spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]:
+    if spent and spent.get("unpaid"):
         return SPEND_MORE
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 

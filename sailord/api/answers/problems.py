@@ -18,6 +18,7 @@ from sailord.api.answers.types import (
 from sailord.capacity.core.deadline import LATE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.text.cluster_text import cure_of_hold, refused_line
+from sailord.text.cures import SPEND_MORE
 from sailord.text.units import duration
 
 REFUSALS_MANY = 10
@@ -69,7 +70,7 @@ def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
     """Yield the jobs that were held, and gave the cluster to the next one."""
     for job in paused:
         if why := why_yielded(job.reason):
-            cure = f"mend that, then sailorctl resume {job.id}"
+            cure = SPEND_MORE if job.unpaid else f"mend that, then sailorctl resume {job.id}"
             yield f"{job.id} was held ({why}) and has not been resumed; {cure}"
 
 

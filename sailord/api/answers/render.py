@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Point, Report
+from agents.protocol.records import JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
@@ -19,7 +19,7 @@ from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
-from sailord.core.queries.job_cost import billed, costs, paid
+from sailord.core.queries.job_cost import billed, costs, paid, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
@@ -164,7 +164,7 @@ def queue_view(state: State) -> dict[str, Any]:
 def paused_view(state: State) -> tuple[types.PausedJob, ...]:
     """The jobs that wait for an operator and do not have the cluster."""
     return tuple(
-        types.PausedJob(job.id, job.state, job.reason)
+        types.PausedJob(job.id, job.state, job.reason, why_not_afforded(state, id_))
         for id_, job in sorted(state.jobs.items())
         if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)
     )
@@ -307,7 +307,7 @@ def active_view(
         storage_trouble=active.checkpointing.trouble,
         troubles=_troubles(state, members),
         failures=active.attempts.failures,
-        spent=_spent(state.job, paid(state, active.generation), now),
+        spent=_spent(state, active, now),
         drift=_drift(active, about),
         safe_step=None if safe is None else max(safe.step, durable_step),
         checkpoint_uri=state.job.saving.uri,
@@ -336,10 +336,12 @@ def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> types.Spent:
-    bill = billed(job, generation, now)
+def _spent(state: State, active: Active, now: float) -> types.Spent:
+    generation = paid(state, active.generation)
+    bill = billed(state.job, generation, now)
     rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
-    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
+    unpaid = why_not_afforded(state, active.job)
+    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max, unpaid)
 
 
 def _predicted(about: Mapping[str, Any]) -> types.Predicted:
@@ -417,9 +419,7 @@ def why_view(
         idle=() if active is None else _idle(state),
         iteration_s=(about.get("estimate") or {}).get("iteration_s"),
         said="" if active is None else active.asked.said,
-        spent=None
-        if active is None
-        else _spent(state.job, paid(state, active.generation), state.now),
+        spent=None if active is None else _spent(state, active, state.now),
     )
 
 

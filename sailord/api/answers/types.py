@@ -195,6 +195,8 @@ class Spent:
     """Now; null if a price is unknown, zero if nothing runs."""
     usd_max: float | None
     """Its budget, if it has one."""
+    unpaid: str = ""
+    """Why its budget does not pay for going on: it cannot be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,8 @@ class PausedJob:
     id: str
     state: str
     reason: str
+    unpaid: str = ""
+    """Why its budget does not pay for going on: it cannot be resumed."""
 
 
 @dataclass(frozen=True, slots=True)

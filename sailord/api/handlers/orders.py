@@ -80,8 +80,7 @@ def tell_given(request: web.Request, said: str, job: JobId | None = None) -> Non
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:
     """Store an order; refuse one that would change nothing, and say what would."""
-    reserve_s = 0.0 if api.capacity is None else api.capacity.policy.reserve_s
-    useless = why_without_effect(api.state, order, reserve_s)
+    useless = why_without_effect(api.state, order)
     if useless is not None:
         return refusal(409, useless)
     if api.state.term is not None and order.id in api.state.known_orders:

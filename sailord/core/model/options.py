@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+DERIVED = {"is_derived": True}
+"""Marks a field that the configuration file does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class Options:
     """Ended jobs whose records stay in the store; the first submitted are deleted first."""
     steps_of_health: int = 20
     """A failure no longer counts once this many further steps were done."""
+
+    reserve_s: float = field(default=0.0, metadata=DERIVED)
+    """Where sailord rents, the money for a job's last seconds is kept for saving its state."""
 
     def last_step_s(self, lease_s: float) -> float:
         """Return the age up to which a step proves that a member without a lease was alive.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import Bill, GenerationRecord, JobRecord
+from agents.protocol.records import Bill, GenerationRecord, JobId, JobRecord
 from sailord.core.model.rule import Step, write_job
 from sailord.core.model.state import State
 
@@ -80,6 +80,18 @@ def over_budget(state: State) -> str:
     if active is None or state.job.bill.usd_max is None:
         return ""
     return why_unpaid(billed(state.job, paid(state, active.generation), state.now))
+
+
+def why_not_afforded(state: State, id_: JobId) -> str:
+    """Return why the budget of a job does not pay for going on; empty if it does."""
+    active = state.active
+    if active is not None and active.job == id_:
+        last = active.generation
+        bill = billed(state.job, paid(state, last), state.now)
+    else:
+        last, bill = state.generations.get(id_), state.jobs[id_].bill
+    rate = None if last is None else last.usd_per_hour
+    return why_unpaid(bill, rate, state.options.reserve_s)
 
 
 def why_unpaid(bill: Bill, usd_per_hour: float | None = None, reserve_s: float = 0.0) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import FIRST, Bill
+from agents.protocol.codec import plain
+from agents.protocol.records import FIRST, Bill, JobId
 from sailord.api.answers import render
 from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
@@ -16,7 +17,7 @@ from sailord.controller.step_rate import StepRate
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
 from sailord.core.queries.forecast import at_risk
-from sailord.text.cluster_text import status_text
+from sailord.text.cluster_text import _paused_lines, cure_of_hold, status_text
 from tests.sailord.core.states import NOW, A, B, generation, job, node
 from tests.sailord.core.states import state as state_of
 
@@ -130,6 +131,29 @@ def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
     (said,) = problems_of(WELL, None, (NODE,), 1000.0, (yielded, by_hand))
     assert said.startswith("first was held (3 attempts failed)")
     assert "sailorctl resume first" in said
+
+
+def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
+    spent = "its budget of $5.00 is spent"
+    poor = PausedJob("first", "paused", f"second has the cluster; held: {spent}", spent)
+    (said,) = problems_of(WELL, None, (NODE,), 1000.0, (poor,))
+    assert "sailorctl resume" not in said
+    assert "larger max_usd_total" in said
+
+
+@pytest.mark.parametrize("reserve_s", [0.0, 190.0])
+def test_job_that_has_only_the_money_for_saving_its_state_is_not_to_be_resumed(reserve_s) -> None:
+    bill = Bill(usd=4.6, until=NOW, usd_max=5.0)
+    closed = replace(generation(), state="closed", usd_per_hour=8.0)
+    held = state_of(Held("no plan", NOW), job=job(state="held", bill=bill), generation=closed)
+    held = replace(held, options=replace(held.options, reserve_s=reserve_s))
+    spent = render.active_view(held, StepRate(), None, {}, {}, NOW).spent
+    other = job(id=JobId("other"), state="paused", bill=bill)
+    paused = replace(held, jobs={**held.jobs, other.id: other}, generations={other.id: closed})
+    (parked,) = render.paused_view(paused)
+    assert [bool(spent.unpaid), bool(parked.unpaid)] == 2 * [reserve_s > 0]
+    assert ("sailorctl resume" in cure_of_hold("j", plain(spent))) is (reserve_s == 0)
+    assert ("sailorctl resume" in _paused_lines([plain(parked)])[0]) is (reserve_s == 0)
 
 
 def test_a_job_without_a_ready_node_is_told_with_what_would_make_one_ready() -> None:

@@ -264,7 +264,8 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
         job(id=JobId("other"), state="paused", reason="pause was ordered")
     )
     (paused,) = json.loads(json.dumps(plain(render.queue_view(known)["paused"])))
-    assert paused == {"id": "other", "state": "paused", "reason": "pause was ordered"}
+    reason = "pause was ordered"
+    assert paused == {"id": "other", "state": "paused", "reason": reason, "unpaid": ""}
     shown_now = json.loads(
         json.dumps(
             plain(Status("prod", NOW, True, 7, None, StoreView(True, None), None, 0, {}, ()))

@@ -179,8 +179,10 @@ def test_a_job_that_has_spent_its_budget_is_not_resumed(before: State, target: s
 def test_a_job_is_not_resumed_on_the_money_that_is_kept_for_saving_its_state(
     before: State, target: str
 ) -> None:
-    assert why_without_effect(before, order("resume", target), reserve_s=170.0) is None
-    problem = why_without_effect(before, order("resume", target), reserve_s=190.0)
+    before = replace(before, options=replace(before.options, reserve_s=170.0))
+    assert why_without_effect(before, order("resume", target)) is None
+    before = replace(before, options=replace(before.options, reserve_s=190.0))
+    problem = why_without_effect(before, order("resume", target))
     assert problem is not None
     assert "$4.60 of its budget of $5.00 are spent, and the rest pays only for" in problem.what
     assert "larger max_usd_total" in problem.cure
