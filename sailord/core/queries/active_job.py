@@ -49,17 +49,18 @@ def is_explained(state: State, generation: GenerationRecord) -> bool:
 
 
 def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
-    """Return whether the planner may be asked now, and was not just asked the same."""
-    if trigger is None or state.now < trigger.due or state.now < active.attempts.not_before:
-        return False
-    order = next_order(active)
-    if order is not None and order.kind == "replan":
-        return True
-    asked = active.asked
-    if is_last_resort(state, active):
-        return True
+    """Return whether the planner may be asked now."""
+    return trigger is not None and state.now >= due_at(state, active, trigger)
+
+
+def due_at(state: State, active: Active, trigger: Trigger) -> float:
+    """Return when the planner may be asked; the same refused question waits ``reconsider_s``."""
+    due = max(trigger.due, active.attempts.not_before)
+    order, asked = next_order(active), active.asked
+    if (order is not None and order.kind == "replan") or is_last_resort(state, active):
+        return due
     is_same_question = asked.is_refused and asked.nodes == frozenset(usable(state, active))
-    return not is_same_question or state.now >= asked.at + state.options.reconsider_s
+    return max(due, asked.at + state.options.reconsider_s) if is_same_question else due
 
 
 def is_running_plan(active: Active, proposal: Proposal) -> bool:

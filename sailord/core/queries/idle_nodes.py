@@ -5,6 +5,7 @@ from __future__ import annotations
 from agents.protocol.records import NodeId
 from sailord.core.model.phases import Running, Starting
 from sailord.core.model.state import State
+from sailord.core.queries.active_job import due_at
 from sailord.core.queries.replan_triggers import replan_trigger
 
 
@@ -23,7 +24,7 @@ def idle_nodes(state: State) -> dict[NodeId, str]:
     if isinstance(active.phase, Running):
         trigger = replan_trigger(state, active)
         assert trigger is not None, "while a job runs its plan is looked at again some time"
-        again = f"in {max(trigger.due - state.now, 0.0):.0f} s"
+        again = f"in {max(due_at(state, active, trigger) - state.now, 0.0):.0f} s"
 
     def why(id_: NodeId) -> str:
         if id_ in asked_for:

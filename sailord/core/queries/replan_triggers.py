@@ -16,6 +16,7 @@ from sailord.core.queries.straggler_queries import to_leave_out
 from sailord.core.queries.timeouts import stall_s
 
 STEERING = ("cancel", "pause", "resume")
+ORDERED = "a new plan was ordered"
 """Orders about whether a job goes on; the last one given counts."""
 _ON_RANK = re.compile(r"^rank \d+: ")
 _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
@@ -318,7 +319,7 @@ def last_rollback(active: Active) -> Order | None:
 def _orders(active: Active, now: float) -> list[Trigger]:
     order = next_order(active)
     if order is not None and order.kind == "replan":
-        return [Trigger("a new plan was ordered", now, is_forced=True)]
+        return [Trigger(ORDERED, now, is_forced=True)]
     if ordered := _rollback(active):
         return [Trigger(ordered, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":

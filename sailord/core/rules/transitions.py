@@ -30,6 +30,7 @@ from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_b
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
+    ORDERED,
     Trigger,
     is_last_resort,
     last_rollback,
@@ -59,10 +60,12 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     is_running = isinstance(active.phase, Starting | Running) and alive
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     aside: tuple[NodeId, ...] = ()
-    if is_running and (is_replan or not trigger.is_forced):
+    if is_running and (trigger.reason == ORDERED or not trigger.is_forced):
         aside = set_aside(state, active)
     # A cordoned node that alone is left stays.
     nodes, aside = _without(nodes, aside)
+    # The running plan is no answer then, so that the best one without the node may be worse.
+    is_forced = trigger.is_forced and not aside
     is_last = is_last_resort(state, active)
     asked = LastQuestion(frozenset(nodes), state.now, is_last, is_last, active.asked.said)
     considered = replace(active, asked=asked)
@@ -79,9 +82,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
     request = state.requests + 1
     deadline = state.now + state.options.plan_s
-    question = Question(
-        request, nodes, trigger.reason, trigger.is_forced, deadline, slow=trigger.slow
-    )
+    question = Question(request, nodes, trigger.reason, is_forced, deadline, slow=trigger.slow)
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:

@@ -55,6 +55,18 @@ def test_hurried_plan_that_leaves_nodes_idle_is_soon_followed_by_a_question_for_
         (state(None, *NODES, node(D, since=NOW - 10)), "not planned for yet; all nodes are"),
         (state(None, *NODES, node(D, since=NOW - 10)), "again in 20 s"),
         (state(replace(QUESTION, nodes=(A, B, C)), *NODES), "is being looked for now"),
+        (
+            state(
+                None,
+                node(A),
+                node(B, draining_since=NOW - 99),
+                node(C),
+                is_refused=True,
+                considered=frozenset((A, C)),
+                considered_at=NOW - 1,
+            ),
+            "planned for again in 599 s",
+        ),
         (state(STARTING, *NODES), "again once the present generation runs"),
     ],
 )

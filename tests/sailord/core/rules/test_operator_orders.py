@@ -306,9 +306,22 @@ def test_better_plan_does_without_a_cordoned_member() -> None:
 
 def test_plan_that_an_operator_orders_does_without_a_cordoned_member() -> None:
     before = state(None, node(A), CORDONED)
-    _, (_, asked) = act(before, OrderGiven(NOW, order("replan")))
+    after, (_, asked) = act(before, OrderGiven(NOW, order("replan")))
     assert isinstance(asked, RequestPlan)
     assert (asked.nodes, asked.slow) == ((A,), {B: 1.0})
+    stays, commands = act(after, PlanFound(NOW, asked.request, proposal(A, is_worth_it=False)))
+    assert (phase(stays), commands) == (Running(BEGAN), ())
+    moves, _ = act(after, PlanFound(NOW, asked.request, proposal(A)))
+    assert isinstance(phase(moves), Stopping)
+
+
+def test_cordoned_member_may_stay_where_an_ordered_plan_has_to_replace_another() -> None:
+    leaves = node(C, draining_since=NOW - 9)
+    before = state(None, node(A), CORDONED, leaves, generation=replace(G, members=(A, B, C)))
+    after, (_, asked) = act(before, OrderGiven(NOW, order("replan")))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.slow) == ((A, B), {})
+    assert active_of(after).question.is_forced
 
 
 def test_plan_after_a_loss_may_keep_a_cordoned_member() -> None:
