@@ -225,11 +225,13 @@ class SnapshotLifecycle:
         is_there = any(vote.uri == target for vote in self.state().uploaded)
         return not is_there and self.is_present(snapshot) and snapshot.path.exists()
 
-    def _is_leaving_soon(self) -> bool:
-        """Return whether this node's end is known, and other nodes were seen lately."""
-        node = self.state().node
-        is_known = node.state == "draining" and node.leaves_at is not None
-        return is_known and len(self.cluster.known) > 1
+    async def _is_leaving_soon(self) -> bool:
+        """Return whether this node's end is known, and others stay."""
+        own = self.state().node
+        if own.state != "draining" or own.leaves_at is None:
+            return False
+        others = await self.cluster.nodes()
+        return any(node.id != own.id and node.state != "draining" for node in others)
 
     def uploaded(self, snapshot: SnapshotFile, vote: Uploaded | None) -> None:
         """Drop the link of a file that was uploaded, or is not wanted any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class Uploader:
     """The durable store of a job; ``None``: it has none."""
     is_wanted: Callable[[SnapshotFile], bool]
     """Whether its generation is the present one, and it is not uploaded yet."""
-    is_paused: Callable[[], bool]
+    is_paused: Callable[[], Awaitable[bool]]
     """Whether to start nothing: this node is about to leave, and others can hold the bytes."""
     done: Callable[[SnapshotFile, Uploaded | None], None]
     """Called when it is uploaded, or with ``None`` when it is not wanted any more."""
@@ -73,7 +73,7 @@ class Uploader:
         copy = snapshot_file.partial_header(snapshot.header, keys)
         backoff = Backoff(self.retry_s, RETRY_S_MAX)
         while self.is_wanted(snapshot):
-            if self.is_paused():
+            if await self.is_paused():
                 await asyncio.sleep(self.retry_s)
                 continue
             loop = asyncio.get_running_loop()

@@ -205,11 +205,11 @@ class Effects:
         *,
         is_urgent: bool = False,
     ) -> PlanRequest | None:
-        """Build a request; ``None`` if the job's file is not in the store."""
-        nodes = self.cluster.state.nodes
+        """Build a request; ``None`` if the job's file is not in the store, or we lead no longer."""
+        nodes, record = self.cluster.state.nodes, self.cluster.state.jobs.get(job)
         past = self.cluster.move_context
         spec = await self.gateway.read_spec(job)
-        if spec is None:
+        if spec is None or record is None:
             return None
         members = () if running is None else running.members
         ran_on = (nodes[id_].record for id_ in members if id_ in nodes)
@@ -224,7 +224,7 @@ class Effects:
             is_urgent=is_urgent,
             past=past,
             is_behind=self.is_behind(job),
-            begun=self.cluster.state.jobs[job].begun,
+            begun=record.begun,
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:

@@ -39,7 +39,7 @@ from simulator.layer_costs.live_times import Correction, corrections_of
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
-HURRIED = "found in a hurry, and may leave nodes unused: all nodes are planned for again after"
+HURRIED = "found in a hurry, and may leave nodes unused"
 
 
 def answer(request: PlanRequest) -> FoundPlan | str:
@@ -282,7 +282,7 @@ def _judged(
         again=again,
         why=(
             verdict.sentence,
-            *((f"{HURRIED} {past.settle_s:.0f} s",) if is_hurried else ()),
+            *((HURRIED,) if is_hurried else ()),
             # After a loss the job waits for this answer.
             *(() if found.needed else _warnings(replanner, plan, estimate, nodes, past)),
         ),

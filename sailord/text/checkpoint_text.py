@@ -9,6 +9,7 @@ from sailord.text.units import timestamp
 
 ROLES = {
     "newest": "newest: the job resumes from it",
+    "ordered": "the job resumes from it: a rollback was ordered",
     "older": "older, usable",
     "discarded": "discarded by a rollback",
 }

@@ -22,10 +22,11 @@ from sailord.checkpoints.object_storage import Missing
 from sailord.checkpoints.retention import Folder, discarded
 from sailord.checkpoints.verify import faults_of
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
+from sailord.core.queries.replan_triggers import pending_rollback
 from sailord.notify.outbox import committed_id
 from simulator.documents.problems import InputError, Problem
 
-Role = Literal["newest", "older", "discarded"]
+Role = Literal["newest", "ordered", "older", "discarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,9 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     )
     durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
-    shown = _views(JobId(job.id), folders, complete, durable, api.controller.announcer.outbox.at_of)
+    ordered = pending_rollback(api.last_led, JobId(job.id))
+    at_of = api.controller.announcer.outbox.at_of
+    shown = _views(JobId(job.id), folders, complete, durable, ordered, at_of)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
     unreadable = tuple(
         UnreadableView(each.point.step, each.point.generation, each.manifest, each.why)
@@ -136,6 +139,7 @@ def _views(
     folders: Mapping[Point, Folder],
     complete: Sequence[tuple[Manifest, Durable]],
     newest: Durable | None,
+    ordered: Durable | None,
     at_of: Mapping[str, float],
 ) -> tuple[CheckpointView, ...]:
     parents = {m.point: None if m.parent is None else m.parent.point for m, _ in complete}
@@ -145,6 +149,8 @@ def _views(
         point, progress = manifest.point, manifest.progress
         folder = folders.get(point)
         role: Role = "newest" if durable == newest else "older"
+        if ordered is not None:
+            role = "ordered" if point == ordered.point else "older"
         views.append(
             CheckpointView(
                 step=point.step,

@@ -6,7 +6,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agents.protocol.records import PREPARING, GenerationRecord, NodeId, Order, OrderKind
+from agents.protocol.records import (
+    PREPARING,
+    Durable,
+    GenerationRecord,
+    JobId,
+    NodeId,
+    Order,
+    OrderKind,
+)
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Running, Starting, Waiting
 from sailord.core.model.standing import Lost, Present
@@ -314,6 +322,14 @@ def last_steering_order(active: Active) -> OrderKind | None:
 def last_rollback(active: Active) -> Order | None:
     """Return the rollback that was ordered last."""
     return next((order for order in reversed(active.orders) if order.kind == "rollback"), None)
+
+
+def pending_rollback(state: State, id_: JobId) -> Durable | None:
+    """Return the checkpoint to which an order that was not carried out takes a job back."""
+    active = state.active
+    has_cluster = active is not None and active.job == id_
+    order = last_rollback(active) if has_cluster else state.rollbacks.get(id_)
+    return None if order is None else order.durable
 
 
 def _orders(active: Active, now: float) -> list[Trigger]:

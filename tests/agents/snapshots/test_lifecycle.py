@@ -109,6 +109,33 @@ async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
     assert node.lifecycle._linked == {}
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("own", "leaves_at", "other", "is_paused"),
+    [
+        ("ready", None, "ready", False),
+        ("draining", None, "ready", False),
+        ("draining", 9.0, "ready", True),
+        ("draining", 9.0, "cordoned", True),
+        ("draining", 9.0, "draining", False),
+        ("draining", 9.0, None, False),
+    ],
+)
+async def test_node_with_a_notice_leaves_uploads_to_nodes_that_stay(
+    node, own, leaves_at, other, is_paused
+):
+    """All spot nodes may get a notice at once: then each uploads what it can."""
+    mine = SimpleNamespace(id="a.1.1", state=own, leaves_at=leaves_at)
+    others = [] if other is None else [SimpleNamespace(id="b.1.1", state=other)]
+
+    async def nodes():
+        return (mine, *others)
+
+    node.lifecycle.cluster = SimpleNamespace(nodes=nodes)
+    node.lifecycle.state = lambda: SimpleNamespace(node=mine)
+    assert await node.lifecycle._is_leaving_soon() is is_paused
+
+
 def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     told = []
     snapshots = SimpleNamespace(

@@ -140,6 +140,9 @@ class Run:
     is_leaving: bool = False
     ended: int = 0
 
+    async def is_paused(self) -> bool:
+        return self.is_leaving
+
     def done(self, _: SnapshotFile, vote: Uploaded | None) -> None:
         self.ended += 1
         self.votes += [] if vote is None else [vote]
@@ -149,7 +152,7 @@ class Run:
             node=lambda: NodeId("a.1.2"),
             uri=lambda _: self.uri,
             is_wanted=lambda snapshot: self.is_wanted and snapshot.path.exists(),
-            is_paused=lambda: self.is_leaving,
+            is_paused=self.is_paused,
             done=self.done,
             failed=lambda _, reason: self.troubles.append(reason),
             retry_s=0.02,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
 from agents.daemon.clock import Clock
-from agents.protocol.records import JobRecord, Point, Saving
+from agents.protocol.records import JobId, JobRecord, Point, Saving
 from agents.protocol.store_keys import Keys
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.cluster_records import Gateway
@@ -29,6 +31,7 @@ from sailord.core.model.events import (
     PlanRefused,
     ProbeFailed,
 )
+from sailord.core.model.state import State
 from tests.sailord.core.states import JOB, A, G, durable, node, state
 
 OUTSIDE = JobRecord(JOB, "running", saving=Saving("file:///elsewhere"))
@@ -85,3 +88,21 @@ def test_a_refused_place_for_checkpoints_is_the_answer_of_the_check() -> None:
     assert (found.of, found.found, found.is_away) == (durable(20), None, False)
     assert "'file:///elsewhere' is not where jobs may have checkpoints" in found.why
     assert "sailord failed" not in found.why
+
+
+@pytest.mark.asyncio
+async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() -> None:
+    class Slow:
+        async def read_spec(self, _: JobId) -> bytes:
+            effects.cluster.state = State()
+            return b"a spec"
+
+    others: Any = Burning()
+    config: Any = SimpleNamespace(cluster_file=Path(), profiles=None, measured_links=None)
+    gateway: Any = Slow()
+    known = ClusterState(state(None, node(A)))
+    effects = Effects(config, gateway, others, others, others, known, Inbox(Clock()), Clock(), {})
+    request = await effects._request(JOB, (A,), None)
+    assert request is not None
+    assert [each.id for each in request.nodes] == [A]
+    assert await effects._request(JOB, (A,), None) is None

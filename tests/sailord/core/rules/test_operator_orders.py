@@ -35,7 +35,7 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Opening, Running, Stopping, Waiting
 from sailord.core.model.state import State
 from sailord.core.order_validation import why_without_effect
-from sailord.core.queries.replan_triggers import why_waiting
+from sailord.core.queries.replan_triggers import pending_rollback, why_waiting
 from sailord.core.rules.transitions import finish
 from tests.sailord.core.states import (
     BEGAN,
@@ -409,6 +409,10 @@ def test_paused_job_is_rolled_back_where_it_is_resumed() -> None:
     assert why_without_effect(PAUSED, BACK) is None
     ordered, commands = act(PAUSED, OrderGiven(NOW, BACK))
     assert (commands, ordered.active) == ((), None)
+    assert pending_rollback(ordered, JOB) == BACK.durable
+    waits, _ = act(ordered, OrderGiven(NOW, order("resume", id_="resume")))
+    assert pending_rollback(waits, JOB) == BACK.durable
+    assert pending_rollback(resumed(ordered), JOB) is None
     opening = phase(resumed(ordered))
     assert isinstance(opening, Opening)
     assert (opening.record.restore.point, opening.lowers) == (BACK.durable.point, BACK.durable)
