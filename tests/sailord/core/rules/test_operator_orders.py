@@ -412,7 +412,6 @@ def test_paused_job_is_rolled_back_where_it_is_resumed() -> None:
     assert pending_rollback(ordered, JOB) == BACK.durable
     waits, _ = act(ordered, OrderGiven(NOW, order("resume", id_="resume")))
     assert pending_rollback(waits, JOB) == BACK.durable
-    assert pending_rollback(resumed(ordered), JOB) is None
     opening = phase(resumed(ordered))
     assert isinstance(opening, Opening)
     assert (opening.record.restore.point, opening.lowers) == (BACK.durable.point, BACK.durable)
