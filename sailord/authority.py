@@ -57,7 +57,7 @@ class Issued:
 
     @property
     def owner(self) -> Identity:
-        """Whose it is."""
+        """The member that it was issued to."""
         owner = read_identity(self.uri)
         assert owner is not None
         return owner
@@ -170,7 +170,8 @@ class Authority:
     def enrol(self, request: bytes, owner: Identity | None, *, days: float = DAYS) -> bytes:
         """Sign an agent's request for a certificate.
 
-        ``owner`` is whose valid certificate it shows, if it has one. ``InputError`` says why not.
+        ``owner``: the holder of the valid certificate that it shows, if any. Raises ``InputError``
+        for a request that is refused.
         """
         try:
             asked = x509.load_pem_x509_csr(request)

@@ -145,7 +145,7 @@ class Client:
     server: str
     token: str | None = None
     tls: Tls | None = None
-    """The certificate to show, and the authority that sailord's must be of."""
+    """Our certificate, and the authority that must have issued sailord's."""
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request, with bytes or JSON; return the decoded JSON, or the text."""

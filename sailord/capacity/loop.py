@@ -239,7 +239,7 @@ class CapacityLoop:
             return
         self.gateway.unreadable.clear(self.gateway.keys.capacity)
         self._term, self._asked, self._saved = term, (), books
-        # Not the term: a new store starts at the same number.
+        # A new id prefixes requests, not the term: a new store counts terms from 1 again.
         self._feed(model.TookOver(self.clock.now(), self.new_id(), books))
         self._tasks.start(self._read())
         self._tasks.start(self._look())
@@ -408,7 +408,7 @@ class CapacityLoop:
         wanted = await self._ask_planner(active.job, pools)
         now_active = self.cluster.state.active
         if wanted is None or now_active is None or now_active.job != active.job:
-            return  # Another job's instances are not the next one's.
+            return  # The answer was about another job.
         self._asked, self._asked_at = key, now
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
         after = pool_supplies(self.state, self.provider.pools, self.cluster.state)

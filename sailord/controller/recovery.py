@@ -44,7 +44,7 @@ class Recovery:
     """By key: jobs that nodes train but that the store does not have."""
 
     async def recover(self, world: World, state: State) -> bool:
-        """Store what agents know better; return whether anything was stored."""
+        """Store records that only agents still have; return whether anything was stored."""
         jobs = {job.id: job for job in world.jobs}
         records = {record.job: record for record in world.generations}
         running = {job for job, record in records.items() if _is_running(record, state)}
@@ -80,7 +80,7 @@ class Recovery:
             return False
         for node in sorted(nodes, key=_newest_first):
             if node.report is None or node.report.heard.generation <= number:
-                continue  # It had read the store just after us.
+                continue  # It had read a record that was stored just after our read.
             try:
                 known = await self.agents.known_generation(node.record.address)
             except CallFailed as error:

@@ -33,7 +33,7 @@ class ReleaseCache:
         return self._safe
 
     def _refresh(self, state: State, now: float) -> None:
-        """Compute both of one state: another node may have come since an older one."""
+        """Compute both points from the same state: a node that joins changes both."""
         present = None if state.active is None else state.active.generation
         age_s = max(AGE_S, len(state.nodes) / NODES_PER_S)
         if present != self._generation or now >= self._at + age_s:

@@ -147,7 +147,7 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     if job.state == "held":
         phase = Held(job.reason, at if job.past.held_at is None else min(at, job.past.held_at))
     elif record is not None and record.state != "closed":
-        # Reports will tell whether it runs; one that was told to stop is followed by another.
+        # Reports will tell whether it runs; if it was told to stop, it is replanned.
         phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)
     if record is not None:
         step = record.restore.point.step

@@ -25,10 +25,10 @@ from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
-"""An address without a metadata server, so that no node believes to be in a cloud."""
+"""An address without a metadata server, so that no node takes itself to be in a cloud."""
 START_S = 60.0
 SLOW = "SAILOR_SLOW"
-"""What workers read how much slower their node is from (``worker.profiling.compute_time``)."""
+"""The variable that tells workers how slow their node is (``worker.profiling.compute_time``)."""
 KINDS: Mapping[str, str] = {"large": "emulated-large", "small": "emulated-small"}
 ZONES = ("zone-a", "zone-b", "zone-c")
 FIRST_NODES = (

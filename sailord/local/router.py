@@ -4,7 +4,7 @@
 JSON. It owns the namespaces and their TUN devices, and carries every packet between them when
 ``shaper`` says so. (The kernel's netem is often not there, and cannot share a rate between
 several senders.) The namespaces have no names: when this process and those within have ended,
-however that came, nothing is left of them. It ends when its input does.
+however they ended, nothing is left of them. It ends when its input does.
 """
 
 from __future__ import annotations

@@ -371,9 +371,9 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
 
 
 def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:
-    """The id of the message that a node leaves: the same under each leader, another one each time.
+    """The id of the message that a node leaves: equal under each leader, new for each departure.
 
-    That is the order by which it began to leave, after those that were withdrawn.
+    It contains the id of the order that began the departure: the first after the last withdrawal.
     """
     began = ""
     for order in marks:

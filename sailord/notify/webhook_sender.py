@@ -1,7 +1,7 @@
 """Sends the outbox's messages to webhook receivers: signed, at least once, retried with backoff.
 
 Each receiver has a cursor in the store, the revision up to which it was sent the outbox, so that
-the next leader continues there. A message may arrive twice; its id tells.
+the next leader continues there. A message may arrive twice, under the same id.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Poller:
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     _before: tuple[str, int, float] = ("", 0, 0.0)
-    """The job, its step and its dollars at the first answer."""
+    """The job, and its step and dollars in the first answer about it."""
     _nodes_at: float = float("-inf")
     _nodes_of: Any = None
 

@@ -295,7 +295,7 @@ def summary(
 ) -> str:
     """Return the run in one line: steps, moves, steps lost, downtime, dollars.
 
-    ``before``: the steps and dollars of the job at the first answer.
+    ``before``: the steps and dollars of the job in the first answer about it.
     """
     if job is None:
         return f"no job ran in {duration(ran_s)}"

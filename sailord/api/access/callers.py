@@ -18,7 +18,7 @@ from sailord.tokens import Role, TokenFile
 
 CALLER = "sailor-caller"
 GROUPS_S = 10.0
-"""How long a user's groups are believed: those of one who left a group end without a restart."""
+"""A user's groups are looked up again this often, so that leaving one needs no restart."""
 _CREDENTIALS = struct.Struct("3i")
 
 

@@ -18,9 +18,9 @@ log = structlog.get_logger("sailord")
 REFRESH_S = 3600.0
 """Fetched keys are renewed by the first token after this time, ..."""
 AGAIN_S = 60.0
-"""... and for an unknown key's sake at most once in this time, as strangers can name any key."""
+"""... and by a token with an unknown key, at most once in this time: strangers can name any key."""
 KEEP_S = 86_400.0
-"""Without an answer fetched keys are believed for so long: their owner may have revoked one."""
+"""Fetched keys are trusted this long without an answer: their owner may have revoked one."""
 FETCH_S = 5.0
 BYTES_MAX = 1 << 16
 
@@ -36,7 +36,7 @@ class KeySet:
         self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> dict[str, jwt.PyJWK]:
-        """Return the keys, after a look for a newer set if this key is not among them."""
+        """Return the keys; fetch newer ones first if this key is not among them."""
         if isinstance(self._source, Path):
             return await asyncio.to_thread(read_keys, self._source)
         age_s = self._now() - self._fetched_at

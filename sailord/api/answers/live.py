@@ -31,7 +31,7 @@ class Surroundings:
     at_of: Mapping[str, float]
     """When a message was stored, by its id; tells when a checkpoint became durable."""
     safe: Point | None
-    """The newest point that the loss of any one node leaves."""
+    """The newest point that survives the loss of any one node."""
     goodput: GoodputView
     service: Service
     leader: str
@@ -128,7 +128,7 @@ BUSY_S = 5.0
 
 @dataclass(eq=False)
 class Kept:
-    """What is kept from one document to the next."""
+    """Caches that carry over from one document to the next."""
 
     rows: NodeRows = field(default_factory=NodeRows)
     busy: BusyTimes = field(default_factory=BusyTimes)

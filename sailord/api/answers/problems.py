@@ -31,7 +31,7 @@ CURES = {
 """Of a node's state."""
 NO_NODE = "no node is ready"
 OVERDUE_S = 60.0
-"""Report a node that is still up so long after its notice ran out."""
+"""Report a node that is still up this long after its notice ran out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def scrape_targets_view(state: State) -> tuple[types.ScrapeTarget, ...]:
 
 
 def _unreadable_node(id_: str, why: str) -> types.NodeView:
-    """A node that sailord knows nothing of but the key of its record."""
+    """A node of which sailord can read only the key of its record."""
     return types.NodeView(
         id=id_,
         name=id_.partition(".")[0],
@@ -251,7 +251,7 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason: str | None = getattr(phase, "reason", None)
-    if isinstance(phase, Opening | Starting):  # The job's reason is why it began at all.
+    if isinstance(phase, Opening | Starting):  # The job's reason is of its start.
         coming = phase.record if isinstance(phase, Opening) else active.generation
         reason = None if coming is None else coming.reason
     if isinstance(phase, Waiting):
@@ -360,7 +360,7 @@ def _measured(
     seen_s = step_rate.iteration_s if trains else None
     reports = _reports(state, active)
     said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
-    # What was reported before it stopped is its speed no longer.
+    # Speeds that were reported before the stop no longer hold.
     rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None or not trains else said
     loss = next((r.loss for r in reports if r.loss is not None), None)
     stalls = [r.stall_s for r in reports if r.stall_s is not None]

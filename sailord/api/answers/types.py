@@ -292,7 +292,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class CapacityGlance:
-    """Numbers of rented machines; /v1/capacity has the details."""
+    """Numbers of rented instances; /v1/capacity has the details."""
 
     wanted: int
     up: int
@@ -301,15 +301,15 @@ class CapacityGlance:
     asked: int
     """Requested; the provider has not answered yet."""
     resting: int
-    """Pools in backoff after a refusal."""
+    """Pools in cooldown after a refusal."""
     stopped: tuple[str, ...]
     """Pools that are stopped since no instance brings up an agent, and why."""
     usd_per_hour: float
     spent_usd: float
     stop: str
-    """Of a total budget: empty, ``parting`` (unused machines go) or ``ended`` (all go)."""
+    """Of a total budget: empty, ``parting`` (unused instances go) or ``ended`` (all go)."""
     orphans: tuple[str, ...]
-    """Machines that could not be deleted and are still billed."""
+    """Instances that could not be deleted and are still billed."""
     deadline: str = ""
     """What is rented for the active job's deadline, and why."""
 

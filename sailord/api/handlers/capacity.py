@@ -1,4 +1,4 @@
-"""Handler of ``/v1/capacity``: rented machines, wanted machines, refusals, quotas and costs."""
+"""Handler of ``/v1/capacity``: rented and wanted instances, refusals, quotas and costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sailord.providers.config import kind_of
 from sailord.providers.interface import Pool
 
 ORPHAN_AFTER = 3
-"""Deletions ordered before a machine counts as an orphan; a cloud may take a minute for one."""
+"""Deletions ordered before an instance is an orphan; a cloud may take a minute for one."""
 MachineState = Literal["awaited", "up", "quarantined", "leaving", "silent", "going", "ended"]
 
 
@@ -41,16 +41,16 @@ class QuotaView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """Machines of one zone, type and contract: existing and wanted."""
+    """Instances of one zone, type and contract: existing and wanted."""
 
     zone: str
     machine: str
     gpu: str
     gpus: int
-    """Of one machine."""
+    """Of one instance."""
     spot: bool
     usd_per_hour: float | None
-    """Of one machine; null: unknown, so none is requested."""
+    """Of one instance; null: unknown, so none is requested."""
     wanted: int
     up: int
     awaited: int
@@ -64,12 +64,12 @@ class PoolView:
     """Why no more are requested until an operator orders it; empty: it is not stopped."""
     quotas: tuple[QuotaView, ...]
     life_s: float
-    """Expected lifetime of one machine, by recent observations."""
+    """Expected lifetime of one instance, by recent observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """One machine."""
+    """One instance."""
 
     id: str
     """The provider's unique number."""
@@ -103,20 +103,20 @@ class MoneyView:
     usd_max: float | None
     usd_left: float | None
     stop: Stop
-    """Of a total budget: whether unused machines, or all, are deleted."""
+    """Of a total budget: whether unused instances, or all, are deleted."""
     unpriced: tuple[str, ...]
-    """Machines of unknown price; the sums leave them out."""
+    """Instances of unknown price; the sums leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityView:
-    """All machines, as the leader knows them; empty on other sailords."""
+    """All instances, as the leader knows them; empty on other sailords."""
 
     provider: str | None
-    """Null: no provider is configured, machines are started by hand."""
+    """Null: no provider is configured, nodes are started by hand."""
     leads: bool
     observed_at: float | None
-    """When the provider last listed its machines."""
+    """When the provider last listed its instances."""
     pools: tuple[PoolView, ...]
     machines: tuple[MachineView, ...]
     orphans: tuple[str, ...]
@@ -129,7 +129,7 @@ class CapacityView:
 
 
 async def show_capacity(request: web.Request) -> web.Response:
-    """Show existing, wanted and requested machines, refusals and costs."""
+    """Show existing, wanted and requested instances, refusals and costs."""
     return answer(capacity_of(request.app[CONTEXT]))
 
 
@@ -261,7 +261,7 @@ def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineVi
 
 def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
     if capacity.observed_at is None:
-        return ()  # Before the provider listed its machines, every node would be one.
+        return ()  # Before the provider listed its instances, every node would be one.
     known = {machine.instance.node for machine in capacity.machines.values()}
     agents, _ = agents_of(state)
     return tuple(sorted(name for name in agents if name not in known))

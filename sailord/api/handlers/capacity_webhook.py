@@ -105,7 +105,7 @@ async def store_message(gateway: Gateway, news: AvailableGpus, entries: Sequence
     except WriteUnknown:
         if any(entry.key == key for entry in entries):
             return "known"
-        return "new"  # Rather noted twice than never.
+        return "new"  # Noting it twice is better than never.
 
 
 def _news(form: str, said: dict[str, Any]) -> AvailableGpus:

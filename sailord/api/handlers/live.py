@@ -137,7 +137,7 @@ class _Stream:
             self.event_id = kept[-EVENTS_FIRST - 1].id
 
     def may_go_on(self) -> bool:
-        """Return whether no other sailord has begun to lead, or we to."""
+        """Return False once our term has changed, or another sailord leads."""
         leader, term = self.api.leader, self.api.state.term
         is_elsewhere = leader is not None and leader.address != self.api.config.address
         return term == self.term and not (term is None and is_elsewhere)

@@ -190,27 +190,27 @@ def refusal_metrics(capacity: CapacityState) -> list[Metric]:
 
 
 def capacity_metrics(view: CapacityView) -> list[Metric]:
-    """Metrics of rented machines and their cost."""
+    """Metrics of rented instances and their cost."""
     pools = [
         ({"zone": p.zone, "machine": p.machine, "spot": str(p.spot).lower()}, p) for p in view.pools
     ]
     return [
-        metric("sailor_machines", "Rented machines by pool and state.",
+        metric("sailor_machines", "Rented instances by pool and state.",
                 [(labels | {"state": state}, getattr(pool, state))
                  for labels, pool in pools
                  for state in ("wanted", "up", "awaited", "asked")]),
-        metric("sailor_machines_obtainable", "Machines that could be requested now, by pool.",
+        metric("sailor_machines_obtainable", "Instances that could be requested now, by pool.",
                 [(labels, pool.obtainable) for labels, pool in pools]),
-        metric("sailor_pool_resting", "1 while a pool is in backoff after a refusal.",
+        metric("sailor_pool_resting", "1 while a pool is in cooldown after a refusal.",
                 [(labels, float(pool.rest is not None)) for labels, pool in pools]),
         metric("sailor_pool_stopped", "1 while a pool is stopped after failed boots.",
                 [(labels, float(bool(pool.stopped))) for labels, pool in pools]),
-        metric("sailor_machine_usd_per_hour", "Price of one machine, by pool.",
+        metric("sailor_machine_usd_per_hour", "Price of one instance, by pool.",
                 [(labels, pool.usd_per_hour) for labels, pool in pools
                  if pool.usd_per_hour is not None]),
         metric("sailor_machines_orphaned",
-                "Machines that could not be deleted and are still billed.", len(view.orphans)),
-        metric("sailor_capacity_usd_per_hour", "Present cost per hour of rented machines.",
+                "Instances that could not be deleted and are still billed.", len(view.orphans)),
+        metric("sailor_capacity_usd_per_hour", "Present cost per hour of rented instances.",
                 view.money.usd_per_hour),
-        metric("sailor_capacity_usd", "Cost of rented machines so far.", view.money.spent_usd),
+        metric("sailor_capacity_usd", "Cost of rented instances so far.", view.money.spent_usd),
     ]  # fmt: skip

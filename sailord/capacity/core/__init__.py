@@ -1,1 +1,1 @@
-"""Decides which machines to rent and to delete: pure functions of state and event."""
+"""Decides which instances to rent and to delete: pure functions of state and event."""

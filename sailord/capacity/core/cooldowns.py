@@ -21,7 +21,7 @@ def cool_down(
     text: str,
     retry_after_s: float | None = None,
 ) -> CapacityState:
-    """Let a pool rest; each refusal in a row doubles it."""
+    """Start a pool's cooldown; each refusal in a row doubles it."""
     policy, before = state.policy, state.cooldowns.get(pool)
     if before is not None and state.now > before.until + policy.rest_max_s:
         before = None  # The last refusal is too old to count.
@@ -36,7 +36,7 @@ def cool_down(
 
 
 def end_stockouts(state: CapacityState, event: StockReported) -> CapacityState:
-    """End the rest of pools that were out of stock where GPUs are reported."""
+    """End the cooldown of pools that were out of stock where GPUs are reported."""
     cooldowns = {
         pool: rest
         for pool, rest in state.cooldowns.items()

@@ -74,7 +74,7 @@ def keep_job_budget(state: CapacityState) -> Decision:
 def watches_deadline(state: CapacityState, job: str) -> bool:
     """Return whether instances are rented so that this job meets its deadline.
 
-    They are until the planner says that none can be had, as after an election.
+    After an election this is assumed until the planner says that none can be had.
     """
     pace = state.pace
     return pace is not None and pace.job == job and pace.can_rent and not state.stop
@@ -120,9 +120,9 @@ def keep_deadline(state: CapacityState) -> Decision:
 def _judged(
     state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: Pace
 ) -> tuple[Choice, DeadlineView, DeadlineVerdict]:
-    """Judge by the on-demand plan that the job's goal prefers, or by the fastest if it must be.
+    """Judge by the on-demand plan that the job's goal prefers, while that leaves time to spare.
 
-    To the end that is the fastest.
+    Otherwise, and once the job is committed to on-demand instances, judge by the fastest plan.
     """
     assert options.on_demand is not None
     assert options.fastest is not None
@@ -258,7 +258,7 @@ def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str) -> str:
     if verdict.use == "on demand":
         return f"{pace}: {_named(chosen.target)} until caught up or spot instances come"
     if verdict.use == "spot":
-        return f"{pace}: spot instances do; {spare} to spare"
+        return f"{pace}: spot instances suffice; {spare} to spare"
     return f"{pace}: waits for spot instances; {spare} to spare"
 
 
@@ -272,7 +272,7 @@ def _named(target: Mapping[Pool, int]) -> str:
 
 
 def _told(state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool) -> Decision:
-    """Keep the reason, and tell it if it is another one than before."""
+    """Keep the reason, and announce it if it has changed."""
     is_new = key != pace.said
     told = replace(pace, why=why, said=key, is_late=pace.is_late or is_late)
     risk = is_late and not pace.is_late

@@ -341,21 +341,21 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
         return f"its agent has been silent for {lost_s:.0f} s"
     if machine.is_retiring and not is_needed and is_replaced(state, machine.instance.pool):
         return "the provider would soon delete it"
-    # A drain that another ordered may be withdrawn: an agent that restarts drains, too.
+    # Other drains may be withdrawn (an agent that restarts drains), so they must last.
     is_idle = machine.is_drained or _has_lasted(state, machine.idle_since, surplus_s)
     return "it was drained" if is_idle and not is_needed else ""
 
 
 def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bool:
-    """Return whether agents were heard for that long since then; outages do not count."""
+    """Return whether this many seconds passed since then in which agents were counted."""
     return since is not None and state.looked_at >= max(since, state.counting_since) + seconds
 
 
 def _shrink(state: CapacityState) -> Decision:
     """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
 
-    Above the hourly limit none of it may stay so long. What the job needs of an unused one's
-    memory is awaited: that one is drained.
+    Above the hourly limit it goes at once. An unused instance whose memory the job may need is
+    drained instead of deleted.
     """
     if not state.is_target_set:
         return state, ()

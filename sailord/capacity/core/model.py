@@ -75,7 +75,7 @@ class CapacityPolicy:
 
     @property
     def reserve_s(self) -> float:
-        """What is left of a budget is kept for saving the job's state once it lasts so long."""
+        """Seconds at the present cost that a budget keeps for saving the job's state."""
         return self.parting_s + self.look_s
 
 
@@ -189,7 +189,7 @@ class Pace:
     is_committed: bool = False
     """Only on-demand instances can make it; they are kept to the end."""
     slack_s: float = 0.0
-    """Time to spare until that."""
+    """Seconds until that is so."""
     uses_on_demand: bool = False
     why: str = ""
     """What is rented for the deadline, and why."""

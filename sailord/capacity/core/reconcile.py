@@ -45,7 +45,7 @@ def adopt(
 def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tuple[Command, ...]]:
     """Apply an observation; settle the cost of instances that no longer exist.
 
-    One that began before the last was slow to arrive: it lacks what was rented since.
+    One that began before the last is ignored: it lacks what was rented in between.
     """
     if state.observed_at is not None and seen.at < state.observed_at:
         return state, ()

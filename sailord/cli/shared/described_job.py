@@ -118,7 +118,7 @@ def _described(job: Path, words: Sequence[str]) -> str:
         what = "needs torch, which is not installed here, to describe its model"
         raise InputError(Problem(str(job), what, "run this where torch is installed"))
     words = [sys.executable, "-m", "worker", "describe", *words]
-    # As in the workers: sets of a script are in one order.
+    # As in the workers, so that sets of a script have the same order.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:

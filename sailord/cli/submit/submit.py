@@ -92,7 +92,7 @@ def submit(
         if id_ is not None:
             what = f"the first answer was lost, and job {id_} exists: it may be this one"
             raise ServerProblem(f"{what}; look at sailorctl why {id_}", 409) from None
-        found = client.ask("GET", f"/v1/jobs/{part(str(given['id']))}")  # Ours: the id is new.
+        found = client.ask("GET", f"/v1/jobs/{part(str(given['id']))}")  # Our id is new.
         show(found, as_json, lambda _: f"{given['id']} is {found['state']}")
         return
     show(queued, as_json, text.submitted_text)

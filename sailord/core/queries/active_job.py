@@ -72,13 +72,13 @@ def is_running_plan(active: Active, proposal: Proposal) -> bool:
 
 
 def is_rolling_back(active: Active) -> bool:
-    """Return whether a rollback was ordered: then what runs is left without a stop."""
+    """Return whether a rollback was ordered: it abandons the generation without a stop."""
     order = next_order(active)
     return order is not None and order.kind == "rollback"
 
 
 def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> bool:
-    """Return whether a draining member leaves before one more step would end."""
+    """Return whether a draining member leaves within 1.5 steps, too soon for one more."""
     assert active.generation is not None
     leaving = [
         node.record.leaves_at
@@ -91,7 +91,7 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
 
 
 def is_joining(state: State, active: Active) -> bool:
-    """Return whether a member has yet to join the generation: told to stop, it never does."""
+    """Return whether a member has yet to join the generation; after a stop it never would."""
     generation = active.generation
     if generation is None or not isinstance(active.phase, Starting):
         return False
@@ -128,8 +128,8 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
 def has_started(state: State, generation: GenerationRecord) -> bool:
     """Return whether every member trains.
 
-    Each says so; or one does that has done a step, which proves it also of those that a new leader
-    cannot hear.
+    Each reports it; or one has done a step, which takes all members, also those that a new leader
+    cannot reach.
     """
     has_stepped = any(
         report.taking in {"running", "stopped"} and report.step > generation.restore.point.step

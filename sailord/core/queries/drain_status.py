@@ -1,4 +1,4 @@
-"""Which nodes hold state that is needed; when a draining node is safe to stop, and when never."""
+"""Which nodes hold state that is needed; which draining nodes are safe to stop, and which stuck."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drained(state: State) -> frozenset[NodeId]:
 
 
 def holders(state: State) -> frozenset[NodeId]:
-    """Return the nodes whose memory the active job may need, or that have not told what it is."""
+    """Return the nodes whose memory the active job may need, or that have not reported yet."""
     active = state.active
     if active is None:
         return frozenset()

@@ -164,7 +164,7 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
     return replace(
         seen,
         answered_at=answered_at,
-        # Also where a loss was first: what is repeated, the order decided.
+        # Also after a loss: the rollback decides which steps are repeated.
         kind="order" if seen.kind != START and is_rolling_back(active) else seen.kind,
         is_planned=is_planned and active.phase.record.restore.source == "memory",
         stood_at=stood_at,

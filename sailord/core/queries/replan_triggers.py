@@ -108,9 +108,9 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
 
 
 def set_aside(state: State, active: Active) -> tuple[NodeId, ...]:
-    """Return the members that only a plan uses that must follow what runs, as after a loss.
+    """Return the cordoned members: only a forced plan may use them, as after a loss.
 
-    They are cordoned: the running plan keeps them, and a better one does without them.
+    The running plan keeps them, and a better one does without them.
     """
     nodes, generation = state.nodes, active.generation
     if generation is None or generation.state == "closed":
@@ -130,7 +130,7 @@ def leaving(state: State, active: Active) -> tuple[NodeId, ...]:
 
 
 def is_last_resort(state: State, active: Active) -> bool:
-    """Return whether the job waits only because its nodes are drained: better that it trains on."""
+    """Return whether the job waits only since its nodes drain: it may train until they leave."""
     asked = active.asked
     if not isinstance(active.phase, Waiting) or not asked.is_refused or asked.is_last_resort:
         return False

@@ -33,9 +33,9 @@ def holders_reported(state: State, active: Active) -> bool:
 
 
 def _speak_of_another(state: State, active: Active) -> bool:
-    """Return whether a node may hold snapshots of a job that is back, and reports about another.
+    """Return whether a node still reports about another job, and may hold snapshots of this one.
 
-    Agents read in the store whose turn it is, and only then report what they hold of that job.
+    Agents report what they hold of a job only after reading in the store that it has the cluster.
     """
     phase, last = active.phase, active.generation
     if not isinstance(phase, Waiting) or last is None or last.state != "closed":
@@ -168,8 +168,8 @@ def release_now(state: State) -> Point | None:
 def safe_point(state: State, released: Point | None) -> Point | None:
     """Return the newest point that survives the loss of any one node; ``None``: not known.
 
-    ``released`` is up to where snapshots may be released. A lone node may release what the loss of
-    that node takes all the same: then only a checkpoint is safe.
+    ``released`` is up to where snapshots may be released. A lone node may release snapshots though
+    its loss takes all copies: then only a checkpoint is safe.
     """
     active = state.active
     if active is None or len(_copy_zones(state, active)) > 1:

@@ -2,7 +2,7 @@
 
 Ranks that train the same pieces hold the same bits. If most contradict one, its node computed or
 kept something wrong without an error, and may do so again. It is left out until an operator
-uncordons it. At most a quarter of the nodes are, since wrong software looks the same on any node.
+uncordons it. At most a quarter of the nodes are, or one: wrong software looks the same anywhere.
 """
 
 from __future__ import annotations

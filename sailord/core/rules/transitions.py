@@ -62,7 +62,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     aside: tuple[NodeId, ...] = ()
     if is_running and (trigger.reason == ORDERED or not trigger.is_forced):
         aside = set_aside(state, active)
-    # A cordoned node that alone is left stays.
+    # If all usable nodes are set aside, all stay.
     nodes, aside = _without(nodes, aside)
     # The running plan is no answer then, so that the best one without the node may be worse.
     is_forced = trigger.is_forced and not aside

@@ -127,7 +127,7 @@ def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
 
 
 def unit(name: str) -> str:
-    """Return a unit for a rented instance. Where others notify somebody, it ends the bill."""
+    """Return a unit for a rented instance: where others run ``OnFailure``, it powers off."""
     lines = _own_file(name).splitlines()
     kept = [line for line in lines if not line.startswith("Documentation=")]
     ends = ["StartLimitAction=poweroff" if each.startswith("OnFailure=") else each for each in kept]

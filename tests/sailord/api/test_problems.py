@@ -101,7 +101,7 @@ def test_a_budget_or_deadline_at_risk_needs_a_person() -> None:
 def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
     glance = CapacityGlance(4, 4, 0, 0, 0, (), 1.0, 1.0, "", (), deadline=f"{LATE}13 min or more")
     assert told(replace(WELL, capacity=glance)) == (f"{LATE}13 min or more",)
-    assert told(replace(WELL, capacity=replace(glance, deadline="spot instances do"))) == ()
+    assert told(replace(WELL, capacity=replace(glance, deadline="spot instances suffice"))) == ()
 
 
 def test_a_cluster_without_nodes_says_so() -> None:

@@ -93,7 +93,7 @@ def test_on_demand_instances_are_released_once_spot_instances_are_up():
     assert story.firm == 2
     story.options(FED).at(3700.0, step=95)
     assert story.state.target == {A: 2}
-    assert "spot instances do" in story.why
+    assert "spot instances suffice" in story.why
 
 
 def test_the_last_chance_is_taken_and_kept():
