@@ -5,9 +5,9 @@
 
 A case has two to four GPU kinds in one to five zones, 8 to 512 GPUs (or ``--gpus-max``), and any
 objective. Every planner is judged by the event estimator. The published ones are asked about up to
-``--parts`` parts of the cluster each, as ``sailorctl compare`` does, and their best answer counts;
-ours is asked once. FILE keeps one line of JSON per case: cases in it are not asked again, with
-``--again`` only ours is. ``--loser`` prints the best published plan and ours of each case.
+``--parts`` parts of the cluster each, by default as many as by ``sailorctl compare`` (1: the whole
+cluster only), and their best answer counts; ours is asked once. FILE keeps one line of JSON per
+case: cases in it are not asked again, with ``--again`` only ours is. ``--loser`` prints the best published plan and ours of each case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.plan_quality import KINDS, MODELS, PRICES, ZONES, perfect_figure
 from planner.api import plan_job
 from planner.compare.judge_all import case_of, enter
 from planner.compare.registry import BASELINES, baseline
-from planner.compare.sub_clusters import sub_clusters
+from planner.compare.sub_clusters import TRIED_MAX, sub_clusters
 from planner.problem.question import Question
 from sailord.text.table import table
 from simulator.api import Measurements, estimator
@@ -197,13 +197,21 @@ def row_of(found: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
 
 
 def summary(name: str, found: list[dict[str, Any]]) -> list[str]:
-    """Wins, ties and losses of one objective, and losses to plans outside the searched space."""
+    """Wins (of these: where no other has a plan), ties and losses of one objective."""
     ratios = [ratio_of(one) for one in found]
     lost = [one for one in found if (ratio_of(one) or 0.0) > 1 + TIE]
     known = [ratio for ratio in ratios if ratio is not None]
     wins = sum(ratio < 1 - TIE for ratio in known)
     both = [ratio for ratio in known if 0 < ratio < math.inf]
-    row = [name, str(len(ratios)), str(wins), str(len(known) - wins - len(lost)), str(len(lost))]
+    only_ours = sum(ratio == 0 for ratio in known)
+    row = [
+        name,
+        str(len(ratios)),
+        str(wins),
+        str(only_ours),
+        str(len(known) - wins - len(lost)),
+        str(len(lost)),
+    ]
     row += [str(sum(splits(one["published"]["plan"]) for one in lost))]
     row += [str(len(ratios) - len(known))]
     row += [f"{statistics.median(both):.4f}" if both else "-"]
@@ -225,12 +233,19 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=40)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--gpus-max", type=int, default=512)
-    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--parts", type=int, default=TRIED_MAX)
     parser.add_argument("--budget", type=int)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--loser", action="store_true")
     given = parser.parse_args()
     known = read(given.file)
+    for one in known.values():
+        for name in ("gpus_max", "parts"):
+            if one[name] != getattr(given, name):
+                option = "--" + name.replace("_", "-")
+                parser.error(
+                    f"{given.file} holds cases of {option} {one[name]}: give that, or another file"
+                )
     found = []
     for seed in range(given.first, given.first + given.cases):
         one = known.get(seed)
@@ -238,7 +253,8 @@ def main() -> int:
             name, question = random_case(seed, given.gpus_max)
             if one is None:
                 one = {
-                    "seed": seed, "objective": name, "model": question.job.model.name,
+                    "seed": seed, "gpus_max": given.gpus_max, "parts": given.parts,
+                    "objective": name, "model": question.job.model.name,
                     "gpus": sum(pool.gpus for pool in question.cluster.pools),
                     "published": published(question, given.parts),
                 }  # fmt: skip
@@ -257,7 +273,7 @@ def main() -> int:
         for one in found:
             print(one["seed"], "best:", shape_of(one["published"]["plan"]))
             print(one["seed"], "ours:", shape_of(one["ours"]["plan"]))
-    header = ["objective", "cases", "better", "equal", "worse", "to splits"]
+    header = ["objective", "cases", "better", "only ours", "equal", "worse", "to splits"]
     header += ["no plan", "median", "worst"]
     sums = [
         summary(name, [one for one in found if one["objective"] == name]) for name in OBJECTIVES

@@ -101,10 +101,13 @@ class _Asked:
                 if keeping:
                     plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                     self._search(limits, plans)
+        if self.best is None and "interleaved" in question.allow:
+            assert self.search is not None
+            self.best = self.taken = best_in_chunks(self.search)
         if self.best is None:
             return
         self._bound(WORK_MAX)
-        if question.gap is not None and self.note:
+        if question.gap is not None and self.note and self.best.plan.schedule == "1f1b":
             # Perhaps there is a better plan, and the bound can be raised.
             self._search(limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
@@ -123,6 +126,9 @@ class _Asked:
         if found is None or self.best is None or found.score >= self.best.score:
             return
         self.best = found
+        gap = self.question.gap
+        if gap is not None and self.bounds.objective >= found.score[0] * (1 - gap - ROUNDING):
+            self.note = ""
         if self.question.prefer == "simple":
             found = preferred(found, [self.taken], self.limits.objective.goal)
         self.taken = found

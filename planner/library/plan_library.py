@@ -73,6 +73,8 @@ class PlanLibrary:
     without_plan: list[GpuCounts] = field(default_factory=list)
     """Availabilities without a plan; smaller ones have none either."""
     _found: list[tuple[Plan, Estimate]] = field(default_factory=list)
+    _asked: dict[int, int] = field(default_factory=dict)
+    """How many availabilities were known when a plan was last found, by its place in ``_found``."""
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
     _counts: list[GpuCounts] = field(default_factory=list)
     _best: dict[tuple[int, Goal], int | None] = field(default_factory=dict)
@@ -197,15 +199,21 @@ class PlanLibrary:
         )
 
     def add(self, plan: Plan, estimate: Estimate) -> None:
-        """Learn a plan, with the ways to take its GPUs from the pools of each availability."""
-        if any(other == plan for other, _ in self._found):
-            return
-        self._found.append((plan, estimate))
+        """Learn a plan, with the ways to take its GPUs from the pools of each availability.
+
+        A known plan is learnt again for the availabilities that were not asked about before.
+        """
+        if not any(other == plan for other, _ in self._found):
+            self._found.append((plan, estimate))
+        index = next(n for n, (other, _) in enumerate(self._found) if other == plan)
+        asked = [*self.states][self._asked.get(index, 0) :]
+        self._asked[index] = len(self.states)
         facts = PlaceFacts(self.question.cluster, self.question.measurements.network)
         prices = tuple(facts.pool_price_usd(pool) for pool in self.pools)
         objective = replace(self.question.job.objective, deadline=None)
         limits = Limits(objective, self.question.job.steps)
-        ways = {way for gpus in self.states for way in self._ways(plan, gpus, prices)}
+        had = {known.groups for known in self.known if known.plan == plan}
+        ways = {way for gpus in asked for way in self._ways(plan, gpus, prices)} - had
         for groups in sorted(ways):
             known = KnownPlan(plan, estimate, groups, _usd_per_s(groups, prices))
             if self._keeps(limits, known):

@@ -27,9 +27,11 @@ BUBBLE_MIN = 0.02
 def best_in_chunks(search: EventSearch) -> JudgedPlan | None:
     """Judge variants with chunks of good plans, and return the best that keeps all limits.
 
-    They are judged on top of the budget.
+    They are judged on top of the budget. Where no plan keeps the limits, those that break them
+    least are divided into chunks.
     """
-    plain = [one for one in search.judged if one.keeps_limits and _bubble(one.plan) >= BUBBLE_MIN]
+    kept = [one for one in search.judged if one.keeps_limits] or search.broken
+    plain = [one for one in kept if _bubble(one.plan) >= BUBBLE_MIN]
     families: dict[Hashable, JudgedPlan] = {}
     for one in sorted(plain, key=lambda one: one.score):
         # The best plans are often variants of one; with chunks another family may be best.

@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import random_case, ratio_of, read, shape_of, summary
+import pytest
+
+from benchmarks.contest import main, random_case, ratio_of, read, shape_of, summary
 
 SPLIT = {
     "layers": [0, 2], "tp": 1, "recompute": "none", "split": [1, 1],
@@ -42,12 +44,26 @@ def test_of_two_lines_of_a_case_the_last_counts(tmp_path: Path) -> None:
     assert read(tmp_path / "none") == {}
 
 
+def test_file_of_other_questions_is_refused(tmp_path, monkeypatch, capsys) -> None:
+    file = tmp_path / "cases"
+    file.write_text(json.dumps({"seed": 0, "gpus_max": 512, "parts": 24}) + "\n")
+    for options, told in (
+        (["--gpus-max", "128"], "--gpus-max 512"),
+        (["--parts", "1"], "--parts 24"),
+    ):
+        monkeypatch.setattr("sys.argv", ["contest", str(file), "--cases", "1", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert f"holds cases of {told}" in capsys.readouterr().err
+
+
 def test_a_plan_that_only_others_find_is_a_loss() -> None:
     ours = [case(1.0, 2.0, 4.0), case(2.0, 2.0), case(3.0, 2.0, plan=SPLIT_PLAN)]
     none = [case(None), case(1.0), case(None, 2.0)]
     assert [ratio_of(one) for one in ours + none] == [0.5, 1.0, 1.5, None, 0.0, math.inf]
     row = summary("all", ours + none)
-    assert row == ["all", "6", "2", "1", "2", "1", "1", "1.0000", "inf"]
+    assert row == ["all", "6", "2", "1", "1", "2", "1", "1", "1.0000", "inf"]
 
 
 def test_a_plan_is_shown_with_its_split_stages() -> None:

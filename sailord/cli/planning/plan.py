@@ -166,6 +166,9 @@ def plan(
         asked = replace(question, gap=gap, prefer=prefer, allow=allow, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
     else:
+        for name, is_given in (("--allow", allow), ("--gap", gap is not None)):
+            if is_given:
+                raise InputError(Problem(name, "is for our planner only", "leave --planner out"))
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
         exit_without_plan(found)

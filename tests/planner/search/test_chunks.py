@@ -49,6 +49,24 @@ def test_chunks_are_taken_only_where_they_are_allowed() -> None:
     assert not plain.space.endswith(OUTSIDE)
 
 
+def test_limit_that_only_chunks_keep_is_kept() -> None:
+    plain, chunked = plan_job(ASKED), plan_job(replace(ASKED, allow=("interleaved",)))
+    assert plain.objective is not None
+    assert chunked.objective is not None
+    rate = 2 / (plain.objective + chunked.objective)
+    job = replace(JOB, objective=replace(JOB.objective, min_iterations_per_s=rate))
+    assert plan_job(replace(ASKED, job=job)).plan is None
+    found = plan_job(replace(ASKED, job=job, allow=("interleaved",), is_bounded=True, gap=0.01))
+    assert found.plan is not None
+    assert found.plan.schedule == "interleaved"
+
+
+def test_gap_that_chunks_reach_is_not_told_as_missed() -> None:
+    found = plan_job(replace(ASKED, is_bounded=True, gap=0.01, allow=("interleaved",)))
+    assert found.plan is not None
+    assert (found.plan.schedule, found.note) == ("interleaved", "")
+
+
 def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
     found = plan_job(replace(ASKED, allow=("interleaved",)))
     assert found.plan is not None

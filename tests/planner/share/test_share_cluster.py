@@ -72,6 +72,26 @@ def shared(
     )
 
 
+def test_plan_that_was_found_before_is_used_on_machines_that_are_left() -> None:
+    """Its two machines may be on demand, spot, or one of each."""
+    place = Place("A100-40", "A100-40x4", "us-central1-a")
+    pipelines = tuple(Pipeline(32, (Stage((0, 14), 4, (place,)),)) for _ in range(2))
+    estimate = Estimate("event", 1.0, 64, (), Money(0.0, 0.0), (), "", MEASURED)
+    answer = Answer(Plan(1, pipelines), estimate, 1, 0.0, 0.0, "throughput")
+    for on_demand, spot in ((3, 5), (5, 5), (3, 7)):
+        pools = tuple(
+            Pool("us-central1-a", "A100-40", "A100-40x4", 4, 4 * count, spot=is_spot)
+            for count, is_spot in ((on_demand, False), (spot, True))
+        )
+        count = (on_demand + spot) // 2
+        questions = [
+            replace(question(f"job-{n}", ()), cluster=Cluster(pools, CATALOGUE))
+            for n in range(count)
+        ]
+        found = share_cluster(questions, [1.0] * count, lambda _: answer, searches=1000)
+        assert machines_of(found) == count * [2], (on_demand, spot)
+
+
 def scaling(power: float = 0.8, needs: int = 1) -> Worth:
     return lambda machines: sum(machines) ** power if sum(machines) >= needs else 0.0
 

@@ -122,3 +122,10 @@ def test_without_prices_only_throughput_can_be_optimised(tmp_path: Path, planner
     went_on = run(tmp_path, "--planner", planner, pools=pools)
     assert went_on.exit_code == 0
     assert "cost        unknown" in went_on.stdout
+
+
+@pytest.mark.parametrize("option", [("--allow", "interleaved"), ("--gap", "0.1")])
+def test_options_of_our_planner_are_refused_beside_another(tmp_path: Path, option) -> None:
+    result = run(tmp_path, "--planner", "varuna", *option, pools=pool("T4", 2))
+    assert result.exit_code == 2
+    assert f"{option[0]}: is for our planner only; leave --planner out" in result.stderr
