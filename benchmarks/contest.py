@@ -7,7 +7,8 @@ A case has two to four GPU kinds in one to five zones, 8 to 512 GPUs (or ``--gpu
 objective. Every planner is judged by the event estimator. The published ones are asked about up to
 ``--parts`` parts of the cluster each, by default as many as by ``sailorctl compare`` (1: the whole
 cluster only), and their best answer counts; ours is asked once. FILE keeps one line of JSON per
-case: cases in it are not asked again, with ``--again`` only ours is. ``--loser`` prints the best published plan and ours of each case.
+case: cases in it are not asked again, with ``--again`` only ours is. ``--loser`` prints the best
+published plan and ours of each case.
 """
 
 from __future__ import annotations
