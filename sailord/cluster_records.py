@@ -1,4 +1,5 @@
-"""Reads and writes sailord's records in the store; a leader's writes are fenced by its term.
+"""Reads and writes sailord's records in the store; a leader's writes, except lines of a
+history, are fenced by its term.
 
 Everything is read in one snapshot. A write with unknown outcome is settled by reading. A record
 that cannot be read is passed over, and never overwritten or deleted; a record that is written anew

@@ -1,8 +1,9 @@
 """Replicates the pieces that only this node holds to a buddy node.
 
-A snapshot names the buddy of each such piece, or leaves the choice to the agent. Files are sent
-one after the other, no faster than the set rate while training needs the network too. A draining
-node sends its newest snapshot first, at full speed.
+A snapshot names the buddy of each such piece (``buddies_of`` in ``worker.checkpoint.placement``) or
+leaves the choice to the agent (``_candidates``). Files are sent one after the other, no faster than
+the set rate while training needs the network too. A draining node sends its newest snapshot first,
+at full speed.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Replicator:
         return f"replicas stay in {zone}: no node in another zone is ready"
 
     async def _candidates(self, job: JobId, buddy: NodeId) -> list[NodeRecord]:
-        """Order the nodes to try: the named buddy, those of this zone, others, as egress costs.
+        """Order the nodes to try: the named buddy, this zone's, then others, since egress costs.
 
         If the job must outlive the zone, nodes of other zones come first, and of this zone only the
         named buddy is tried.

@@ -4,12 +4,13 @@ The code reads no clock: times and ages are arguments, so the same history gives
 It is a ski rental with advice:
 
 - *Ski rental*: the job moves to a better plan once the gain forgone by waiting has reached the cost
-of the move. Waiting and moving then cost at most twice what the better of staying and moving at
-once would have cost, whatever happens next.
-- *Advice*: if the gain expected until nodes are next lost or added repays the cost, the job moves
-  at once. If it repays half of the cost, the job waits as above; if less, up to twice as long, so
-  that it does not move to nodes that are lost again soon. How often nodes are lost or added is
-  learned, per pool, from the events observed there, so wrong advice is soon corrected.
+  of the move. Waiting and moving then cost at most twice what the better of staying and moving at
+  once would have cost, whatever happens next.
+- *Advice*, for plans with nodes that the running one lacks: if the gain expected until nodes are
+  next lost or added repays the cost, the job moves at once. If it repays half of the cost, the job
+  waits as above; if less, up to twice as long, so that it does not move to nodes that are lost again
+  soon. How often nodes are lost or added is learned, per pool, from the events observed there, so
+  wrong advice is soon corrected.
 """
 
 from __future__ import annotations

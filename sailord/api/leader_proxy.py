@@ -15,7 +15,7 @@ from sailord.api.access.callers import name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.responses import refusal
 from sailord.api.handlers.context import CONTEXT, Handler
-from sailord.api.handlers.preemption_webhook import read_message
+from sailord.api.handlers.webhook_message import read_message
 from sailord.api.routes import route_of
 from simulator.documents.problems import Problem
 

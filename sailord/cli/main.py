@@ -7,6 +7,7 @@ import click
 from sailord.cli.shared.exit_codes import TEXT
 from sailord.cli.shared.lazy_group import LazyGroup, Sections
 
+# A new command: a row here, a module in a folder beside this file, and its text in sailord/text.
 SECTIONS: Sections = {
     "Plan and simulate, without a cluster": {
         "plan": ("planning.plan", "Find the best plan for JOB on CLUSTER."),

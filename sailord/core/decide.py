@@ -1,9 +1,9 @@
 """The controller's decisions: one pure function, and the rules that it applies in order.
 
-``learn`` folds an event into the state. Then the rules of ``RULES`` are asked in their order; the
-first that answers with a ``Step`` changes the state, and all are asked again, until none does. A
-rule looks only at the state, never at the event: a controller that missed an event, or has just
-been elected, reads the store and goes on from there.
+``learn`` folds an event into the state. Then the rules of ``RULES`` are asked in their order. Each
+answers ``PASS`` (ask the next), ``WAIT`` (ask none until the next event) or a ``Step`` (change the
+state, and ask again from the first): see ``core.model.rule``. It looks only at the state, never at
+the event: a controller that missed an event, or has just been elected, reads the store and goes on.
 
     Waiting -> Opening -> Starting -> Running      the planner answered, and nothing runs
     Running, Starting -> Stopping -> Opening       a better plan, a notice, a drain

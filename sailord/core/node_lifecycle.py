@@ -248,9 +248,9 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     """Return why a node counts as lost; empty while it may be alive.
 
     The end of a lease alone is no proof. All members take part in every step, so a member without
-    a lease is only suspect while steps are being done, or while its agent answers a probe. This
-    delays nothing: when a dead node's lease ends, its job has made no step for longer than
-    ``last_step_s``.
+    a lease is only suspect while steps are being done, or while its agent answers a probe. A dead
+    node is not given up later for that: when its lease ends its job has made no step for
+    ``last_step_s``. With a lease it is lost if a peer lost it and its agent answers no probe.
     """
     if is_broken and node.is_unreachable:
         return "a peer lost its connection and its agent does not answer"

@@ -1,4 +1,7 @@
-"""Signs webhook bodies, incoming and outgoing ones alike, with HMAC-SHA256 over time and body."""
+"""Makes the signature of a webhook body, HMAC-SHA256 over time and body.
+
+``api.handlers.webhook_message`` verifies those of incoming messages.
+"""
 
 from __future__ import annotations
 

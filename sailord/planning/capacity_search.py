@@ -41,9 +41,8 @@ from simulator.spec.job import Goal, Job, Preference
 def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
     """Return how many machines of each pool there should be, and why.
 
-    For a job with a deadline, where there are pools of both contracts, the counts leave out
-    on-demand machines that are rented for it: ``choices`` says what it could run
-    on: spot machines alone, or on-demand ones alone.
+    For a job with a deadline, where there are spot and on-demand pools, the counts exclude machines
+    on demand that are rented for it; ``choices`` has its plans on spot and on on-demand alone.
     """
     if not request.has_deadline or {pool.spot for pool in request.pools} != {True, False}:
         return _choose(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from agents.protocol.records import (
 )
 from agents.protocol.store_keys import Keys
 from agents.protocol.versions import Protocol
-from agents.store.interface import Put
+from agents.store.interface import Delete, Put
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 
@@ -137,6 +138,28 @@ def test_unreadable_records_are_never_overwritten(tmp_path):
         assert await gateway.give_order(Order("o", "drain", "a")) == "other"
         entries = (await gateway.store.snapshot(KEYS.all)).entries
         assert {entry.value for entry in entries if entry.key != KEYS.leader} == {ODD}
+
+    in_a_store(tmp_path, play)
+
+
+def test_a_former_leader_writes_no_generation_and_commits_nothing(tmp_path):
+    async def play(gateway: Gateway):
+        store, durable = gateway.store, Durable(Point(7, OPEN.number), "m", "s")
+        terms = []
+        for leader in (b"first", b"second"):
+            await store.transact([], [Delete(KEYS.leader)])
+            await store.put(KEYS.leader, leader)
+            terms.append((await store.get(KEYS.leader)).created)
+        old, new = terms
+        by_old, by_new = (replace(OPEN, term=term) for term in terms)
+        assert not await gateway.write_generation(by_old, None, plan=b"p", about=b"{}")
+        assert [entry.key for entry in (await store.snapshot(KEYS.all)).entries] == [KEYS.leader]
+        assert await gateway.write_generation(by_new, None, plan=b"p", about=b"{}")
+        stop = replace(by_old, state="stopping")
+        assert not await gateway.write_generation(stop, by_new, plan=None, about=None)
+        assert await gateway.commit(durable, by_new, old) == "deposed"
+        assert await store.get(KEYS.durable(JOB)) is None
+        assert await gateway.commit(durable, by_new, new) == "committed"
 
     in_a_store(tmp_path, play)
 

@@ -229,7 +229,7 @@ def buddies_of(
     zones: Mapping[str, str],
     survive: Literal["node", "zone"] = "node",
 ) -> dict[PieceKey, str]:
-    """Return the buddy node of each piece that one loss would take.
+    """Return the buddy node of each piece whose only copies one loss would destroy.
 
     A replica that must survive the loss of a node stays in the same zone if possible, since traffic
     between zones costs money; one that must survive the loss of a zone goes to another zone. If the

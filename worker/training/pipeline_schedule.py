@@ -6,8 +6,8 @@ sends nothing before it has heard of the receiver's request, so on CPUs the next
 is requested as soon as the one before is taken. On GPUs, where a waiting receive holds a part of
 the device, only the next operation's input is.
 
-Tensors from one rank arrive in the order in which it sends them, so it has to send them in the
-order in which they are taken here. With two device groups that send each other both activations and
+A receiver takes tensors in the order in which the peer sends them, so both must use one order. With
+two device groups that send each other both activations and
 gradients, this holds because all schedules pair forwards with backwards alike
 (``tests/worker/training/test_input_requests.py``).
 """

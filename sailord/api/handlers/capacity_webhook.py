@@ -25,7 +25,7 @@ from sailord.api.answers.types import Accepted
 from sailord.api.handlers.bodies import ID_CURE, read_object
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import OTHER_ID
-from sailord.api.handlers.preemption_webhook import ALERTS_MAX, SEE, read_message
+from sailord.api.handlers.webhook_message import ALERTS_MAX, SEE, read_message
 from sailord.cluster_records import Gateway, Given
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import InputError, Problem

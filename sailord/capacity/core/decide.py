@@ -1,7 +1,7 @@
 """Decides which instances to request and to delete: events in, commands out, no clock.
 
-The planner sets the target: how many instances of each pool there should be. This reconciles
-towards it, one request at a time per pool. Five invariants hold:
+The planner sets the target (``sailord.planning.capacity_search``): how many instances of each pool
+there should be. This reconciles towards it, one request at a time per pool. Five invariants hold:
 
 1. a request is sent once; one with an unknown outcome counts as granted until an observation
    settles it;
@@ -10,7 +10,7 @@ towards it, one request at a time per pool. Five invariants hold:
 4. only an agent that registers proves a pool: until then few of its instances are up at once, and
    after a few in a row without an agent the pool is stopped;
 5. surplus instances are deleted, unused ones first; those that the job uses are drained only once
-   the whole target is up, or if the budget cannot pay for them and the target.
+   the whole target is up, or earlier if the budget cannot pay for both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dropout that drops the same elements under every plan."""
+"""Dropout of built-in models, the same under every plan; of a user's code: ``keyed_random``."""
 
 from __future__ import annotations
 

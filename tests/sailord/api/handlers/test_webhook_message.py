@@ -10,7 +10,7 @@ import pytest
 
 from sailord.api.answers.responses import Refusal
 from sailord.api.handlers.context import CONTEXT
-from sailord.api.handlers.preemption_webhook import NO_WEBHOOKS, read_message
+from sailord.api.handlers.webhook_message import NO_WEBHOOKS, read_message
 from sailord.config import Webhooks
 from sailord.notify.webhook_signature import SIGNATURE_HEADER
 
