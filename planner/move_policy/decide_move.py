@@ -8,9 +8,9 @@ It is a ski rental with advice:
   once would have cost, whatever happens next.
 - *Advice*, for plans with nodes that the running one lacks: if the gain expected until nodes are
   next lost or added repays the cost, the job moves at once. If it repays half of the cost, the job
-  waits as above; if less, up to twice as long, so that it does not move to nodes that are lost again
-  soon. How often nodes are lost or added is learned, per pool, from the events observed there, so
-  wrong advice is soon corrected.
+  waits as above; if less, up to twice as long, so that it does not move to nodes that are lost
+  again soon. How often nodes are lost or added is learned, per pool, from the events observed
+  there, so wrong advice is soon corrected.
 """
 
 from __future__ import annotations
