@@ -104,23 +104,17 @@ audit: $(FOR_ALL) ## compare the pinned packages with known advisories (OSV=FILE
 # MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
 # that compare with measurements; without it they say what they lack.
 .PHONY: bench
-bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
-	@set -e; for file in benchmarks/*.py; do \
-		echo "== $$file"; \
-		case "$(MEASURED):$$file" in \
-			*restarting.py|*machine.py|*shaped_ranks.py|*fidelity_*.py) echo "others use it" ;; \
-			*soak.py) echo "make soak" ;; \
-			*simulate.py|*runtime.py|*overhead.py|*store.py|*reconfigure.py) $(BIN)/python "$$file" ;; \
-			*checkpoint.py|*control.py|*notices.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
-				|| echo "$$file: a target was missed, or it could not be measured" ;; \
-			*fidelity.py) $(BIN)/python "$$file" || echo "$$file: needs root" ;; \
-			:*) echo 'needs measurements: make bench MEASURED=DIR' ;; \
-			*other_systems.py) $(BIN)/python "$$file" --runs "$(MEASURED)/public_runs.json" \
-				--catalogue "$(MEASURED)/public_runs_catalogue.toml" ;; \
-			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \
-			*planners.py) $(BIN)/python "$$file" "$(MEASURED)" ;; \
-			*) $(BIN)/python "$$file" --profiles "$(MEASURED)" ;; \
-		esac; done
+BENCHES := simulate plan_quality sailorctl runtime chunks read_ahead overhead store reconfigure \
+	checkpoint control notices page fidelity
+bench: $(FOR_ALL) ## print the benchmarks' tables (MEASURED=DIR: also those that need measurements)
+	@run() { echo "== $$*"; $(BIN)/python -m benchmarks."$$@" \
+			|| echo "$$1: a target was missed, or it could not be measured"; }; \
+	for name in $(BENCHES); do run $$name; done; \
+	test -n "$(MEASURED)" || { echo "the others need measurements: make bench MEASURED=DIR"; exit 0; }; \
+	run accuracy --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json"; \
+	for name in calibrate planning replan; do run $$name --profiles "$(MEASURED)"; done; \
+	run planners "$(MEASURED)"; \
+	run other_systems --runs "$(MEASURED)/public_runs.json" --catalogue "$(MEASURED)/public_runs_catalogue.toml"
 
 # A real sailord and real agents under attack by strangers, a hostile job and an agent that lies; the
 # worst flood goes on for so many ATTACK_MINUTES. Prints what each attack cost before and costs now.

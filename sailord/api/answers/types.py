@@ -146,7 +146,7 @@ class Submitted(JobRecord):
     """A submitted job's record, with warnings."""
 
     warnings: tuple[str, ...] = ()
-    """Files that each node looks up in its own data folder."""
+    """Files that the head lacks, models that fit on no known node, limits that cannot be kept."""
     snapshot_bytes: int = 0
     """The memory that snapshots usually need on all nodes of one zone together."""
     waits_for: tuple[str, ...] = ()
