@@ -89,7 +89,7 @@ Seconds = dict[Method, list[float]]
 
 @dataclass(eq=False)
 class TimedSnapshots(SnapshotManager):
-    """Keeps at the steps that a block wants kept."""
+    """Takes snapshots at the steps that a block asks for."""
 
     due: range = range(0)
     persisted: int | None = None
@@ -109,11 +109,11 @@ class Bench:
     snapshots: TimedSnapshots
     folder: Path
     wait_brought: Callable[[], object]
-    """Return when the other process has brought to disk what was sealed for that."""
+    """Wait until the other process has written the snapshots meant for disk."""
     stalls: Seconds = field(default_factory=lambda: defaultdict(list))
     blocks: Seconds = field(default_factory=lambda: defaultdict(list))
     work: Seconds = field(default_factory=lambda: defaultdict(list))
-    """In processor time, which other processes of the machine disturb less."""
+    """Processor seconds, which other processes of the machine disturb less."""
     _saving: Any = None
 
     def run(self, method: Method, steps: int) -> None:

@@ -55,11 +55,11 @@ from worker.data.sources.open_data import open_data
 WITHIN_S = 180.0
 WAITED_MOST = 0.05
 STOLEN_MOST = 0.02
-"""A run counts if none of its ranks waited longer for a core, as a share of the step, and the host
-stole no more of the cores' time."""
+"""Limits of a run that counts: the longest wait of a rank for a core, as a share of the step, and
+the share of the cores' time that the host stole."""
 PROFILES = 4
 MEASURED_S = 8.0
-"""Steps of a plan take about so long together."""
+"""Seconds that the measured steps of a plan take together, roughly."""
 AHEAD = ("chrt", "--rr", "1") if os.geteuid() == 0 else ()
 PHASES = ("profile", "links", "host", "plans", "moves")
 PORT = 29500

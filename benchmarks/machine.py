@@ -24,7 +24,7 @@ def stolen_share(before: list[int], after: list[int]) -> float:
 
 
 def put_ahead(pid: int = 0, *, priority: int = 1) -> None:
-    """Have a process run whenever it can, whatever else runs here; its children inherit it.
+    """Give a process and its children real-time priority over everything else that runs here.
 
     ``nice`` is not enough: Linux shares the cores between sessions first (autogroup), and a process
     that wakes up waits for the time slice of the one that runs, some milliseconds.

@@ -7,7 +7,7 @@ every node is drawn, the bytes until then and in a minute, and sailord's process
 document, and for the list of nodes that `sailorctl nodes` asks for.
 
 ``python -m benchmarks.page --preemptions N`` runs a sailord and four emulated nodes that train, and
-prints how long after a node's notice the page shows that it leaves, and who computes instead.
+prints how long after a node's notice the page shows that it leaves, and the plan without it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from worker.profiling.activity_board import ActivityBoard
 
 MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
 MEMORY_GIB = {(4, 128): 1.413, (8, 128): 1.408, (16, 128): 1.408, (8, 352): 1.463}
-"""Makes two pipelines or more, and one after a few nodes are lost."""
+"""GPU memory with which plans have two pipelines or more, and one after a few losses."""
 STEPS_BEFORE_KILL = 6
 TURNS = 5
 WITHIN_S = 300.0

@@ -43,7 +43,7 @@ from worker.profiling.timeline import Recorder
 from worker.training.trainer import RankTrainer
 
 WARM_UP = 4
-"""Steps that do not count: connections open, and the allocations of the first two are counted."""
+"""Steps that are not timed: connections open, and allocations of the first two are traced."""
 TRACED = 1
 """Steps at the end whose events are kept."""
 WITHIN_S = 60.0
@@ -79,7 +79,7 @@ class Measured:
 
     @property
     def waited(self) -> float:
-        """The share of the step that the rank waited for a core that waited longest."""
+        """The longest wait of a rank for a core, as a share of the step."""
         return max(rank["core_wait_s"] for rank in self.ranks) / self.iteration_s
 
     @property

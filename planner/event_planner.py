@@ -230,7 +230,7 @@ class _Asked:
         if bound.work >= bound.work_max:
             why = "the bound has no time left"
         else:
-            why = "the bound knows no better; a better plan may exist or not"
+            why = "the bound cannot be raised; a better plan may or may not exist"
         self.note = f"a gap of {gap:.3g} was not reached: {why}"
 
     def _event_bound(self, work_max: float) -> EventBound:

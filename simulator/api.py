@@ -71,7 +71,7 @@ class Measurements:
     paths: Mapping[str, Path] = field(default_factory=dict)
     network: MeasuredNetwork = field(default_factory=MeasuredNetwork)
     live: tuple[Correction, ...] = ()
-    """What the steps of the running job say of the profile."""
+    """Corrections of the profile by the steps of the running job."""
 
     def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
         """Read the profile of a name."""

@@ -62,14 +62,14 @@ def _error_pct(predicted: float, measured: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The comparisons, the runs that could not be estimated, with the reason, and the others."""
+    """Comparisons, runs that could not be estimated with the reason, unmeasured runs, and notes."""
 
     comparisons: tuple[Comparison, ...]
     failures: tuple[tuple[str, str], ...]
     unmeasured: tuple[str, ...] = ()
     """Runs without a valid measurement, which are not estimated."""
     notes: tuple[tuple[str, str], ...] = ()
-    """What the file says of a run and the estimate does not use, or took for granted."""
+    """By run, what the file states and the estimate does not use, or what it assumes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl validate --json``."""

@@ -133,7 +133,7 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         answer.unlink()
         return found | took
-    lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
     last = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
     ended = f"did not end within {limit_s:.0f} s" if code is None else f"ended with {code}"
     return {"state": "failed", "why": f"{ended}: {last[:300]} ({log})"} | took

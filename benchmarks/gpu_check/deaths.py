@@ -43,9 +43,9 @@ RANKS = 4
 SECONDS, SECONDS_QUICK = 150.0, 15.0
 """After this time no further death is tried."""
 ANSWER_S = 45.0
-"""A rank that says nothing for so long is counted as lost, and killed."""
+"""A rank without an answer for this long counts as lost and is killed."""
 DEADLINE_S, FROZEN_S = 30.0, 6.0
-"""How long a rank waits for another; for one that is frozen."""
+"""How long a rank waits for a peer; where a rank is frozen."""
 STEPS = 3
 
 
@@ -86,7 +86,7 @@ class _Rank:
         return None
 
     def end_it(self, *, tells_where: bool = False) -> None:
-        """Kill the process, which may write to the log where it is."""
+        """Kill the process; ``tells_where`` makes it write its stacks to the log first."""
         if tells_where and self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGUSR1)
             time.sleep(0.5)
@@ -96,7 +96,7 @@ class _Rank:
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Kill ranks until the time is over; count what became of the others."""
+    """Kill ranks until the time is over; count the outcomes of the survivors."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     job, draw = _job(setting), Random("deaths")
@@ -157,7 +157,7 @@ def _next_generation(
     seconds: dict[str, list[float]],
     unexpected: list[str],
 ) -> None:
-    """Train on with those that are left."""
+    """Train the next generation with the surviving ranks."""
     slots = sorted(ranks)
     if not slots:
         return
@@ -244,7 +244,7 @@ def _plan(draw: Random, job: Job, ranks: int) -> Plan:
 
 
 class _Freezing(Recorder):
-    """Stops this process where another one would kill it."""
+    """Freezes this process at the point where a plain recorder kills it."""
 
     def reached_point(self, place: Any) -> None:
         point = self.fail_at

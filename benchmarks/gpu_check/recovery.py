@@ -43,7 +43,7 @@ steps = 1000000
 memory_every = 5
 """
 ELSEWHERE = {"GCE_METADATA_HOST": "127.0.0.1:9"}
-"""Nothing answers there: a metadata server is not to be asked."""
+"""An address where nothing answers, so that no metadata server is asked."""
 STEPS_BEFORE = 12
 MEMORY_BYTES = 2**30
 """More than all snapshots of this job take."""
@@ -51,7 +51,7 @@ WITHIN_S = 40.0
 
 
 class _Cluster:
-    """sailord and one agent, each a process."""
+    """sailord and an agent for each node, each a process."""
 
     def __init__(self, folder: Path, memory: Path, setting: Setting) -> None:
         self.folder, self._processes = folder, {}

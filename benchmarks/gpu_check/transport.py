@@ -104,7 +104,7 @@ def _all_ranks(setting: Setting) -> dict[str, Any]:
 
 def _heard(end: Connection, deadline: float) -> Any:
     """Return a rank's last message."""
-    last: Any = "nothing was heard of this rank"
+    last: Any = "no message from this rank"
     try:
         while end.poll(max(deadline - time.monotonic(), 0.0)):
             last = end.recv()

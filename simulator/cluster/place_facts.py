@@ -69,7 +69,7 @@ class PlaceFacts:
         return self.cluster.pools_of(place.key)
 
     def pool_price_usd(self, pool: Pool) -> float | None:
-        """Return a pool's price: the cluster file's, else the network file's, else any other."""
+        """Return a pool's price: the cluster file's, else the network's, else the catalogue's."""
         if pool.price_source not in ("catalogue", "unknown"):
             return pool.price_usd_per_gpu_hour
         measured = self.measured.price_usd_per_gpu_hour.get((pool.gpu, pool.zone))

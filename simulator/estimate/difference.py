@@ -49,7 +49,7 @@ def are_told_apart(one: float, other: float, error: float) -> bool:
 
 
 def _work(plan: Plan, key: Key) -> dict[Hashable, float]:
-    """The shares of the work, in layers and samples, by what does it."""
+    """Shares of the work (layers x micro batches), by ``key``."""
     work: dict[Hashable, float] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:

@@ -3,7 +3,8 @@
 Every layer is reduced between all device groups that hold it, one per pipeline: as one ring, or
 hierarchically, first inside each zone and then across zones. The ranks of a group run rings in
 parallel and share their machine's NIC. Jobs run in one global order, layers descending, and a
-group runs one at a time; the runtime uses the same order to avoid deadlocks.
+group runs one at a time (gloo: one per set of ranks); the runtime uses the same order to avoid
+deadlocks.
 
 All rings of a plan are built at once as columns (``simulator.estimate.sync_rings``), so that
 times are computed once per kind of hop, not once per ring.
@@ -31,7 +32,7 @@ MASTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncJob:
-    """One all-reduce: the gradients of some layers, over all groups that hold them."""
+    """One all-reduce or broadcast: some layers, over all groups that hold them."""
 
     layers: tuple[int, int]
     groups: DeviceGroups
@@ -40,7 +41,7 @@ class SyncJob:
     seconds: float
     egress_bytes: tuple[tuple[Zones, float], ...]
     algorithm: str
-    """``"ring"``, ``"hierarchical"``, or ``"tied"`` for a tensor that two layers share."""
+    """``"ring"``, ``"hierarchical"``, ``"broadcast"``, or ``"tied"`` for a tensor of two layers."""
     broadcast: SyncJob | None = None
     """Under ZeRO-1 by buckets: the owners send the updated fp32 weights to the other holders."""
 

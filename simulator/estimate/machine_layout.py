@@ -95,7 +95,7 @@ def _machines(tp: Ints, size: int, *, in_turn: bool) -> Ints:
         return numbers
     found: list[int] = []
     free: list[int] = []
-    # By number of devices, the machine from which on there may be room for so many.
+    # By number of devices, the first machine that may have room for that many.
     first: dict[int, int] = {}
     for devices in tp.tolist():
         number = max(0, len(free) - 1) if in_turn else first.get(devices, 0)
@@ -138,7 +138,7 @@ def _canonical_ranks(groups: DeviceGroups) -> tuple[list[int], list[int]]:
 
 
 def _blocks(ranks: list[int], stages: list[tuple[int, ...]], together: int | None) -> list[int]:
-    """Number the blocks of each pipeline, so many of equal stages in each, in order of rank."""
+    """Return each pipeline's block: up to ``together`` with equal stages, in order of rank."""
     if together is None:
         return [0] * len(ranks)
     blocks, number = [0] * len(ranks), -1

@@ -68,7 +68,7 @@ def read_model(
         if others:
             table.report("hf", f"is given together with {others[0]}", "keep one of the two")
         elif undescribed is None:
-            cure = "let it be described: python -m worker describe JOB > DESCRIBED"
+            cure = "describe it: python -m worker describe JOB > DESCRIBED"
             table.report("hf", "is given without a description", cure)
         else:
             return undescribed

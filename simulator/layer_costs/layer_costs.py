@@ -230,7 +230,7 @@ class LayerCosts:
             return modelled
         if recompute == "full":
             whole = self._kept(tp, samples, "none", precision)
-            # Layers that are never recomputed keep the measured bytes; the others keep no more.
+            # Layers that are not recomputed keep the measured bytes; recomputed ones keep no more.
             recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
             return np.where(recomputed, np.minimum(whole, modelled), whole)
         exact = self._measured_bytes("kept_bytes", tp, samples, precision)
@@ -239,7 +239,7 @@ class LayerCosts:
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
         there = self._profiled_in(profile)
-        # Whether others measured with flash attention, their profiles do not say for certain.
+        # Published profiles do not reliably state whether flash attention was on.
         flash = profile.flash_attention if profile.is_own else self.job.uses_flash
         same = degree == tp and profile.sequence == self.job.sequence and there == precision
         if same and flash == self.job.uses_flash:
@@ -302,8 +302,8 @@ class LayerCosts:
         return {gpu: self._catalogue.gpu(gpu).computes_in(profile.precision) for gpu in kinds}
 
     def _profiled_in(self, profile: Profile) -> Precision:
-        """Return the format of a profile's element counts: of its newest kind, which is not known,
-        so the profile's own unless no kind has it.
+        """Return the format of a profile's element counts: the one in which all its GPU kinds
+        compute, else the profile's own.
         """
         formats = set(self._computed_in(profile).values())
         return formats.pop() if len(formats) == 1 else profile.precision

@@ -19,7 +19,7 @@ LAUNCH_BOUND = 1.3
 """A layer is launch-bound if a batch of twice the size takes less than this many times as long."""
 
 _LEEWAY = 0.88
-"""How much less than the roofline says of a larger batch it may take: large kernels are quicker."""
+"""Share of the scaled roofline that a larger batch takes at least: large kernels are faster."""
 _SCALED_ERROR = 0.25
 """The error bar of measured times that the roofline scales."""
 

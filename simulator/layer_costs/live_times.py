@@ -41,7 +41,7 @@ class Correction:
 def corrections_of(
     plan: Plan, ratios: Mapping[int, float], *, relative_error: float
 ) -> tuple[Correction, ...]:
-    """Return what the ratios of measured to predicted time say of each kind and layer range.
+    """Return corrections by GPU kind and layer range, from ratios of measured to predicted time.
 
     ``ratios`` is by rank; a rank's ratio holds for all its chunks. Of several ranks with the same
     layers the median counts. Nothing is corrected unless some range is beyond the error bar.

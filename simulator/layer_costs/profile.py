@@ -131,7 +131,7 @@ class Profile:
         return np.max(found, axis=0) if found else None
 
     def merged_with(self, newer: Profile, *, place: str) -> Profile:
-        """Return both, the newer measurements first; ``InputError`` unless of one model."""
+        """Merge two profiles, newer measurements first; ``InputError`` unless of one model."""
         problems = Problems()
         for what, mine, theirs in (
             ("sequence", self.sequence, newer.sequence),
@@ -145,7 +145,7 @@ class Profile:
             said = "was measured on other layers than the job's"
             problems.add(place, said, "give another --name, or remove the file")
         elif self.is_of_another(newer.fingerprint):
-            said = "was measured on another model than the job's, or one that was counted otherwise"
+            said = "was measured on another model than the job's, or counted by another version"
             problems.add(place, said, "give another --name, or remove the file")
         if not self.is_own:
             problems.add(place, "was not measured by sailorctl profile", "give another --name")

@@ -130,5 +130,5 @@ def seconds_at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: flo
 
 
 def is_tcp(curves: Mapping[int, Curve]) -> bool:
-    """Whether these curves of one link are of TCP connections."""
+    """Whether all curves of a link were measured over TCP connections."""
     return all(curve.is_tcp for curve in curves.values())

@@ -159,7 +159,7 @@ class Network:
         link = machine.intra_link
         rate = link.ring_bytes_per_s
         if not link.full_duplex:
-            # GPUs that are idle leave their share of the bus to the others.
+            # Idle GPUs leave their share of the bus to the sending ones.
             rate = min(link.flow_bytes_per_s, rate * max(1.0, machine.gpus / gpus))
         return link.step_s + bytes_each / rate
 

@@ -17,7 +17,7 @@ from simulator.network.network import LinkEnd, MeasuredNetwork
 TRANSPORTS = ("nccl", "tcp")
 """What carried the measured transfers."""
 BAND = ("low_GBps", "high_GBps")
-"""Nine of ten transfers were between."""
+"""Keys of the range that held nine of ten transfers."""
 
 
 def network_from_json(
@@ -155,9 +155,9 @@ def _are_rates(values: object) -> TypeGuard[list[float]]:
 
 
 def _band(entry: Mapping[str, Any]) -> float | None:
-    """Return how far nine of ten transfers were from the curve, at the middle one of its sizes.
+    """Return how far nine of ten transfers were from the curve, as the median over its sizes.
 
-    Estimates add up many messages, so the widest part of a band says too much.
+    Estimates add up many messages, so the widest part of the range would overstate the error.
     """
     if not all(key in entry for key in BAND):
         return None

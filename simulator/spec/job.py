@@ -130,13 +130,13 @@ class Job:
     steps: int | None = None
     learning_rate: float = 3e-4
     learning_rate_min: float = 0.0
-    """Where a decaying schedule ends."""
+    """The rate at which a decaying schedule ends."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = 0
     update: UpdateSettings = field(default_factory=UpdateSettings)
     clip_norm: float | None = None
     skip_nonfinite: int = 3
-    """So many steps in a row may be skipped because the loss or a gradient is not finite."""
+    """Most steps in a row that may be skipped because the loss or a gradient is not finite."""
     dropout: float = 0.0
     objective: Objective = field(default_factory=Objective)
     data: Data = field(default_factory=Data)
@@ -159,5 +159,5 @@ class Job:
 
     @property
     def uses_flash(self) -> bool:
-        """Whether attention writes no scores; Sailor's dropout decides on each of them."""
+        """Whether flash attention runs: it writes no scores, and Sailor's dropout needs them."""
         return self.flash_attention and (self.dropout == 0 or self.runtime != "sailor")

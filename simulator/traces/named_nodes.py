@@ -18,7 +18,7 @@ class NamedNodes:
         self.sizes = sizes
         self.up: NodeNames = (None,) * len(sizes)
         self.flawed: set[int] = set()
-        """Pools of which a mistake was found; others would only follow from it."""
+        """Pools with a reported mistake; further ones there would only follow from it."""
 
     def set(
         self, pool: int, names: Sequence[str] | None, gpus: int, change: int | None
@@ -40,7 +40,7 @@ class NamedNodes:
             if before is None:
                 return None
             if gpus and gpus != len(before) * size:
-                what = "names no nodes, as what came before did"
+                what = "names no nodes, although earlier entries of the pool do"
                 return what, "give nodes in all of a pool or in none"
             names, change = (before if gpus else ()), None
         twice = [name for name, count in Counter(names).items() if count > 1]

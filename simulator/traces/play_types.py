@@ -41,7 +41,7 @@ class ReconfigurationCosts:
 
 
 def steps_between(iteration_s: float, seconds: float) -> int:
-    """Iterations after which so many seconds have passed; at least 1."""
+    """Iterations that take at least this many seconds; at least 1."""
     return max(1, math.ceil(seconds / iteration_s - EPS))
 
 
@@ -117,7 +117,7 @@ class PolicyInput:
     is_cold: bool = False
     """Whether the state is still to be read from the durable checkpoint."""
     leaves_s: float = math.inf
-    """Times at which announced losses will take GPUs of the plan."""
+    """When an announced loss first takes GPUs of the plan."""
     lost: LostSlots = ()
     """GPUs lost at the start of the current span, by pool."""
     steps: int = 0
@@ -180,12 +180,12 @@ class PolicyResult:
     reconfigurations: int
     """Including those after losses."""
     losses: int
-    """How often the running plan lost GPUs."""
+    """Number of losses that stopped the running plan."""
     useful_s: float
     lost_s: float
     """Spent on iterations that were rolled back or never finished."""
     downtime_s: float
-    """Spent on reconfigurations and restarts."""
+    """Spent on reconfigurations, restarts and checkpoints."""
     idle_s: float
     """Without a plan to run."""
     gpu_seconds: tuple[float, ...]

@@ -91,7 +91,7 @@ class _Run:
     every_s: float = math.inf
     """Interval of durable checkpoints in it."""
     leaves_s: float = math.inf
-    """When announced losses take GPUs of the plan."""
+    """When an announced loss first takes GPUs of the plan."""
     remains: list[int] = field(default_factory=list)
     """GPUs of the plan whose loss is not announced, by pool."""
     done: _Marks = field(default_factory=_Marks)
@@ -190,7 +190,7 @@ class _Run:
         if self.plan is None:
             if self.policy.is_live and not self.is_cold and before is not None:
                 held = list(self.plans[before].gpus)
-                # An announced loss is not announced again when it comes.
+                # An announced loss is applied now, since it is not reported again when it comes.
                 self._lose(held, held if remains is None else remains)
             return
         every_s = decision.checkpoint_every_s

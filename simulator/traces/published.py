@@ -44,7 +44,7 @@ class Series:
     """The date and time of second 0, if the log has it."""
 
     def without_names(self) -> Series:
-        """The same counts; what changes names only is no point."""
+        """The same counts, without points that change names only."""
         points = [
             point
             for number, point in enumerate(self.points)
@@ -72,8 +72,8 @@ def series_of(file: LogFile) -> Series:
     counts, nodes = tuple(each[:2] for each in kept), tuple(each[2] for each in kept)
     start_s = points[0][0]
     if end_s <= start_s:
-        what = "covers no time: all of its entries are of one moment"
-        raise InputError(Problem(file.name, what, "give a log of some time"))
+        what = "covers no time: all entries are of the same moment"
+        raise InputError(Problem(file.name, what, "give a log of a longer time"))
     begins = datetime.fromtimestamp(start_s, UTC) if format_of(file) == "sailord" else None
     return Series(counts, end_s - start_s, nodes, begins)
 
@@ -90,10 +90,10 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
 
 
 def _check_times(points: _Points, end_s: float) -> None:
-    """Refuse times that are no seconds, such as milliseconds since 1970."""
+    """Refuse times that are not in seconds, such as milliseconds since 1970."""
     for at_s in (*(point[0] for point in points), end_s):
         if not 0 <= at_s < TIMES_END_S:
-            raise ValueError(f"{at_s:g} s is no time from 0 to the year 9999, in seconds")
+            raise ValueError(f"{at_s:g} s is not a time in seconds from 0 to the year 9999")
 
 
 def format_of(file: LogFile) -> str:

@@ -1,4 +1,4 @@
-"""Read trace files: Sailor's events of GPUs that come and go, and published lists of points."""
+"""Read trace files: Sailor's events of added and lost GPUs, and published lists of points."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ class _TraceReader:
 
 def _valid_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise InvalidValue("is no list", 'give a list of names, as ["a", "b"]')
+        raise InvalidValue("is not a list", 'give a list of names, as ["a", "b"]')
     return tuple(map(valid_text, value))
 
 

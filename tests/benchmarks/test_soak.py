@@ -35,7 +35,7 @@ def test_a_rise_within_the_limit_is_level():
     assert judge(values, 0.05 * MIB).is_rising
 
 
-def test_the_rise_is_told_per_hour():
+def test_rise_is_reported_per_hour():
     verdict = judge(series([i / 10 for i in range(121)]), 1 * MIB)
     assert verdict.per_hour / MIB == pytest.approx(12.0, rel=0.02)
 

@@ -43,7 +43,7 @@ def test_a_search_ends_as_soon_as_the_gap_is_reached(question: Question) -> None
 
 
 @pytest.mark.slow
-def test_a_gap_out_of_reach_is_searched_for_and_said_to_be(
+def test_a_gap_out_of_reach_is_searched_for_and_noted(
     question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_planner, "default_budget", lambda _: 40)
@@ -111,7 +111,7 @@ MOMENTS: list[tuple[Any, str, int, dict[str, Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "at", "asked"), MOMENTS)
-def test_the_best_plan_outlives_an_interruption_at_any_moment(
+def test_the_best_plan_survives_an_interruption_at_any_moment(
     question: Question, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, asked: Any
 ) -> None:
     question = replace(question, budget=10)
@@ -126,7 +126,7 @@ def test_the_best_plan_outlives_an_interruption_at_any_moment(
 
 
 @pytest.mark.slow
-def test_a_plan_that_only_a_relaxed_search_found_outlives_an_interruption(
+def test_a_plan_that_only_a_relaxed_search_found_survives_an_interruption(
     question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, calls = EventSearch.run, itertools.count(1)
@@ -150,7 +150,7 @@ def test_a_plan_that_only_a_relaxed_search_found_outlives_an_interruption(
 
 
 @pytest.mark.parametrize("moment", [(EventSearch, "judge_plan"), (EventBound, "_seen")])
-def test_who_does_not_show_the_note_is_interrupted(
+def test_interruption_is_raised_where_the_note_is_not_shown(
     question: Question, monkeypatch: pytest.MonkeyPatch, moment: tuple[Any, str]
 ) -> None:
     interrupt(monkeypatch, *moment, at=3)

@@ -22,7 +22,7 @@ from tests.planner.small_cases import GPUS, ZONES, SmallCase, random_case
 EXTREMES = (1e-12, 1e-9, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9, 1e12)
 """Values of limits; files accept any number above 0."""
 NONSENSE = ("nan", "inf%", "0000000%")
-"""What no sentence may say."""
+"""Text that no sentence may contain."""
 BUDGET = 12
 """Plans judged in one search, which keeps a question quick."""
 

@@ -15,7 +15,7 @@ DATA = Path(__file__).parents[2] / "sailord" / "local" / "data"
 
 
 def demo(memory_gib: float, *machines: int, folder: Path) -> Question:
-    """The cluster of `sailorctl up` with so many machines of each zone, one GPU each."""
+    """The cluster of `sailorctl up` with these numbers of machines by zone, one GPU each."""
     catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
     (folder / "catalogue.toml").write_text(catalogue.replace("= 1.408", f"= {memory_gib}"))
     shutil.copy(DATA / "cluster.toml", folder)

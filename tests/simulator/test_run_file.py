@@ -147,8 +147,8 @@ def test_a_run_without_a_measurement_is_named() -> None:
     assert report.to_json()["unmeasured"] == ["none"]
 
 
-def test_keys_that_resemble_none_are_told_and_not_used() -> None:
-    """Authors add what they know; the misspelt key of a missing one is another matter."""
+def test_unknown_keys_are_noted_and_not_used() -> None:
+    """Authors add what they know; only a misspelling of a missing key is an error."""
     known = {"iteration_s": 0.5, "iteration_std_s": 0.1}
     report = report_of(changed(weather="fair", provenance={"file": "a.csv"}, measured=known))
     assert report.failures == ()

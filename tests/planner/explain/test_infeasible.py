@@ -16,7 +16,7 @@ PACE, NEXT_S = 5.004807362210215, 0.19980789021985088
 
 
 def refused(objective: Objective, fastest_s: float, **limits: Any) -> list[str]:
-    """The problems if every easier question has a plan of so many seconds."""
+    """The problems if every easier question has a plan of ``fastest_s`` seconds."""
     money = SimpleNamespace(total_usd=0.0)
     estimate = SimpleNamespace(iteration_s=fastest_s, money=money)
     found = cast("Any", SimpleNamespace(estimate=estimate, plan=object()))

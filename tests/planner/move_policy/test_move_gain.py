@@ -1,4 +1,4 @@
-"""A plan that cannot be told apart from the running one is left, unless it only takes up nodes."""
+"""A plan tied with the running one is not moved to, unless it only adds idle nodes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_no_plan_is_better_than_the_planners(examples: int) -> None:
 
 @pytest.mark.sim
 def test_no_plan_is_below_the_bound(examples: int) -> None:
-    """The bound by itself, as it is where plans are too many to look at."""
+    """The bound alone, as used where there are too many plans to judge."""
     tight = 0
     for seed, case, every in small_cases(2 * examples):
         if not every:
@@ -112,7 +112,7 @@ def test_no_plan_is_below_the_bound(examples: int) -> None:
 
 
 def test_without_a_known_plan_the_bound_is_that_of_the_families(examples: int) -> None:
-    """A budget may be so tight that no plan is known whose time could end the cells of time."""
+    """Under a tight budget no plan is known, so that nothing limits the cells of time."""
     for seed in range(examples):
         case = random_case(random.Random(f"unknown {seed}"), gpus_max=4, layers_max=5)
         for goal in ("throughput", "cost"):

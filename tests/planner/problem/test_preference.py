@@ -114,7 +114,7 @@ def test_choices_are_tied_and_near_the_best(goal: Goal, examples: int) -> None:
             assert cheaper or simpler_by(taken.plan, best.plan)
 
 
-def test_what_is_simpler_is_said() -> None:
+def test_simpler_by_names_what_one_plan_has_less_of() -> None:
     assert simpler_by(WHOLE, HALVES) == "1 stage instead of 2"
     assert simpler_by(HALVES, ACROSS) == "1 zone instead of 2"
     assert simpler_by(HALVES, WHOLE) == ""

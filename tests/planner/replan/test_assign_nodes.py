@@ -42,7 +42,7 @@ def routes() -> Routes:
 
 
 def random_plan(rng: random.Random, room: dict[str, int], tp: int | None = None) -> Plan | None:
-    """An abstract plan of a few pipelines within so many GPUs by zone."""
+    """An unplaced plan of a few pipelines on at most ``room`` GPUs by zone."""
     left, pipelines = dict(room), []
     for _ in range(rng.randint(1, 3)):
         cuts = sorted({0, LAYERS, *rng.sample(range(1, LAYERS), rng.randint(0, 2))})
@@ -303,7 +303,7 @@ def test_a_first_plan_gets_the_machines_that_were_estimated(examples: int) -> No
 
 
 @pytest.mark.sim
-def test_a_placement_never_makes_a_plan_not_fit(examples: int) -> None:
+def test_a_plan_that_fits_fits_in_any_placement(examples: int) -> None:
     for seed in range(20 * examples):
         rng = random.Random(f"placement fits {seed}")
         nodes = [node(f"n{i}", rng.choice(ZONES), rng.choice([2, 4, 4])) for i in range(4)]
@@ -356,7 +356,7 @@ def test_a_pipeline_finds_room_beside_others_where_no_node_is_free() -> None:
         assert len({stage.place.node for stage in one.stages}) == 1
 
 
-def test_plan_moves_nothing_to_itself() -> None:
+def test_replanning_to_the_same_plan_moves_no_bytes() -> None:
     """To the byte: sums of the ranks' shares would otherwise differ by a rounding."""
     rng = random.Random(4)
     nodes = [node(name, zone) for name, zone in zip("abcdef", ZONES * 3, strict=True)]

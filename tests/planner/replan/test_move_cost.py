@@ -73,7 +73,7 @@ def test_transfers_share_the_senders_network_card() -> None:
     assert alone > 0
     apart = seconds(moved(("n0", "n1", GB), ("n2", "n3", GB)))
     assert apart == pytest.approx(alone)
-    # One flow does not fill a card, but so many do.
+    # One flow does not fill a network card, this many do.
     others = [node.id for node in NODES if node.id != "n0"]
     from_one = seconds(moved(*(("n0", other, GB) for other in others)))
     into_one = seconds(moved(*((other, "n0", GB) for other in others)))
@@ -157,7 +157,7 @@ def test_groups_are_made_while_state_is_fetched() -> None:
     assert cost(long, is_planned=True).phases.fetch_s == pytest.approx(seconds(long))
 
 
-def test_far_nodes_meet_by_round_trips() -> None:
+def test_meeting_time_grows_with_the_round_trips_between_nodes() -> None:
     near, far = (
         cost_of_move(
             _two_stages(other), moved(), [*NODES, FAR], state=STATE, network=NETWORK,

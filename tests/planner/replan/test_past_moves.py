@@ -1,4 +1,4 @@
-"""Earlier moves correct the prediction of the next, each kind and phase for itself."""
+"""Earlier moves correct the prediction of the next, separately by kind and phase."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def played(
     *spot: tuple[float, int], steps: int, seed: int = 0, firm: int = 16, goal: str = "throughput",
     max_usd: float | None = None, costs: ReconfigurationCosts = COSTS,
 ) -> Replay:  # fmt: skip
-    """A day with so many GPUs on demand, and spot GPUs as given."""
+    """Replay a day with ``firm`` GPUs on demand, and spot GPUs as (seconds, count)."""
     points = [(at_s, (firm, gpus)) for at_s, gpus in spot]
     given = trace_of("day", iter(points), DAY_S)
     job = question(goal).job
@@ -153,7 +153,7 @@ def test_checkpoints_of_the_own_rule_are_chosen_by_their_cost() -> None:
     costs = replace(COSTS, checkpoint_share=0.01)
     result = played((0, 16), (20000, 0), steps=9000, costs=costs)
     lost = {each.policy: each.steps_lost for each in result.policy_results}
-    # A loss of all GPUs goes back to a checkpoint: 300 s for the others.
+    # A loss of all GPUs goes back to a checkpoint: 300 s for the other rules.
     assert lost["sailor"] < lost["safety-net"] / 3
 
 
@@ -200,7 +200,7 @@ def test_a_deadline_that_no_gpus_can_meet_is_reported() -> None:
         (0, None, 0.5, "no on-demand GPUs are there for the job, and spot GPUs may go"),
     ],
 )
-def test_what_is_not_guaranteed_is_told(
+def test_output_says_why_a_deadline_is_not_guaranteed(
     firm: int, max_usd: float | None, share: float, why_not: str
 ) -> None:
     steps = int(share * DAY_S / STEP_S)

@@ -102,7 +102,7 @@ def test_the_oracle_is_the_best_of_all_schedules(examples: int) -> None:
 
 
 def test_no_policy_beats_the_oracle(examples: int) -> None:
-    """Neither greedy ones, nor any that wish at random at random times."""
+    """Neither greedy policies, nor any that choose random plans at random times."""
     passed = 0
     for seed in range(examples * 4):
         case = small_case(seed, longest_s=300)

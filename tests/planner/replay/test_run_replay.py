@@ -52,7 +52,7 @@ def per_machine(asked: Question) -> Answer:
     stage = Stage((0, 14), 4, (PLACE,))
     plan = Plan(1, (Pipeline(64 // machines, (stage,)),) * machines)
     seconds = 16.0 / machines
-    usd = 4 * machines * 0.001 * seconds + 0.01 * machines  # What is wide pays more egress.
+    usd = 4 * machines * 0.001 * seconds + 0.01 * machines  # Wider plans pay more egress.
     money = Money(4 * machines * 0.001 * seconds, usd - 4 * machines * 0.001 * seconds)
     estimate = Estimate("event", seconds, 64, (), money, (), "", MEASURED)
     return Answer(plan, estimate, 1, 0.0, 0.0, "throughput")

@@ -70,7 +70,7 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
 
 
 def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
-    """The plan with some placement: by rule, so many pipelines together, or on named nodes."""
+    """The plan with a random placement: by rule, some pipelines together, or on named nodes."""
     if rng.random() < 0.3:
         return placed(plan)
     return replace(plan, together=rng.choice([None, 1, 1, 2]))

@@ -78,7 +78,7 @@ def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
 
 @pytest.mark.slow
 def test_a_plan_that_hardly_gains_is_left_as_it_is_for_its_simplicity() -> None:
-    """With many micro batches chunks bring less than what nobody can tell apart."""
+    """With many micro batches the gain of chunks is below the error bar."""
     many = replace(ASKED, job=replace(JOB, global_batch=128), allow=("interleaved",))
     fastest, simple = plan_job(many), plan_job(replace(many, prefer="simple"))
     assert fastest.plan is not None

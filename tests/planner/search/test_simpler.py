@@ -48,7 +48,7 @@ def test_a_second_kind_that_brings_2_percent_for_10_percent_of_the_dollars_is_le
     assert 0 < simple.instead_of.loses < 0.03
 
 
-def test_what_is_given_away_is_said() -> None:
+def test_answer_states_what_the_preferred_plan_gives_away() -> None:
     """On eight A100 in one zone, single stages are 1.2 % slower than pairs."""
     asked = question(A100)
     fastest = plan_job(asked)

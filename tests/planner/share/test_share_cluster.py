@@ -108,7 +108,7 @@ def test_no_machine_stays_idle_that_a_job_can_use() -> None:
     assert found.together == pytest.approx(1 + 0.7**0.8)
 
 
-def test_all_that_is_idle_is_searched_first() -> None:
+def test_the_own_part_with_all_idle_machines_is_searched_first() -> None:
     """Four searches: the whole, a half, then all that the other job leaves of its half."""
     found = shared([lambda up: min(sum(up), 3) ** 0.8, scaling()], (10,), searches=4)
     assert machines_of(found) == [3, 7]

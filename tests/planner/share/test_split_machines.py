@@ -106,7 +106,7 @@ def test_the_unit_of_worth_does_not_matter() -> None:
     assert machines_of(split_machines([Claim(small), Claim(scaling(8))], (8,))) == [4, 4]
 
 
-def test_as_much_weight_as_possible_runs() -> None:
+def test_the_split_runs_as_much_weight_as_possible() -> None:
     large = Claim([PlanChoice(0, (4,), 100.0)])
     # Either of two equal jobs could run: the earlier one does.
     assert machines_of(split_machines([large, Claim(scaling(4))], (4,))) == [4, 0]

@@ -147,7 +147,7 @@ def assert_same(one: Estimate, other: Estimate, seed: str) -> None:
 
 @pytest.mark.sim
 def test_estimates_do_not_depend_on_the_order_of_pipelines(examples: int) -> None:
-    """But under ZeRO-1 it decides between holders that own as little as each other."""
+    """Except under ZeRO-1, where it decides between holders that own equally little."""
     for seed in cases("order", examples):
         rng, world, plan = world_and_plan(seed)
         if world.job.zero == 1 and world.costs.runtime.zero1_by_bucket:
@@ -425,7 +425,7 @@ def test_zero1_never_needs_more_memory_nor_a_longer_step_without_broadcasts(exam
 
 
 def test_equal_pipelines_take_as_long_as_one_without_sync_costs(examples: int) -> None:
-    """Boundless links: each of many equal pipelines takes what one takes alone."""
+    """Infinitely fast links: each of many equal pipelines takes what one takes alone."""
     for seed in cases("collapse", examples):
         rng = random.Random(seed)
         drawn = random_world(rng)

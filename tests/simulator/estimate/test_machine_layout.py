@@ -29,7 +29,7 @@ def machines(pipelines: tuple[Pipeline, ...], together: int | None) -> Rows:
     ]
 
 
-def test_without_a_word_the_replicas_of_a_stage_are_side_by_side() -> None:
+def test_by_default_the_replicas_of_a_stage_are_side_by_side() -> None:
     assert machines((chain(1, 1, 1, 1),) * 4, None) == [[0, 1, 2, 3]] * 4
 
 
@@ -92,7 +92,7 @@ def test_named_nodes_give_the_estimate_of_the_placement(examples: int) -> None:
 
 @pytest.mark.sim
 def test_the_order_of_pipelines_does_not_matter(examples: int) -> None:
-    """But under ZeRO-1 it decides between holders that own as little as each other."""
+    """Except under ZeRO-1, where it decides between holders that own equally little."""
     for seed in range(examples):
         rng = random.Random(f"placed order {seed}")
         world = random_world(rng)

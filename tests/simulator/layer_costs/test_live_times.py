@@ -42,7 +42,7 @@ def test_each_kind_and_range_gets_the_median_of_its_ranks() -> None:
     assert abs(found[0].factor / 2 - 1) < STEP - 1
 
 
-def test_a_rank_with_several_chunks_tells_of_all_their_layers() -> None:
+def test_ratio_of_a_rank_counts_for_the_layers_of_all_its_chunks() -> None:
     cuts = (stage(0, 1, "A", tp=2), stage(1, 2, "B"), stage(2, 3, "A", tp=2), stage(3, 4, "B"))
     plan = Plan(1, (Pipeline(4, cuts), Pipeline(4, cuts)), "interleaved", 2)
     ratios = {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 2.0}
@@ -77,7 +77,7 @@ def test_layers_without_a_measurement_get_that_of_their_kind() -> None:
     assert factors_of(known, "C", layers=4) is None
 
 
-def test_corrected_times_say_so() -> None:
+def test_corrected_times_have_a_note() -> None:
     plain = LayerTimes(np.array([1.0, 2.0]), np.array([3.0, 4.0]), 5.0, MEASURED)
     found = corrected(plain, np.array([2.0, 1.0]), gpu="A")
     assert (found.forward.tolist(), found.backward.tolist()) == ([2.0, 2.0], [6.0, 4.0])

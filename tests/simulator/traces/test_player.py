@@ -277,7 +277,7 @@ def test_announced_losses_take_the_state_from_a_job_that_stops_before_them(notic
     assert (result.steps, result.steps_lost, result.downtime_s) == (240 + 220, 10, 120)
 
 
-def test_what_remains_of_a_job_that_stops_at_a_notice_keeps_its_state() -> None:
+def test_gpus_that_remain_after_a_stop_at_a_notice_keep_the_state() -> None:
     spans = (1000, 8, ()), (2000, 4, (4, 5, 6, 7)), (3000, 8, ())
     result = played(Script(1, None, 1), *spans, notice_s=10.0)
     assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)

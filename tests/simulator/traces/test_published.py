@@ -70,7 +70,7 @@ def test_published_formats_are_read(
         # In milliseconds.
         ('{"at": 1767225600000, "gpus": {}}', "log: could not be read as sailord: 1.76723e+12 s"),
         ('{"at": 1, "gpus": {}}\n{"at": NaN, "gpus": {}}', "could not be read as sailord: nan"),
-        ('{"at": -5, "gpus": {}}\n{"at": 3, "gpus": {}}', "-5 s is no time"),
+        ('{"at": -5, "gpus": {}}\n{"at": 3, "gpus": {}}', "-5 s is not a time"),
         ('{"metadata": {"gap_seconds": Infinity}, "data": [1]}', "could not be read as skypilot"),
     ],
 )

@@ -71,7 +71,7 @@ def test_events_change_one_pool_each_starting_from_the_cluster() -> None:
 def test_points_hold_until_the_next_one() -> None:
     points = [{"time_s": 0, "gpus": 4}, {"time_s": 60, "gpus": 4}, {"time_s": 120, "gpus": 2}]
     assert read({"points": points, "end_s": 200}, ALONE) == [(0, 120, (4,)), (120, 200, (2,))]
-    # Who says no end gives the last point no duration.
+    # Without an end the last point has no duration.
     assert read({"changes": points}, ALONE) == [(0, 120, (4,))]
     one = {"points": [{"time_s": 0, "gpus": 1}], "end_s": 60}
     assert read(one, pool="V100-16@us-west1-a") == [(0, 60, (16, 1))]
@@ -328,8 +328,8 @@ def test_points_name_the_nodes_that_are_up_and_a_replaced_node_is_a_change() -> 
         (event(5, machines_change=-1, nodes=["a", "a"]), 'names "a" twice'),
         (event(5, machines_change=1, nodes=["a"]), 'adds "a", which is up already'),
         (event(5, machines_change=-2, nodes=["a"]), "leaves 2 named nodes of 4 GPUs, where 4"),
-        (event(5, machines_change=-1), "names no nodes, as what came before did"),
-        (event(5, machines=1, nodes="a"), "nodes: is no list"),
+        (event(5, machines_change=-1), "names no nodes, although earlier entries"),
+        (event(5, machines=1, nodes="a"), "nodes: is not a list"),
         (event(5, machines=1, nodes=[1]), "nodes: is 1"),
     ],
 )
@@ -338,7 +338,7 @@ def test_wrong_names_are_mistakes(change: str, told: str) -> None:
     assert told in problem
 
 
-def test_what_follows_from_a_wrong_name_is_not_told() -> None:
+def test_mistakes_that_follow_from_a_wrong_name_are_not_reported() -> None:
     later = event(6, machines_change=-1, nodes=["b"]) + event(7, machines_change=1)
     (problem,) = wrong(NAMED + event(5, machines_change=-1, nodes=["x"]) + later, ALONE)
     assert '[[event]] 2: loses "x"' in problem
