@@ -324,7 +324,7 @@ def run(options: argparse.Namespace) -> list[str]:
             lines, missed = measure(head, begin_agents(url, options.nodes, stack), options)
         except TimeoutError:
             print(head.status(), *head.last_words(), "a step took too long; see above", sep="\n")
-            return ["an end"]
+            return ["the job did not run to its end"]
         print(f"{options.nodes} nodes, {options.store}")
         for name, value in lines:
             print(f"  {name:<44}{value}")

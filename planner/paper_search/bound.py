@@ -76,7 +76,7 @@ class _Questions:
     limits: Limits
 
     def least_seconds(self, family: Family, known: float) -> float:
-        """Bisect the seconds of all numbers of pipelines at once, as far as it matters."""
+        """Bisect the seconds of all numbers of pipelines at once, up to ``PRECISION``."""
         low = family.bounds.min(axis=1)
         high = np.full(len(low), self._longest(known))
         if not np.isfinite(high).all():

@@ -38,7 +38,7 @@ CUT = 10
 IMPROVED = 4
 FIRST = 24
 BEAM = 12
-"""For each of the best layouts and micro batch sizes: chains that are cut, and kept."""
+"""By layout and micro batch size, ``FIRST`` chains are cut and ``BEAM`` are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ class ExhaustiveSearch:
         self.nodes = 0
 
     def run(self, families: Sequence[Family]) -> bool:
-        """Judge all of them; false if there are too many."""
+        """Judge all plans of these families; false if there are too many."""
         if sum(lot.gpus for lot in self.model.lots) > GPUS_MAX:
             return False
         order = [

@@ -2,8 +2,8 @@
 
 Under a limit on a stage's seconds and synchronised bytes, each GPU kind needs some least TP degree.
 The rest is a transport problem: every stage needs its replicas, a replica takes that many GPUs of
-one kind, and each kind has a supply. It is solved by exchanges: replicas leave a kind that is short
-of GPUs where that costs the others least. The exchange may fail although a solution exists.
+one kind, and each kind has a supply. It is solved by exchanges: replicas move from a kind
+that is short of GPUs to the kind where they cost least. It may fail although a solution exists.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class PaperSearch:
         )
 
     def search(self) -> tuple[JudgedShape, ...]:
-        """Improve the best chains; return them unimproved, the workbench has the best plan."""
+        """Improve the best chains; the chains as they were before (the workbench has the best)."""
         starts = self.chained()
         for start in starts:
             replicas = self.replica_counts(start.found.shape.micro_batch)

@@ -56,9 +56,11 @@ RUNTIMES: Mapping[str, Runtime] = {
 
 
 Transport = Literal["nccl", "gloo"]
-"""Who carries messages between ranks. Gloo's rings run against the order of the ranks; it sends
-nothing before it has heard that the receiver is ready, so that each step of a ring takes a round
-trip."""
+"""The library that carries messages between ranks.
+
+Gloo's rings run against the order of the ranks; it sends nothing before it has heard that the
+receiver is ready, so each step of a ring takes a round trip.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def expand_layers(data: dict[str, Any]) -> dict[str, Any]:
         layer = given
         if isinstance(given, Mapping) and "like" in given:
             if given["like"] not in known:
-                what = f"is {given['like']!r}, no earlier layer"
+                what = f"is {given['like']!r}, which is not an earlier layer"
                 problems.add(f"layers[{number}].like", what, nearest(str(given["like"]), known))
                 continue
             layer = {**known[given["like"]], "name": given.get("name")}

@@ -190,7 +190,7 @@ def _dialect(config: Mapping[str, object]) -> _Dialect:
 
 
 def _experts(config: Mapping[str, object]) -> int:
-    """How many experts a mixture of them has; 0: it is none."""
+    """Return the number of experts of a mixture; 0 for other models."""
     numbers = [config.get(key) for key in _EXPERTS]
     return next((n for n in numbers if isinstance(n, int) and n > 1), 0)
 

@@ -84,7 +84,7 @@ def _bytes(terms: tuple[Term, ...], **setup: Unpack[CostSetup]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in the backward pass: transient tensors, less the kept ones already freed."""
+    """A point in a pass: transient tensors, less kept ones that do not exist at that point."""
 
     name: str
     terms: tuple[Term, ...]

@@ -187,9 +187,9 @@ def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
-    """Return the points of a block's backward pass at which memory can peak.
+    """Return the points of a block's passes at which memory can peak.
 
-    Negative terms are kept tensors that have been freed by then.
+    Negative terms are kept tensors that are freed, or not made yet.
     """
     h, q, f, heads = n.hidden, n.query_width, n.ffn, n.heads
     skip = Term("gradient of the residual", per_token=h)

@@ -151,7 +151,7 @@ def test_a_scripts_model_may_stand_in_the_job_itself() -> None:
         read(raw)
     unknown = text.replace('"like":"block 1"', '"like":"block 77"')
     raw["model"] = {"description": unknown}
-    with pytest.raises(InputError, match="is 'block 77', no earlier layer"):
+    with pytest.raises(InputError, match="is 'block 77', which is not an earlier layer"):
         read(raw)
 
 
