@@ -169,7 +169,7 @@ def _training(table: Table) -> dict[str, Any]:
 
 
 def _foreign(table: Table, key: str, runtime: str, read: Callable[[], T]) -> T | None:
-    """Read a key about a runtime that is predicted but not ours, whose own ways are known."""
+    """Read a key that describes another runtime; Sailor's own runtime leaves no choice there."""
     if key not in table:
         return None
     if runtime == "sailor":

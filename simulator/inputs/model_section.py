@@ -24,7 +24,7 @@ NUMBERS = (
 )
 LAYERS_MAX = 10_000
 MEGATRON_VOCAB_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this, times the TP degree."""
+"""Megatron pads the vocabulary to a multiple of this times the TP degree."""
 
 
 @dataclass(frozen=True, slots=True)

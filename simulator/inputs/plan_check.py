@@ -58,7 +58,7 @@ def check_plan(
 
 
 def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
-    """Return every reason why this plan cannot run this job on any cluster."""
+    """Return what is wrong with a plan's batch, layers, TP degrees and interleaving for a job."""
     problems = Problems()
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
@@ -171,7 +171,9 @@ def _layer_faults(
             yield index, f"{shown} is beyond the last layer of {model}", "leave the stage out"
             continue
         if first > expected:
-            before = "before the first stage" if index == 0 else "between this stage and the last"
+            before = (
+                "before the first stage" if index == 0 else "between the stage before and this one"
+            )
             missing = _layer_words(expected, first)
             yield index, f"{shown} leaves out {missing} {before}", f"start at {expected}"
         elif first < expected:

@@ -30,7 +30,7 @@ def pools_by_place(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
 def place_problem(
     place: Place, tp: int, cluster: Cluster, offers: Mapping[PlaceKey, list[Pool]]
 ) -> Problem | None:
-    """Return why no pool can hold a group of ``tp`` devices here; the place is the wrong key."""
+    """Return why no pool can hold a group of ``tp`` devices here, at the key that is wrong."""
     pools = offers.get(place.key)
     if pools is None:
         return _no_pool(place, cluster)

@@ -23,8 +23,8 @@ TOKEN_BYTES = 4
 def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInputs:
     """Aceso's inputs for a fleet.
 
-    ``published`` tries the four usual micro batch sizes, counted over all replicas; ``fixed`` tries
-    as many as keep every replica of the widest stage busy.
+    A micro batch is that of all replicas of a stage. ``published`` tries 1 to 8 samples, in powers
+    of two; ``fixed`` tries up to 8 per GPU, so that a stage may have a replica on every GPU.
     """
     job, costs = case.job, case.costs
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]

@@ -1,13 +1,14 @@
 """Aceso: a search that relieves the bottleneck of a configuration, one action after another.
 
-For each number of stages it starts from an even configuration and tries the actions that take
-from the slowest stage (or the fullest) what it has too much of; where one action does not help,
-a few in a row may (Liu, Li, Zhang, et al., EuroSys 2024). It knows equal GPUs and two bandwidths,
-so it runs once per GPU kind. Recomputation is not chosen, as in the public comparison.
+For each number of stages it starts from an even configuration and tries the actions that take from
+the slowest stage (or the fullest) what it has too much of; where one action does not help, a few in
+a row may (Liu, Li, Zhang, et al., EuroSys 2024). It knows equal GPUs and two bandwidths, so it runs
+once per GPU kind. Recomputation is not chosen, as in the public comparison.
 
-``published`` keeps what ``Repairs`` lists. Both modes keep these quirks: actions expect all links
-to be within a node and compare times with messages to goals without, so that a stage with a large
-output hardly ever sheds operators. Limits of time are numbers of trials and hops.
+``published`` keeps what ``AcesoRepairs`` lists. Both modes keep these quirks: actions expect all
+links to be within a node and compare times with messages to goals without, so that a stage with a
+large output hardly ever sheds operators. Numbers of trials, hops and configurations stand in for
+limits of time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ RETURNS_MAX = 5
 def initial(
     inputs: AcesoInputs, stages: int, *, repairs: AcesoRepairs = FIXED
 ) -> AcesoConfig | None:
-    """Operators in equal numbers, GPUs doubled in turns, tensor parallelism only where possible."""
+    """Operators in equal numbers, GPUs doubled in turns, TP as wide as the job allows.
+
+    The last stage also takes the operators that remain. ``None`` if there is no such start.
+    """
     most = inputs.gpus if repairs.all_gpus else inputs.tp_max
     gpus = [1] * stages
     if stages > min(inputs.gpus, inputs.operators):

@@ -1,12 +1,13 @@
 """Atlas: whole stages go to regions, so that only pipeline traffic crosses between regions.
 
-The planner enumerates stages, micro batch and replicas; TP is as wide as a machine. Regions take
-as many stages as they can hold, the one with most GPUs first, and the common simulator scores
-each layout. It knows one GPU kind, so it runs once per kind, and the lists are merged.
+The planner enumerates stages, micro batch and replicas; TP is as wide as machine and job allow.
+There are always fewer stages than layers. Regions take as many stages as they can hold, the one
+with most GPUs first, and the common simulator scores each layout. It knows one GPU kind, so it runs
+once per kind, and the lists are merged.
 
 The publication also merges sends that cross regions in time; that is not modelled. ``published``
-never tries the largest number of replicas, and counts the GPUs of a region as if they stood in
-one zone; ``fixed`` mends both.
+never tries the largest number of replicas, and counts the GPUs of a region as if they stood in one
+zone; ``fixed`` mends both.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def place_stages(
 def layouts(
     inputs: AtlasInputs, mode: Mode, shape_fits: Callable[[int, int], bool]
 ) -> Iterator[AtlasLayout]:
-    """All layouts; ``shape_fits`` returns whether stages hold a micro batch."""
+    """All layouts; ``shape_fits`` says whether so many stages can hold micro batches of a size."""
     for pp in range(1, inputs.layer_count):
         for size in sorted(inputs.micro_batches):
             if not shape_fits(pp, size):

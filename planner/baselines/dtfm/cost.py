@@ -89,7 +89,7 @@ class DtfmCosts:
     def matching(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, list[int]]:
         """Largest cost in the best pairing of two groups, and the partner of each member.
 
-        As published, it is the largest cost of all pairs where every pairing needs the sentinel.
+        As published, where this cost reaches the sentinel, it is the largest of all pairs instead.
         """
         cost = self.send[np.ix_(here, there)]
         values = np.unique(cost)

@@ -5,9 +5,9 @@ Its inputs are delays and bandwidths between all devices of a cluster, so it run
 zones at once. It ignores compute and memory and cuts layers evenly.
 
 ``published`` keeps what the published comparison did: bytes passed as GB and bandwidths 64 times
-too low, a sentinel in the matching that such costs exceed, an acceptance test against a truth
-value, TP 1, and communication as the whole estimate, so that micro batches of one rank first.
-``fixed`` mends these: it tries all TP degrees and adds the compute time of the slowest kinds. The
+too low, a sentinel in the matching that such costs exceed, children accepted by comparison with a
+truth value, TP 1, and communication as the whole estimate, so that micro batches of one rank first.
+``fixed`` mends these: it tries all TP degrees and adds the compute time of the slowest stage. The
 published program sets no seed; here runs are repeatable. Pipelines have at most 12 stages, since
 the order of groups is searched completely.
 """
@@ -107,7 +107,7 @@ def improved(labels: list[int], inputs: DtfmInputs, send: Floats) -> list[int]:
     """Move devices along cycles of groups while the moves gain in total.
 
     The gain of a move is the mean cost of the device's links to the new group, which then carry
-    activations instead of gradients, less that of its cheapest link in its own group.
+    gradients instead of activations, less that of its cheapest link in its own group.
     """
     if inputs.replicas == 1 or inputs.stages == 1:
         return labels
@@ -372,7 +372,10 @@ class DtfmPlanner:
 
 
 def _depths(layers: int, devices: int, mode: Mode) -> Iterator[int]:
-    """The numbers of stages that use all devices; the published ones divide the smaller count."""
+    """The numbers of stages that use all devices.
+
+    The published ones also divide the smaller of layers and devices, and are neither 1 nor that.
+    """
     most = min(layers, devices)
     for stages in range(1, min(most, STAGES_MAX) + 1):
         if devices % stages:

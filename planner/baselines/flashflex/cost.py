@@ -124,8 +124,7 @@ def sync_seconds(inputs: FlashFlexInputs, pipelines: Sequence[FlashFlexPipeline]
         if groups not in known:
             most, least = max(map(len, groups)), min(map(len, groups))
             size = 12 * inputs.hidden**2 * inputs.value_bytes / (least * len(groups))
-            # Quirk, kept: the number of rings counted for this block is that of its distinct
-            # degrees.
+            # Quirk, kept: only as many rings count as the largest degree is times the smallest.
             rings = [[group[k % len(group)] for group in groups] for k in range(most // least)]
             known[groups] = sum(2 * _slowest_sum(inputs, ring, size) for ring in rings)
         total += known[groups]

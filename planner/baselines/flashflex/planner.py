@@ -42,7 +42,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 GROUPS = (1, 2, 3)
-"""Numbers of groups of a pipeline; ``published`` adds two to one, each with a chance of 1/5."""
+"""Numbers of groups of a pipeline; ``published`` takes one and maybe two more, by 1 in 5 each."""
 
 
 # Search ----------------------------------------------------------------------------------------

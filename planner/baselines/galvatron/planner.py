@@ -7,9 +7,10 @@ power of two of them. Embedding and head count in memory only; transfers between
 Sharded parameters and recomputation, which it could also choose, are left out: the plan format has
 no sharded parameters, and the published comparison switched both off.
 
-``published`` drops a number of micro batches as soon as one depth would make micro batches too
-large, and gives all layers of a plan the first one's strategy; ``fixed`` drops that depth alone and
-keeps the strategy of each stage. Both keep one plan per number of micro batches.
+``published`` drops a number of micro batches as soon as one depth would make micro batches of a
+size that was not profiled (below 1 does not count), and gives all layers of a plan the first one's
+strategy; ``fixed`` drops that depth alone and keeps the strategy of each stage. Both keep one plan
+per number of micro batches.
 """
 
 from __future__ import annotations

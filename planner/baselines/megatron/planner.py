@@ -1,11 +1,10 @@
 """The Megatron rule of thumb: the least model parallelism that fits, data parallelism for the rest.
 
 It neither searches nor estimates time (``seconds`` is NaN): TP grows within a node before the
-pipeline grows, and the first shape that fits is its only plan. Several GPU kinds are treated as one
-with the smallest memory.
+pipeline grows, and the first shape that fits is its only plan. It does not tell GPU kinds apart.
 
-``published`` checks memory by hand, as the guidance does: 16 bytes per parameter plus activations.
-``fixed`` uses the common memory model.
+``published`` checks memory by hand, as the guidance does: 16 bytes per parameter plus activations,
+on the GPU with the least memory. ``fixed`` uses the common memory model, which knows each GPU.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ def _ascending(shapes: Sequence[int], count: int, total: int) -> Iterator[tuple[
 def merged(blocks: list[Block], most: int) -> list[Block]:
     """Pair up equal smallest blocks until there are few enough, or no two smallest are equal.
 
-    Pairs are made from the left: as many as are too many, and at least half of the smallest.
+    Each round pairs all of the smallest, but for one where their number is odd.
     """
     while len(blocks) > most:
         smallest = min(blocks)
         equal = blocks.count(smallest)
-        pairs = min(max(len(blocks) - most, equal // 2), equal // 2)
+        pairs = equal // 2
         if pairs == 0:
             break
         rest = [block for block in blocks if block != smallest]

@@ -1,10 +1,10 @@
 """Metis: unequal device groups of mixed GPU kinds, balanced by profiled speed and memory.
 
 It enumerates orders of the GPU kinds, device groups and numbers of micro batches, starts each with
-data parallelism only and turns it into tensor parallelism where memory is tight (Um, Byun, Lee,
-Hwang, USENIX ATC 2024). It supports all kinds of a cluster, with one bandwidth within and one
-between machines per kind. ``published`` keeps the defects listed in ``MetisRepairs``; both modes
-count the elements sent over a boundary as if they were bytes (quirk, kept).
+data parallelism only and turns it into TP where memory is tight (Um, Byun, Lee, Hwang, USENIX ATC
+2024). It supports all kinds of a cluster, with one bandwidth within and one between machines for
+each machine. ``published`` keeps the defects listed in ``MetisRepairs``; both modes count the
+elements sent over a boundary as if they were bytes (quirk, kept).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class MetisPlanner:
         if not kinds:
             return []
         inputs = inputs_from(case, kinds, mode=mode)
-        # Layers' times are whole here, so that zero is the true sync time and not a missing one.
+        # Here the times of layers leave nothing out: a sync time of 0 is true, not missing.
         repairs = FIXED if mode == "fixed" else replace(PUBLISHED, zero_sync=True)
         gpus = sum(fleet.gpus for fleet in kinds)
         return proposals.ranked(

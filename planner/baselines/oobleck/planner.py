@@ -221,7 +221,7 @@ def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pip
 
 
 def search(inputs: OobleckInputs) -> list[OobleckPlan]:
-    """All mixes of templates that use every node, the fastest first."""
+    """Mixes of templates that use every node, at most ``mixes_max``, the fastest first."""
     fewest = math.ceil(sum(inputs.memory_bytes) / inputs.node_memory_bytes)
     most = min(
         inputs.nodes - (inputs.copies - 1) * fewest, inputs.template_nodes_max, len(inputs.forward)
@@ -233,7 +233,7 @@ def search(inputs: OobleckInputs) -> list[OobleckPlan]:
 
 
 def instantiate(inputs: OobleckInputs, templates: Sequence[OobleckTemplate]) -> list[OobleckPlan]:
-    """The mixes of these templates that use every node, the fastest first."""
+    """The first mixes of these templates that use every node, the fastest first."""
     plans = []
     for counts in islice(_mixes(templates, inputs.nodes), inputs.mixes_max):
         pipelines = sum(counts.values())

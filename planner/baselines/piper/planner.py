@@ -181,8 +181,8 @@ def search(inputs: PiperInputs, *, mode: Mode = "fixed") -> list[PiperPlan]:
 class _Tables:
     """Per suffix of the layers, the least largest stage time within k devices and s replicas.
 
-    ``raw`` counts the replicas of the first stage's memory against the whole budget s, as the
-    recurrence does; ``best`` is the least over all smaller budgets.
+    ``raw`` judges the first stage's memory as if all s replicas were used, as the recurrence does;
+    ``best`` is the least over these and all smaller budgets.
     """
 
     def __init__(self, inputs: PiperInputs) -> None:

@@ -10,7 +10,7 @@ estimates, and met exactly in the returned plan.
 ``published`` keeps these habits, ``fixed`` mends them:
 
 * with cost as the goal it drops all plans of more than one stage;
-* a budget is split over stages to the cent; a remainder that rounds to 0 means no budget, and
+* a budget is split over stages to the cent; a remainder that rounds to 0 counts as no limit, and
   of joined stages only the messages count against it;
 * remaining GPUs are cached by their sum over zones, and the last stage steps on to the next zone
   once per replica, so that plans may use GPUs that do not exist;
@@ -52,7 +52,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 KINDS_MAX = 3
 DEGREES = (1, 2, 4)
 PROBE_BYTES = 2.0**30
-"""Message size at which a link's largest bandwidth is taken."""
+"""Message size at which the largest bandwidth of a link without a measured curve is taken."""
 
 
 def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs:

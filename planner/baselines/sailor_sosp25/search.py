@@ -24,7 +24,7 @@ from planner.compare.interface import Mode
 BUDGET_STEPS = 100
 """``fixed`` rounds budgets down to multiples of the whole budget divided by this."""
 STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
-"""Plans after which it stops; with three kinds there are millions, and good ones come early."""
+"""Ways to run a stage after which it stops; three kinds have millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
 """GPUs that are left in each zone of a region, by kind."""
 Order = tuple[str, ...]
@@ -305,7 +305,7 @@ class _Walk:
     def _taken(
         self, region: str, left: Left, tps: Sequence[int], counts: Sequence[int], *, is_last: bool
     ) -> tuple[tuple[Run, ...], Left]:
-        """The replicas, kind by kind and zone by zone, and the GPUs left; ``None`` if too few."""
+        """The replicas by kind and zone, and the GPUs left; no replicas if some find no room."""
         self.tried += 1
         if self.tried > STAGES_TRIED_MAX[self.mode]:
             raise _SpentError

@@ -32,7 +32,7 @@ def stage_fits(
 def tp_by_rule(
     inputs: Sosp25Inputs, kind: int, b: int, cut: tuple[int, int], following: int, mode: Mode
 ) -> int | None:
-    """The TP degree of a stage on a GPU kind: the least that fits, or the last that pays.
+    """The TP degree of a stage on a GPU kind: the least that fits, or a larger one that still pays.
 
     On a mixed cluster the first kind takes the least that fits.
     """
@@ -61,7 +61,7 @@ class Sosp25Shape:
     b: int
     cuts: tuple[int, ...]
     tps: tuple[tuple[int, ...], ...]
-    """Per stage and kind; 0 for a kind that cannot hold every stage."""
+    """Per stage and kind; 0 for a kind that cannot hold every stage or lacks times for such a b."""
     tps_least: tuple[tuple[int, ...], ...]
     """From each stage on, by kind."""
     compute_least: tuple[float, ...]

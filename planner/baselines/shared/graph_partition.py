@@ -12,12 +12,12 @@ import numpy as np
 from simulator.arrays import Bools, Floats, prefix_sums
 
 SLACK = 0.03
-"""How far a side may be from its share of the weight, unless no start comes as close."""
+"""Part of the whole weight by which a side may miss its share, unless no start comes as close."""
 TOLERANCE = 1e-9
 
 
 def graph_parts(weights: Sequence[float], edges: Floats, count: int) -> list[list[int]]:
-    """Vertices in ``count`` parts of about equal weight, few edge weights apart; each ascending."""
+    """``count`` parts of about equal weight with light edges between them, vertices ascending."""
     assert 0 < count <= len(weights), (count, len(weights))
     return _parts(np.asarray(weights, dtype=float), edges, list(range(len(weights))), count)
 

@@ -97,7 +97,7 @@ def pipeline_of(inputs: VarunaInputs, depth: Degrees) -> Pipeline:
 
 
 def depths(inputs: VarunaInputs) -> list[Degrees]:
-    """One plan per depth, with the largest micro batch that fits; none if not even one fits."""
+    """One plan per depth, with the largest micro batch that fits; none for a depth if none fits."""
     found = []
     for pp in divisors(inputs.layer_count):
         dp = inputs.gpus // pp

@@ -217,7 +217,10 @@ def test_layers_that_do_not_cover_the_model_are_reported(cuts: list[int], said: 
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ((15, 26), "[15, 26) leaves out layers 13 to 14 between this stage and the last; start"),
+        (
+            (15, 26),
+            "[15, 26) leaves out layers 13 to 14 between the stage before and this one; start",
+        ),
         ((12, 26), "[12, 26) repeats layer 12; start at 13"),
     ],
 )
