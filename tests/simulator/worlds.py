@@ -74,7 +74,7 @@ def world_of(
 
 @cache
 def small_model(*, layers: int = 4, tied: bool = False, family: str = "gpt2") -> Model:
-    """Build a model of a few thousand parameters."""
+    """Build a model of a few hundred thousand parameters."""
     return build_model(
         family, layers=layers, hidden=64, heads=8, vocab=512, sequence=SEQUENCE, tied=tied
     )
@@ -82,7 +82,7 @@ def small_model(*, layers: int = 4, tied: bool = False, family: str = "gpt2") ->
 
 @cache
 def every_pool(catalogue: Catalogue | None = None) -> Cluster:
-    """Build a cluster with every GPU kind in every zone, in machines of four."""
+    """Build a cluster with each of ``GPUS`` in each of ``ZONES``, in machines of four."""
     return Cluster(
         pools=tuple(
             Pool(

@@ -177,7 +177,7 @@ def test_more_nodes_never_make_it_worse() -> None:
 
 
 @pytest.mark.slow
-def test_replans_keep_a_limit_in_dollars() -> None:
+def test_replans_with_goal_cost_are_no_dearer_than_the_surviving_pipelines() -> None:
     for number in range(2):
         case = case_of(f"sequence {number}")
         job = replace(case.job, objective=Objective(goal="cost"))

@@ -149,7 +149,7 @@ def test_a_budget_for_the_cheapest_on_demand_gpus_only_suffices(
     assert result.missed == ()
 
 
-def test_checkpoints_of_the_own_rule_are_chosen_by_their_cost() -> None:
+def test_sailors_own_rule_chooses_checkpoints_by_their_cost() -> None:
     costs = replace(COSTS, checkpoint_share=0.01)
     result = played((0, 16), (20000, 0), steps=9000, costs=costs)
     lost = {each.policy: each.steps_lost for each in result.policy_results}

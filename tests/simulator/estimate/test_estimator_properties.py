@@ -65,7 +65,7 @@ def test_no_number_is_negative_or_nan(examples: int) -> None:
 
 
 def test_every_device_group_accounts_for_the_whole_iteration(examples: int) -> None:
-    """Busy and idle make the iteration, busy times the groups at most the makespan of all."""
+    """Computing, messages, the step and idling add up to it, and no group idles less than 0 s."""
     for seed in cases("conservation", examples):
         _, world, plan = world_and_plan(seed)
         estimate = world.estimator.estimate(plan)

@@ -272,7 +272,7 @@ def test_zero1_divides_each_layer_by_its_holders() -> None:
 
 
 def test_zero1_with_different_layer_boundaries() -> None:
-    """Layers 0-1 are held by two stages of both pipelines, layer 1 with other neighbours."""
+    """Each layer has three holders, and they hold it with different other layers."""
 
     def pipeline(cut: int) -> Pipeline:
         return Pipeline(4, (stage(0, cut, place()), stage(cut, 5, place())))

@@ -211,13 +211,11 @@ def test_pipelines_in_one_batch_are_independent() -> None:
 
 
 def test_a_pipeline_drawn_by_hand() -> None:
-    """Two stages, two micro batches, a transfer of 1 each way.
-
-    Stage 0: F0 0-2, F1 2-4, waits, B0 9-13, B1 15-19. Stage 1: F0 3-5, B0 5-8 ... and so on.
-    """
+    """Two stages, two micro batches, a transfer of 1 each way."""
     groups = [GroupTimes(0, 2.0, 4.0), GroupTimes(1, 2.0, 3.0)]
     edges = [Edge(0, 1, 1.0, 1.0)]
-    # Stage 1: F0 3-5, B0 5-8, F1 8-10 (there since 5), B1 10-13. Stage 0: B0 9-13, B1 14-18.
+    # Stage 0: F0 0-2, F1 2-4. Stage 1: F0 3-5, B0 5-8, F1 8-10 (there since 5), B1 10-13.
+    # Stage 0: B0 9-13, B1 14-18.
     finish = run_1f1b(durations([(groups, edges)]), micro_batches=2, messaging="buffered")
     assert finish.free[:, 0].tolist() == [18.0, 13.0]
     # Blocking: stage 0 F0 0-2 and sends until 3, F1 3-5 until 6. Stage 1: F0 3-5, B0 5-8 and

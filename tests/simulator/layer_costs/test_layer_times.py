@@ -373,7 +373,7 @@ def test_invalid_measurement_is_reported_with_its_place(
     assert any(place in problem.place for problem in caught.value.problems)
 
 
-def test_run_without_memory_is_not_a_measurement() -> None:
+def test_a_run_that_ran_out_of_memory_is_not_a_measurement() -> None:
     """Published files have null there; the value is interpolated with a note."""
     raw = published(fwd_s=None, bwd_s=None, optimizer_step_s=None)
     found = profile_from_json(raw, place="file", catalogue=load_catalogue())

@@ -70,7 +70,7 @@ def test_separate_final_norm_is_merged_into_the_head() -> None:
     assert sizes.output_elements == (4, 4, 1), "the head's output is that of its last layer"
 
 
-def test_three_layers_around_one_block_stay_as_they_are() -> None:
+def test_layers_as_many_as_the_blocks_and_two_stay_as_they_are() -> None:
     profile = read(changed("config", "transformer_layers", to=2))
     assert len(profile.layer_names) == len(profile.sizes[1].parameters) == 4
 

@@ -1,4 +1,4 @@
-"""A config.json that cannot be described says what to do instead."""
+"""The error for a config.json that cannot be described says what to do instead."""
 
 from __future__ import annotations
 

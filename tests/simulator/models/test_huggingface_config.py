@@ -1,4 +1,4 @@
-"""A model's config.json describes that model, by our reader and by transformers."""
+"""A config.json is written for a model only if our reader reads that model back from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_config_of_a_model_is_read_as_that_model(family):
+def test_a_model_of_each_family_has_a_config_that_is_read_as_that_model(family):
     model = build_model(family, name="mine", place="model", **SIZES, **FAMILIES[family])
     config = config_of(model, "float32")
     assert config is not None

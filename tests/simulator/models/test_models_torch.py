@@ -46,7 +46,7 @@ SHAPES = ((1, 17), (3, 17), (2, 40))
 
 
 def weights_of(layer: Layer, dtype: Tensor = None) -> Weights:
-    """Make random parameters of the shapes that the layer tells."""
+    """Make random parameters of the layer's shapes."""
     made = {}
     for tensor in layer.tensors:
         values = torch.randn(tensor.shape, dtype=dtype or torch.float32) * 0.1
