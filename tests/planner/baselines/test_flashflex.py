@@ -98,7 +98,7 @@ def test_a_pipeline_fits_where_each_stage_does():
         assert fits(inputs, FlashFlexPipeline(((0,),), (12,))) == wanted
 
 
-def test_no_balanced_halves_are_lighter_to_cut():
+def test_no_balanced_halves_are_more_than_a_fifth_lighter_to_cut():
     generator = np.random.default_rng(3)
     for _ in range(20):
         edges = np.triu(generator.integers(0, 10, (8, 8)).astype(float), 1)

@@ -191,7 +191,7 @@ def test_memory_frees_all_outputs_but_the_last():
     assert stage_bytes_max(small_inputs(), 1, 2) == 4 * 40 - 3 * 10
 
 
-def test_the_largest_micro_batch_that_fits_is_used_and_other_depths_are_dropped():
+def test_the_largest_micro_batch_that_fits_is_used_and_depths_where_none_fits_are_dropped():
     # One stage holds at least 4 * 30 - 3 * 5 = 105.
     assert depths(small_inputs()) == [Degrees(1, 2, 2, 2), Degrees(1, 1, 4, 2)]
     assert depths(small_inputs(memory_bytes=69.0)) == [Degrees(1, 2, 2, 1), Degrees(1, 1, 4, 2)]
