@@ -58,7 +58,10 @@ def write_once(files: Any, target: str, content: ObjectContent) -> None:
     that the write has to be tried again.
     """
     if isinstance(files, LocalFileSystem):
-        _write_file(Path(target), content)
+        if not files.exists(target) or _is_incomplete(files, target, content):
+            _write_file(Path(target), content)
+        elif not _is_complete(files, target, content):
+            raise FileExistsError("another object has that name already")
         return
     if _PROTOCOLS_OF_BUCKETS.isdisjoint(_protocols(files)):
         files.makedirs(target.rpartition("/")[0], exist_ok=True)

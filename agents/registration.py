@@ -309,8 +309,9 @@ class Registration:
         return None
 
     async def package_sources(self) -> list[str]:
-        """Return addresses that may have a job's package: the leader, then all nodes."""
-        nodes = [node.address for node in await self.nodes() if node.address]
+        """Return addresses that may have a job's package: the leader, then all other nodes."""
+        own = None if self._wished is None else self._wished.id
+        nodes = [each.address for each in await self.nodes() if each.address and each.id != own]
         return [*([] if self.leader is None else [self.leader]), *nodes]
 
     async def nodes(self) -> tuple[NodeRecord, ...]:

@@ -75,7 +75,8 @@ class SnapshotLifecycle:
     """By job and rank: the last file of our own workers that was taken up."""
     _linked: dict[tuple[JobId, Point, int], SnapshotFile] = field(default_factory=dict)
     """Files that wait for their upload, as hard links that no worker reuses."""
-    _troubles: dict[str, str] = field(default_factory=dict)
+    _troubles: dict[tuple[JobId, str], str] = field(default_factory=dict)
+    """By job and kind."""
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
@@ -144,9 +145,7 @@ class SnapshotLifecycle:
     def withdrawn(self, job: JobId, rank: int) -> None:
         """Forget the snapshots that a worker has removed, those that wait for upload, too."""
         self.memory.forget_missing(job)
-        for name in [name for name in self._linked if (name[0], name[2]) == (job, rank)]:
-            path = self._linked.pop(name).path
-            self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
+        self._drop_links([name for name in self._linked if (name[0], name[2]) == (job, rank)])
 
     def _take_up(self, snapshot: SnapshotFile) -> bool:
         header, (job, point, rank) = snapshot.header, snapshot.key
@@ -197,7 +196,10 @@ class SnapshotLifecycle:
 
     def begin(self) -> None:
         """Drop the files of past generations that wait for upload: they are never committed."""
-        for name in [name for name, file in self._linked.items() if not self.is_present(file)]:
+        self._drop_links([name for name, file in self._linked.items() if not self.is_present(file)])
+
+    def _drop_links(self, names: list[tuple[JobId, Point, int]]) -> None:
+        for name in names:
             path = self._linked.pop(name).path
             self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
 
@@ -248,9 +250,10 @@ class SnapshotLifecycle:
         self._set_trouble(snapshot.job, "store", reason)
 
     def _set_trouble(self, job: JobId, kind: str, text: str) -> None:
-        if self._troubles.get(kind, "") != text:
-            self._troubles[kind] = text
-            trouble = "; ".join(each for each in self._troubles.values() if each)
+        if self._troubles.get((job, kind), "") != text:
+            self._troubles[job, kind] = text
+            found = (each for (of, _), each in self._troubles.items() if of == job)
+            trouble = "; ".join(filter(None, found))
             self.feed(TroubleChanged(self.clock.now(), job, trouble))
 
     # ---- deletion -------------------------------------------------------------------------------
@@ -260,10 +263,12 @@ class SnapshotLifecycle:
         self._delete(self.memory.release(job, safe, running))
 
     def delete_job(self, job: JobId) -> None:
-        """Delete all snapshots of a job."""
+        """Delete all snapshots of a job, those that wait for upload, too."""
         if self.workers.job == job:
             self.workers.dismiss_all()
         self._delete(self.memory.delete_job(job))
+        self._drop_links([name for name in self._linked if name[0] == job])
+        self._troubles = {key: text for key, text in self._troubles.items() if key[0] != job}
 
     def _delete(self, paths: list[Path]) -> None:
         if paths:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -137,7 +137,8 @@ class Replicator:
                 wanted.setdefault(NodeId(piece.buddy), []).append(piece.key)
         missing, remarks = [], set()
         for buddy, keys in wanted.items():
-            reason, remark = await self._place(snapshot, buddy, keys)
+            # Nodes keep one file of each rank: with these pieces a buddy would refuse its own.
+            reason, remark = await self._place(snapshot, buddy, keys, spared=wanted.keys())
             if reason:
                 name, step = snapshot.path.name, snapshot.point.step
                 missing.append(f"no replica of snapshot {name} of step {step}: {reason}")
@@ -145,11 +146,15 @@ class Replicator:
         return "; ".join(missing), "; ".join(sorted(remarks - {""}))
 
     async def _place(
-        self, snapshot: SnapshotFile, buddy: NodeId, keys: list[tuple[int, int]]
+        self,
+        snapshot: SnapshotFile,
+        buddy: NodeId,
+        keys: list[tuple[int, int]],
+        spared: Collection[NodeId],
     ) -> tuple[str, str]:
         copy = snapshot_file.partial_header(snapshot.header, keys)
         reasons = []
-        for node in await self._candidates(snapshot.job, buddy):
+        for node in await self._candidates(snapshot.job, buddy, spared):
             try:
                 await self._send(snapshot, copy, node)
             except CopyRefused as refusal:
@@ -170,8 +175,12 @@ class Replicator:
             return ""
         return f"replicas stay in {zone}: no node in another zone is ready"
 
-    async def _candidates(self, job: JobId, buddy: NodeId) -> list[NodeRecord]:
+    async def _candidates(
+        self, job: JobId, buddy: NodeId, spared: Collection[NodeId]
+    ) -> list[NodeRecord]:
         """Order the nodes to try: the named buddy, this zone's, then others, since egress costs.
+
+        ``spared`` are buddies of other pieces of the file, or this one.
 
         If the job must outlive the zone, nodes of other zones come first, and of this zone only the
         named buddy is tried.
@@ -182,7 +191,7 @@ class Replicator:
         for node in sorted(await self._others(), key=lambda n: (n.zone != own.zone, n.id)):
             is_too_near = is_far and node.zone == own.zone
             is_there = node.state == "ready" and node.address
-            if is_there and not is_too_near and node.id not in {own.id, buddy}:
+            if is_there and not is_too_near and node.id not in {own.id, buddy, *spared}:
                 found.append(node)
         return sorted(found, key=lambda node: is_far and node.zone == own.zone)
 

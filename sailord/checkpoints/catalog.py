@@ -21,7 +21,14 @@ from sailord.checkpoints.manifest import (
     manifest_bytes,
     manifest_name,
 )
-from sailord.checkpoints.object_storage import Away, Missing, Storage, StorageError, open_storage
+from sailord.checkpoints.object_storage import (
+    Away,
+    Damaged,
+    Missing,
+    Storage,
+    StorageError,
+    open_storage,
+)
 from sailord.checkpoints.retention import PIN, Folder, folders_of, garbage
 from sailord.checkpoints.storage_threads import StorageThreads
 from sailord.checkpoints.verify import compose, faults_of
@@ -146,7 +153,7 @@ def _few(faults: list[str]) -> str:
 def _faults(storage: Storage, job: JobId, durable: Durable, *, is_thorough: bool) -> list[str]:
     try:
         manifest = load_manifest(storage, _name_of(storage, durable))
-    except (Missing, ManifestError) as error:
+    except (Missing, Damaged, ManifestError) as error:
         return [str(error)]
     if manifest.sha256 != durable.sha256:
         return [f"{durable.manifest} is not the committed manifest"]
@@ -159,7 +166,7 @@ def candidates(storage: Storage, job: JobId, newest: Durable) -> list[Durable]:
     while True:
         try:
             parent = load_manifest(storage, _name_of(storage, found[-1])).parent
-        except (Missing, ManifestError):
+        except (Missing, Damaged, ManifestError):
             break
         if parent is None:
             return found
@@ -197,7 +204,7 @@ def look_at(
             full = f"{folder_of(job, folder.point)}/{name}"
             try:
                 manifest = load_manifest(storage, full)
-            except (Missing, ManifestError) as error:
+            except (Missing, Damaged, ManifestError) as error:
                 unreadable.append(Unreadable(folder.point, storage.uri_of(full), str(error)))
                 continue
             durable = Durable(manifest.point, storage.uri_of(full), manifest.sha256)
@@ -244,7 +251,7 @@ def _collect_garbage(order: CollectGarbage) -> int:
     while len(chain) <= keep:
         try:
             manifest = load_manifest(storage, _name_of(storage, chain[-1]))
-        except (Missing, ManifestError):
+        except (Missing, Damaged, ManifestError):
             return 0  # An unreadable manifest may reference any object: delete nothing.
         referenced[manifest.point] = frozenset(each.name for each in manifest.objects)
         if manifest.parent is None or len(chain) == keep:

@@ -32,6 +32,8 @@ CAUSES = {
     errno.EDQUOT: "the quota is used up",
     errno.EROFS: "the file system is read-only",
 }
+GONE = (errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+"""What a mounted file system says whose server does not answer."""
 REFUSED = re.compile(
     r"credential|unauthorized|forbidden|access ?denied|anonymous|\b40[13]\b", re.IGNORECASE
 )
@@ -47,6 +49,10 @@ class Missing(StorageError):  # noqa: N818 - an expected answer, not a failure o
 
 class Away(StorageError):  # noqa: N818 - an expected answer, not a failure of ours
     """The storage is unreachable or refuses access; its contents are unknown."""
+
+
+class Damaged(StorageError):  # noqa: N818 - as above
+    """The storage cannot read an object: its medium is damaged there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +175,6 @@ def _converted(place: str, what: str, uri: str, error: Exception) -> StorageErro
     if isinstance(error, PermissionError):
         return StorageError(f"{place} cannot be {what}: the permission is missing")
     if isinstance(error, OSError) and number is not None and scheme == "file":
-        return StorageError(f"{place} cannot be {what}: {os.strerror(number)}")
+        kind = Away if number in GONE else Damaged if number == errno.EIO else StorageError
+        return kind(f"{place} cannot be {what}: {os.strerror(number)}")
     return Away(f"{place} cannot be {what}: {str(error) or type(error).__name__}")

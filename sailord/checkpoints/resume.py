@@ -16,7 +16,7 @@ from agents.protocol.records import (
     Saving,
     Uploaded,
 )
-from sailord.checkpoints.catalog import Unreadable, complete_at, folders_at, look_at
+from sailord.checkpoints.catalog import Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, manifest_name
 from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
@@ -44,7 +44,8 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Du
     try:
         storage = open_storage(uri)
         if resume is None:
-            if folders_at(storage, id_) and complete_at(storage, id_):
+            if any(folder.manifests for folder in folders_at(storage, id_)):
+                # Unreadable ones, too: a newer version may have written them.
                 what = f"{uri} already has checkpoints of a job {id_}"
                 cure = "use --resume newest, or another --id"
                 raise InputError(Problem("checkpoint: uri", what, cure))

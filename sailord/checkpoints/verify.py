@@ -13,7 +13,7 @@ import xxhash
 
 from agents.protocol.records import JobId, Uploaded
 from sailord.checkpoints.manifest import Manifest, Object, Tensor, folder_of
-from sailord.checkpoints.object_storage import Missing, Storage, StorageError
+from sailord.checkpoints.object_storage import Damaged, Missing, Storage, StorageError
 from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
@@ -166,7 +166,7 @@ def _object_faults(
         header, checksum = read_head(storage, name)
     except Missing:
         return [f"{uri} is missing"]
-    except SnapshotError as error:
+    except (Damaged, SnapshotError) as error:
         return [str(error)]
     if checksum != each.checksum:
         return [f"{uri} is not the object of the manifest: its header differs"]
@@ -185,7 +185,10 @@ def _piece_fault(storage: Storage, name: str, piece: Piece) -> str:
     end = piece.offset + piece.bytes
     total = xxhash.xxh3_128()
     for first in range(piece.offset, end, CHUNK_BYTES):
-        total.update(storage.read(name, first, min(first + CHUNK_BYTES, end)))
+        try:
+            total.update(storage.read(name, first, min(first + CHUNK_BYTES, end)))
+        except Damaged as error:
+            return str(error)
     if total.hexdigest() == piece.checksum:
         return ""
     where = f"piece {piece.piece} of layer {piece.layer}, bytes {piece.offset} to {end - 1}"

@@ -61,7 +61,7 @@ def test_storage_keeps_what_is_written(uri):
         storage.read("j/1-10/small")
 
 
-@on_object_stores
+@on_all
 @pytest.mark.parametrize("data", [b"abcdef", LARGE], ids=["small", "large"])
 def test_an_object_is_never_overwritten(uri, data):
     storage, other = open_storage(uri), b"other" + data

@@ -147,3 +147,16 @@ def test_the_first_node_of_a_job_says_which_packages_the_others_install(tmp_path
         assert await agent.packages_agreed(NEXT, None) == ""
 
     in_a_store(tmp_path, play)
+
+
+def test_packages_are_asked_of_the_leader_and_of_other_nodes(tmp_path):
+    async def play(store: Store, agent: Registration, _: list[Event]) -> None:
+        for id_, port in ((US, 1), (OTHERS, 2)):
+            node = NodeRecord(id_, id_, "z", "box", "A100-40", 1, f"10.0.0.1:{port}", "ready")
+            await store.put(KEYS.node(id_), encode(node))
+            if id_ == US:
+                agent.register(node)
+        agent.leader = "10.0.0.9:1"
+        assert await agent.package_sources() == ["10.0.0.9:1", "10.0.0.1:2"]
+
+    in_a_store(tmp_path, play)

@@ -18,7 +18,13 @@ import click
 from agents.protocol.records import JobId
 from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import folder_of, load_manifest
-from sailord.checkpoints.object_storage import Missing, Storage, StorageError, open_storage
+from sailord.checkpoints.object_storage import (
+    Damaged,
+    Missing,
+    Storage,
+    StorageError,
+    open_storage,
+)
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
@@ -147,7 +153,7 @@ def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
     try:
         manifest = load_manifest(storage, name)
         return faults_of(storage, manifest, job=job, is_thorough=True)
-    except (ManifestError, Missing) as error:
+    except (Damaged, ManifestError, Missing) as error:
         return [str(error)]
 
 

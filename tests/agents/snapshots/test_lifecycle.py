@@ -16,6 +16,7 @@ from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.workers.status import WorkerStatus
 from tests.agents.sealing import write_snapshot
+from tests.processes import until
 
 JOB = JobId("job")
 RANKS = 16
@@ -145,3 +146,27 @@ def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     for withdrew in (False, True):
         AgentLoop.hear(loop, JOB, WorkerStatus(1, 3, "failed", withdrew=withdrew))
     assert told == [(JOB, 3)]
+
+
+def test_trouble_of_one_job_is_neither_told_nor_hidden_as_that_of_the_next(node):
+    lifecycle, text = node.lifecycle, "replicas stay in z1: no node in another zone is ready"
+    lifecycle._set_trouble(JobId("job"), "copies", text)
+    lifecycle._set_trouble(JobId("job"), "store", "the storage is full: make room there")
+    node.told.clear()
+    lifecycle._set_trouble(JobId("next"), "copies", text)
+    assert node.told == [text]
+    lifecycle._set_trouble(JobId("next"), "copies", "")
+    assert node.told == [text, ""]
+
+
+@pytest.mark.asyncio
+async def test_snapshots_of_an_ended_job_wait_for_its_store_no_longer(node):
+    node.lifecycle.workers.dismiss_all = lambda: None
+    node.seal(5, ranks=2)
+    links = [linked.path for linked in node.lifecycle._linked.values()]
+    assert all(path.exists() for path in links)
+    node.lifecycle.delete_job(JOB)
+    await until(lambda: not any(path.exists() for path in links))
+    assert node.lifecycle._linked == {}
+    node.seal(10, ranks=2)
+    assert len(node.lifecycle._linked) == 2, "the folder of links stays"

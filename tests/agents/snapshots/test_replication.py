@@ -111,24 +111,46 @@ async def world(tmp_path):
 WHOLE = (Holding(0, 0, 1), Holding(1, 1, 2))
 
 
-@pytest.mark.asyncio
-async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
-    header = write_snapshot(
-        world.folder / "own", step=4, pieces={(0, 0): b"a" * 3000, (0, 1): b"b" * 70, (1, 2): b"c"}
+def named_buddies(world: World, step: int, buddy: dict[tuple[int, int], str]) -> SnapshotFile:
+    """Seal a snapshot of three pieces, each with its own buddy or none."""
+    pieces = {(0, 0): b"a" * 3000, (0, 1): b"b" * 70, (1, 2): b"c"}
+    header = write_snapshot(world.folder / "own", step=step, pieces=pieces)
+    header = replace(
+        header, pieces=tuple(replace(p, buddy=buddy.get(p.key)) for p in header.pieces)
     )
-    path = world.folder / "own" / "job" / "1-4" / "0.snap"
-    buddy = {(0, 0): "b", (1, 2): "c"}
-    pieces = tuple(replace(p, buddy=buddy.get(p.key)) for p in header.pieces)
-    header = replace(header, pieces=pieces)
+    path = world.folder / "own" / "job" / f"1-{step}" / "0.snap"
     with path.open("r+b") as file:
         file.write(snapshot_file.head_bytes(header))
-    await world.run(world.buddies(), SnapshotFile(path, header))
+    return SnapshotFile(path, header)
+
+
+@pytest.mark.asyncio
+async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
+    snapshot = named_buddies(world, 4, {(0, 0): "b", (1, 2): "c"})
+    await world.run(world.buddies(), snapshot)
     assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
     assert world.held("c") == [Sealed(Point(4, 1), (Holding(1, 2, 3),))]
     assert world.done == [(4, "")]
     (found,) = snapshot_file.sealed_files(world.folder / "b" / "job" / "1-4")
-    assert found.header.node == header.node, "a copy keeps its writer's name"
+    assert found.header.node == snapshot.header.node, "a copy keeps its writer's name"
     assert snapshot_file.read_piece(found.path, found.header.pieces[0]) == b"a" * 3000
+
+
+@pytest.mark.asyncio
+async def test_pieces_of_a_buddy_that_is_away_do_not_take_the_place_of_anothers(world):
+    """A node keeps one file of each rank at a point."""
+    snapshot = named_buddies(world, 4, {(0, 0): "b", (1, 2): "c"})
+    there = world.nodes[NodeId("b")]
+    world.nodes[NodeId("b")] = replace(there, address="127.0.0.1:9")
+    await world.run(world.buddies(), snapshot)
+    assert world.held("c") == [Sealed(Point(4, 1), (Holding(1, 2, 3),))]
+    ((_, trouble),) = world.done
+    assert "no replica of snapshot 0.snap of step 4: b could not be reached" in trouble
+    world.nodes[NodeId("b")] = there
+    world.done.clear()
+    await world.run(world.buddies(), snapshot)
+    assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
+    assert world.done == [(4, "")]
 
 
 @pytest.mark.asyncio

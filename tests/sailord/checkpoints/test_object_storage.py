@@ -7,7 +7,14 @@ import os
 
 import pytest
 
-from sailord.checkpoints.object_storage import Away, Missing, StorageError, _converted, open_storage
+from sailord.checkpoints.object_storage import (
+    Away,
+    Damaged,
+    Missing,
+    StorageError,
+    _converted,
+    open_storage,
+)
 from simulator.documents.problems import InputError
 
 
@@ -65,7 +72,9 @@ def test_partial_object_of_an_earlier_attempt_is_replaced(tmp_path):
         ("file:///x", OSError(errno.EDQUOT, "x"), StorageError, "the quota is used up"),
         ("file:///x", OSError(errno.EROFS, "x"), StorageError, "the file system is read-only"),
         ("file:///x", PermissionError(errno.EACCES, "x"), StorageError, "permission is missing"),
-        ("file:///x", OSError(errno.EIO, "x"), StorageError, os.strerror(errno.EIO)),
+        ("file:///x", OSError(errno.EIO, "x"), Damaged, os.strerror(errno.EIO)),
+        ("file:///x", OSError(errno.ENOTCONN, "x"), Away, os.strerror(errno.ENOTCONN)),
+        ("file:///x", OSError(errno.ESTALE, "x"), Away, os.strerror(errno.ESTALE)),
         ("s3://b", PermissionError("Access Denied"), Away, "AWS_ACCESS_KEY_ID"),
         ("s3://b", Exception("Unable to locate credentials"), Away, "AWS_ACCESS_KEY_ID"),
         ("gs://b", Exception("Anonymous caller, 401"), Away, "GOOGLE_APPLICATION_CREDENTIALS"),

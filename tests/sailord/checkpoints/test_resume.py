@@ -34,6 +34,17 @@ def test_new_job_needs_a_storage_without_checkpoints_of_its_id(tmp_path):
         begin(tmp_path, None)
 
 
+def test_unreadable_checkpoints_of_its_id_are_in_a_new_jobs_way_too(tmp_path):
+    """A newer version may have written them; retention would delete them."""
+    (made,) = chain(tmp_path, 10)
+    manifest = Path(made.durable.manifest.removeprefix("file://"))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(InputError, match="has format 2"):
+        begin(tmp_path, "newest")
+    with pytest.raises(InputError, match="already has checkpoints of a job j"):
+        begin(tmp_path, None)
+
+
 def test_storage_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file/below cannot be created: Not a directory"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.local import LocalFileSystem
 
 from agents.protocol.records import (
     FIRST,
@@ -271,3 +274,33 @@ def test_a_storage_that_fails_makes_no_checkpoint_damaged(tmp_path, monkeypatch,
     assert isinstance(done.exception, SystemExit), "in words"
     assert "damaged" not in done.output
     assert "could not be read: gs: credentials have expired" in done.output
+
+
+@pytest.mark.parametrize("damaged", ["manifest-3.json", "0-n0.1.snap"])
+def test_restore_falls_back_where_the_medium_of_the_newest_checkpoint_is_damaged(
+    tmp_path, monkeypatch, damaged
+):
+    first, second = chain(tmp_path, 10, 20)
+    read = LocalFileSystem.cat_file
+
+    def fails(files, path, *args, **kwargs):
+        if path.endswith(f"1-20/{damaged}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(files, path, *args, **kwargs)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", fails)
+    found = check(tmp_path, second.durable)
+    assert found.found == first.durable
+    assert f"{damaged} cannot be read: Input/output error" in found.why
+    assert "next older intact one: step 10" in verify("j", "--at", tmp_path).output
+
+
+def test_storage_whose_server_is_away_says_nothing_about_checkpoints(tmp_path, monkeypatch):
+    (made,) = chain(tmp_path, 10)
+
+    def fails(*_, **__):
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", fails)
+    found = check(tmp_path, made.durable)
+    assert (found.found, found.is_away) == (None, True)

@@ -100,8 +100,9 @@ def _place_of(uri: str) -> _CheckpointFolder:
         base = text  # It is a job's folder.
     try:
         files, root = fsspec.core.url_to_fs(base)
-    except (ImportError, ValueError, OSError) as error:
-        raise InputError(Problem(OPTION, f"{uri}: {error}", _FORMS)) from None
+    except Exception as error:  # Storage backends raise any exception.
+        what = f"{uri}: {error or type(error).__name__}"
+        raise InputError(Problem(OPTION, what, _FORMS)) from None
     return _CheckpointFolder(files, root.rstrip("/"), base, point, manifest and f"{text}")
 
 

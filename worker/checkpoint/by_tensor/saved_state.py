@@ -89,11 +89,16 @@ class SavedState:
                 first = begin + block.offset
                 size = self.pieces.element_bytes * torch.Size(block.shape).numel()
                 if size:
-                    values = torch.frombuffer(
-                        self.objects.read(path, first, size), dtype=self.dtype
-                    )
+                    values = torch.frombuffer(self._read(path, first, size), dtype=self.dtype)
                     fill_from_block(whole, tensor, each, block, values.view(block.shape))
         return whole
+
+    def _read(self, path: str, first: int, size: int) -> bytearray:
+        try:
+            return self.objects.read(path, first, size)
+        except Exception as error:  # Storage backends raise any exception.
+            what = f"cannot be read: {error or type(error).__name__}"
+            raise InputError(Problem(path, what, "try again")) from None
 
     def tensor(self, tensor: TensorId, kind: int) -> Tensor:
         """Return one kind of a tensor's state in full, with padding."""
@@ -110,7 +115,9 @@ def open_saved_state(uri: str) -> SavedState:
         job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
         objects = Objects(files)
         places = dict(_verified_pieces(manifest, objects, root, folder))
-    except (OSError, snapshot_file.SnapshotError, ImportError, KeyError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # Storage backends raise any exception.
         cure = "find an intact one with `sailorctl checkpoint verify`"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
     progress = snapshot_file.progress_of(manifest["progress"])
