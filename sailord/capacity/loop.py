@@ -24,7 +24,7 @@ from planner.replan.past_moves import downtime_s
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
-from sailord.capacity.core.deadline import watches_deadline
+from sailord.capacity.core.deadline import rented_in_use, watches_deadline
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import (
@@ -102,6 +102,8 @@ class CapacityLoop:
     _saved: CapacityRecord | None = None
     _asked: tuple[object, ...] = ()
     _asked_at: float = float("-inf")
+    _target_of: JobId | None = None
+    """The job whose target was set last in this term; empty: no job's."""
 
     def __post_init__(self) -> None:
         self.state = CapacityState(self.policy, self.clock.now())
@@ -238,7 +240,7 @@ class CapacityLoop:
             self.gateway.unreadable.note(self.gateway.keys.capacity, f"{error}; nothing is rented")
             return
         self.gateway.unreadable.clear(self.gateway.keys.capacity)
-        self._term, self._asked, self._saved = term, (), books
+        self._term, self._asked, self._saved, self._target_of = term, (), books, None
         # A new id prefixes requests, not the term: a new store counts terms from 1 again.
         self._feed(model.TookOver(self.clock.now(), self.new_id(), books))
         self._tasks.start(self._read())
@@ -342,6 +344,10 @@ class CapacityLoop:
             outcome = await self.provider.create(ask)
         except ProviderError as error:
             outcome = InDoubt(ask.request_id, str(error))
+        except Exception as error:
+            # A fault of ours, after which instances may have been made all the same.
+            log.exception("a request for instances failed")
+            outcome = InDoubt(ask.request_id, f"{type(error).__name__}: {error}")
         self._feed(model.RequestAnswered(self.clock.now(), outcome))
 
     async def _delete(self, ids: tuple[str, ...]) -> None:
@@ -398,12 +404,13 @@ class CapacityLoop:
                 await self._pause(f"held-{active.phase.since:.0f}", why)
             return
         if active is None or self.state.stop:
-            self._asked = ()
+            self._asked, self._target_of = (), JobId("")
             self._feed(model.TargetSet(now, {}))
             return
         pools = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         key = (active.job, pools)
         if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
+            self._keep_used(active.job)
             return
         wanted = await self._ask_planner(active.job, pools)
         now_active = self.cluster.state.active
@@ -416,10 +423,19 @@ class CapacityLoop:
             self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
         elif wanted.choices is not None:
             options = options_of(active.job, self.provider.pools, pools, wanted.choices)
+            self._target_of = active.job
             self._feed(model.TargetSet(self.clock.now(), options.spot, options))
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)
+            self._target_of = active.job
             self._feed(model.TargetSet(self.clock.now(), target))
+        else:
+            self._keep_used(active.job)
+
+    def _keep_used(self, job: JobId) -> None:
+        """Want what the job uses, and nothing of the last job's, while no plan for it was found."""
+        if self._target_of not in (None, job):
+            self._feed(model.TargetSet(self.clock.now(), rented_in_use(self.state)))
 
     async def _ask_planner(
         self, job: JobId, pools: tuple[PoolSupply, ...]
@@ -454,6 +470,9 @@ class CapacityLoop:
                 if active is None or active.job != job:
                     return None  # Its instances are given back now, not after the answer.
             return await asked
+        except Exception as error:
+            log.exception("the capacity planner failed")
+            return CapacityAnswer(None, f"the planner failed: {type(error).__name__}: {error}")
         finally:
             asked.cancel()
 

@@ -92,7 +92,7 @@ def open_provider(choice: ProviderConfig, cluster: Cluster, now: Callable[[], fl
         case GceConfig():
             from sailord.providers.gce.provider import open_gce  # noqa: PLC0415 - an optional package
 
-            return open_gce(choice, cluster.catalogue)
+            return open_gce(choice, cluster.catalogue, now)
 
 
 def _pool(table: Table, cluster: Cluster) -> Pool:

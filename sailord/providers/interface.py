@@ -84,7 +84,8 @@ class Observation:
     pending_requests: frozenset[str] = frozenset()
     """Requests whose operation still runs: more of their instances may appear."""
     ended_at: Mapping[str, float] = field(default_factory=dict)
-    """By id, when a deletion took effect and billing ended, where the provider reports it."""
+    """By id, when billing ended, since an instance went off or was deleted, where the provider
+    reports it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,8 @@ def test_sailord_check_warns_of_unreadable_prices(tmp_path, monkeypatch):
         with gce_server(cloud) as address:
             configure(place, address, capacity="")
 
-            def opened(config, catalogue):
-                return open_gce(replace(config, billing=True, billing_endpoint=address), catalogue)
+            def opened(config, *others):
+                return open_gce(replace(config, billing=True, billing_endpoint=address), *others)
 
             monkeypatch.setattr("sailord.providers.gce.provider.open_gce", opened)
             file = str(place.folder / "sailord.toml")

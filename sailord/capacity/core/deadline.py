@@ -59,16 +59,31 @@ def pace_of(record: PaceRecord | None, now: float) -> Pace | None:
 
 
 def keep_job_budget(state: CapacityState) -> Decision:
-    """Pause a job whose budget lasts for no more than what it needs to save its state."""
+    """Pause a job whose budget lasts for no more than what it needs to save its state.
+
+    Once the total budget does, this also pauses a job that begins on instances that are still up.
+    """
     job = state.progress
     if job is None or not job.is_running or job.job != state.paused:
         state = replace(state, paused="")  # If it ever runs again, it is paused again.
-    if job is None or job.usd_left is None or state.paused or not job.is_running:
+    if job is None or state.paused or not job.is_running:
         return state, ()
-    if job.usd_left > job.usd_per_hour / 3600 * state.policy.reserve_s:
+    why = ""
+    if state.stop and rented_in_use(state):
+        why = "what is left of the total budget is kept for saving its state"
+    elif job.usd_left is not None and (
+        job.usd_left <= job.usd_per_hour / 3600 * state.policy.reserve_s
+    ):
+        why = f"${job.usd_left:,.2f} of its budget are left, which is kept for saving its state"
+    if not why:
         return state, ()
-    why = f"${job.usd_left:,.2f} of its budget are left, which is kept for saving its state"
     return replace(state, paused=job.job), (PauseJob(why),)
+
+
+def rented_in_use(state: CapacityState) -> Counter[Pool]:
+    """Return the instances that sailord rented and the job uses, by pool."""
+    machines = (m.instance for m in state.machines.values() if m.instance.request_id)
+    return Counter(each.pool for each in machines if each.node in state.in_use)
 
 
 def watches_deadline(state: CapacityState, job: str) -> bool:
@@ -167,7 +182,7 @@ def _view(
 
 
 def _used(state: CapacityState) -> Mapping[Pool, int]:
-    """Return how many rented instances of each pool the job uses."""
+    """Return how many instances of each pool the job uses."""
     machines = state.machines.values()
     return Counter(m.instance.pool for m in machines if m.instance.node in state.in_use)
 

@@ -182,9 +182,10 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
     if asked is None:
         return state, ()  # An observation settled it, or it expired.
     pool, asks = asked.ask.pool, dict(state.asks)
+    doubted = replace(asked, is_in_doubt=True, doubted_at=state.now)
     match outcome:
         case Granted(instances=()):  # They are being made and have no names yet.
-            asks[outcome.request_id] = replace(asked, is_in_doubt=True)
+            asks[outcome.request_id] = doubted
             return replace(state, asks=asks), ()
         case Granted():
             del asks[outcome.request_id]
@@ -204,7 +205,7 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             text = f"refused ({outcome.kind}): {pool}: {outcome.text}; cooldown {wait_s:.0f} s"
             return state, (model.Log(text),)
         case InDoubt():
-            asks[outcome.request_id] = replace(asked, is_in_doubt=True)
+            asks[outcome.request_id] = doubted
             text = f"no answer ({outcome.request_id}): {pool}; the next observation settles it"
             return replace(state, asks=asks), (model.Log(text),)
         case _:
@@ -278,6 +279,7 @@ def _check_budget(state: CapacityState) -> Decision:
     told: tuple[model.Command, ...] = (model.Log(f"{why}: no further requests"),)
     if not state.stop:
         told = (*told, model.PauseJob(why))
+        state = replace(state, paused="" if state.progress is None else state.progress.job)
     return replace(state, stop=due), told
 
 
@@ -286,7 +288,8 @@ def _expire_doubts(state: CapacityState) -> Decision:
     told: list[model.Command] = []
     made = Counter(m.instance.request_id for m in state.machines.values())
     for id_, asked in tuple(state.asks.items()):
-        over_at, pool = asked.since + state.policy.doubt_s, asked.ask.pool
+        pool = asked.ask.pool
+        over_at = max(asked.since, asked.doubted_at) + state.policy.doubt_s
         if asked.is_in_doubt and state.observed_at is not None and state.observed_at >= over_at:
             left = {other: each for other, each in state.asks.items() if other != id_}
             state = replace(state, asks=left)

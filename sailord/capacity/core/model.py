@@ -56,7 +56,7 @@ class CapacityPolicy:
     lost_s: float = 60.0
     """Delete an instance whose agent was lost for this long, whatever the provider says."""
     doubt_s: float = 120.0
-    """Give up a request with unknown outcome if no observation shows it for this long."""
+    """Give up a request with unknown outcome if no observation shows it this long after that."""
     surplus_s: float = 300.0
     """Delete an instance after it was surplus for this long."""
     delete_again_s: float = 30.0
@@ -88,6 +88,8 @@ class PendingRequest:
     """Of one instance."""
     since: float
     is_in_doubt: bool = False
+    doubted_at: float = 0.0
+    """When its answer failed to come."""
 
     @property
     def usd_per_hour_all(self) -> float:

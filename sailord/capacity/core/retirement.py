@@ -10,7 +10,9 @@ from sailord.providers.interface import Pool
 RETIRE_S = 1200.0
 """Instances that the provider will delete are replaced one by one, each in this time."""
 RETIRE_ALL_S = 8 * 3600.0
-"""Where many would end at once, each is replaced in its share of this time."""
+"""Where many would end at once, each is replaced in its share of this time, ..."""
+LIFE_SHARE = 0.5
+"""... or of this share of the shortest life, if that is less: a new one is not replaced at once."""
 LAST_DRAIN_S = 300.0
 """The job moves off an instance this long before its deletion, replaced or not."""
 
@@ -25,7 +27,9 @@ def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
         and not (machine.is_drained or machine.why)
     )
     machines, drained = dict(state.machines), []
-    slot_s, begin = min(RETIRE_S, RETIRE_ALL_S / max(len(ending), 1)), float("inf")
+    lives = (ends_at - state.machines[id_].instance.created_at for ends_at, id_ in ending)
+    all_s = min(RETIRE_ALL_S, LIFE_SHARE * min(lives, default=0.0))
+    slot_s, begin = min(RETIRE_S, all_s / max(len(ending), 1)), float("inf")
     for ends_at, id_ in reversed(ending):
         begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
         if state.now >= begin or is_last:

@@ -134,6 +134,7 @@ def raise_gce_error(act: Callable[[], T]) -> T:
     import requests  # noqa: PLC0415 - slow to load
     from google.api_core import exceptions  # noqa: PLC0415 - slow to load
     from google.auth.exceptions import GoogleAuthError, TransportError  # noqa: PLC0415 - slow to load
+    from google.protobuf.json_format import ParseError  # noqa: PLC0415 - slow to load
 
     try:
         return act()
@@ -145,6 +146,8 @@ def raise_gce_error(act: Callable[[], T]) -> T:
         ) from None
     except (TransportError, requests.RequestException) as error:
         raise GceError("unknown", f"Google cannot be reached: {error}") from None
+    except ParseError as error:  # A proxy may have answered instead.
+        raise GceError("unknown", f"Google's answer cannot be read: {error}") from None
     except GoogleAuthError as error:
         raise GceError("permission", f"the credentials are rejected ({error})", 401) from None
 

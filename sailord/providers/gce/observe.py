@@ -16,11 +16,12 @@ PREEMPTED = "compute.instances.preempted"
 CREATING = ("insert", "bulkInsert", "compute.instanceGroupManagers.createInstances")
 HISTORY_S = 3600.0
 """Operations that ended earlier are ignored."""
+OFF = ("STOPPED", "TERMINATED")
 STATES: Mapping[str, InstanceState] = {
     "RUNNING": "running",
     **dict.fromkeys(("PENDING_STOP", "STOPPING", "SUSPENDING", "DEPROVISIONING"), "stopping"),
     # Only Google stops our instances; a stopped one costs its disk.
-    **dict.fromkeys(("STOPPED", "SUSPENDED", "TERMINATED"), "preempted"),
+    **dict.fromkeys((*OFF, "SUSPENDED"), "preempted"),
 }
 """All others are pending."""
 
@@ -68,6 +69,15 @@ def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Cat
         # Our label on an instance that we did not make.
         return Pool(zone, name, "", 0, spot)
     return Pool(zone, machine.name, machine.gpu, machine.gpus, spot)
+
+
+def stopped_at(resources: Iterable[Any]) -> Mapping[str, float]:
+    """Return when instances went off that still exist, by id: from then on they cost nothing."""
+    return {
+        str(one.id): parse_time(one.last_stop_timestamp)
+        for one in resources
+        if one.status in OFF and one.last_stop_timestamp
+    }
 
 
 def operation_history(operations: Iterable[Any], now: float) -> OperationHistory:

@@ -22,6 +22,7 @@ from sailord.providers.gce.observe import (
     parse_time,
     read_aggregated,
     read_instance,
+    stopped_at,
 )
 from sailord.providers.gce.prices import prices_of
 from sailord.providers.gce.quotas import quotas_of, read_limits
@@ -119,7 +120,7 @@ class GceProvider(Provider):
             pending_requests=frozenset(
                 self._requests.get(one, one) for one in past.pending_requests
             ),
-            ended_at=past.ended_at,
+            ended_at={**past.ended_at, **stopped_at(resources)},
         )
 
     def _instance(self, resource: Any) -> Instance:
@@ -291,10 +292,15 @@ class GceProvider(Provider):
         self._api.close()
 
 
-def open_gce(config: GceConfig, catalogue: Catalogue) -> GceProvider:
-    """Find credentials and open the provider; blocks, and raises ``InputError`` without any."""
+def open_gce(
+    config: GceConfig, catalogue: Catalogue, now: Callable[[], float] = time.time
+) -> GceProvider:
+    """Find credentials and open the provider; blocks, and raises ``InputError`` without any.
+
+    ``now`` is the clock of who compares an observation with its own times.
+    """
     credentials = find_credentials(config.credentials, config.endpoint)
-    return GceProvider(config, catalogue, GceClient(credentials, config))
+    return GceProvider(config, catalogue, GceClient(credentials, config), now)
 
 
 def _is_old(page: Any, before: float) -> bool:

@@ -298,6 +298,7 @@ class Rest:
             "machineType": self._link(f"zones/{vm.zone}/machineTypes/{vm.machine}"),
             "status": vm.status,
             "creationTimestamp": written(vm.created_at),
+            **({} if vm.off_at is None else {"lastStopTimestamp": written(vm.off_at)}),
         }
 
     # ---- operations -----------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.decide import obtainable, record_of
@@ -143,6 +145,18 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
     assert sum(m.is_retiring for m in story.state.machines.values()) == 2
     story.hear(Tick(end - LAST_DRAIN_S))
     assert {order.leaves_at for order in story.of(Drain)} == {end}
+
+
+@pytest.mark.parametrize("run_s", [3600.0, 4 * 3600.0, 7 * 86400.0])
+def test_instances_with_a_short_time_limit_are_not_replaced_at_once(run_s):
+    policy = CapacityPolicy(boot_failures_max=16)
+    story = rent(Story(policy), 1.0, *range(1, 17), wanted=16)
+    agents = {f"n{n}": Agent(4) for n in range(1, 17)}
+    new = [replace(each, ends_at=each.created_at + run_s) for each in seen(story)]
+    story.hear(AgentsCounted(50.0, agents)).see(50.0, *new)
+    half = min(each.created_at for each in new) + 0.5 * run_s
+    assert story.see(half - 1.0, *new).asks() == []
+    assert not any(m.is_retiring for m in story.state.machines.values())
 
 
 def test_retry_forgets_the_failures_of_instances_that_are_up_too():

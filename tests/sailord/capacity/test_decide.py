@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from agents.protocol.codec import decode, encode
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
 from sailord.capacity.core.decide import decide, obtainable, record_of, supply
 from sailord.capacity.core.model import (
@@ -17,10 +18,12 @@ from sailord.capacity.core.model import (
     Create,
     Delete,
     Drain,
+    JobProgress,
     Log,
     Observed,
     PauseJob,
     PricesRead,
+    ProgressSeen,
     QuotasRead,
     RequestAnswered,
     StockReported,
@@ -94,6 +97,19 @@ def test_a_request_in_doubt_that_made_some_causes_no_cooldown():
     assert story.see(100.0, machine(), pending_requests=hung).asks() == []
     assert story.see(130.0, machine(), pending_requests=hung).asks() == [(A, 1)]
     assert [order.text for order in story.of(Log)] == [f"{FIRST} made 1 of 2: {A}"]
+
+
+@pytest.mark.parametrize("answer", [InDoubt(FIRST, "no end within 180 s"), Granted(FIRST, ())])
+def test_a_request_in_doubt_is_awaited_from_when_its_answer_failed_to_come(answer):
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 1})).see(180.0)
+    story.hear(RequestAnswered(181.0, answer))
+    assert set(story.state.asks) == {FIRST}
+    again = decode(CapacityRecord, encode(record_of(story.state)))
+    for later in (story, Story(books=again).hear(TargetSet(182.0, {A: 1}))):
+        assert later.see(300.0).asks() == []
+        assert set(later.state.asks) == {FIRST}
+        later.see(301.0)
+        assert not later.state.asks
 
 
 def test_a_pool_has_one_open_request_at_a_time():
@@ -173,6 +189,27 @@ def test_a_spent_total_budget_stops_the_job_then_deletes_all():
     assert story.hear(Tick(3530.0)).of(Delete) == [Delete(("1",))]
     later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3540.0)
     assert later.hear(TargetSet(3541.0, {A: 1})).asks() == []
+
+
+def test_a_job_that_begins_once_the_budget_is_spent_is_paused_too():
+    story = Story(CapacityPolicy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
+    story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    story.hear(ProgressSeen(61.0, running("first")))
+    assert len(story.hear(Tick(3430.0)).of(PauseJob)) == 1
+    assert story.hear(ProgressSeen(3431.0, running("first"))).of(PauseJob) == [], "ordered once"
+    assert len(story.hear(ProgressSeen(3432.0, running("next"))).of(PauseJob)) == 1
+    assert story.hear(ProgressSeen(3433.0, running("next"))).of(PauseJob) == []
+    later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3434.0, machine())
+    later.hear(AgentsCounted(3435.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    assert len(later.hear(ProgressSeen(3436.0, running("next"))).of(PauseJob)) == 1
+    # On nodes that are not rented a job may go on.
+    later.hear(AgentsCounted(3437.0, {"n1": Agent(4), "own": Agent(4)}, frozenset({"own"})))
+    assert later.hear(ProgressSeen(3438.0, running("third"))).of(PauseJob) == []
+
+
+def running(job: str) -> JobProgress:
+    return JobProgress(job, 0.0, 1, None, None, is_running=True)
 
 
 def test_only_instances_with_a_request_id_are_deleted():

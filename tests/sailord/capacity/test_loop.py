@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,10 @@ from sailord.capacity.core.model import CapacityPolicy, CapacityRecord, Create, 
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
-from sailord.providers.interface import Granted, Notice, Observation
+from sailord.planning.messages import CapacityAnswer
+from sailord.providers.interface import Granted, InDoubt, Notice, Observation
 from tests.gce.virtual_client import Gateway, VirtualLoop
-from tests.sailord.capacity.story import A, Story
+from tests.sailord.capacity.story import A, Story, machine
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 
@@ -129,6 +131,69 @@ def test_a_question_to_the_planner_ends_with_its_job():
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(play()) < 5.0
     assert asked == ["abandoned"]
+
+
+def test_what_the_last_job_wanted_is_given_up_while_the_next_one_has_no_plan():
+    answers = [CapacityAnswer((2,), "two"), CapacityAnswer(None, "no plan fits"), ValueError("bug")]
+
+    class Planner:
+        async def ask_capacity(self, _request, **_options):
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, None)
+        gateway.read_spec = lambda _: asyncio.sleep(0.0, "a job")
+        active, now = SimpleNamespace(job="first", phase=None), 100.0
+        state = SimpleNamespace(active=active, jobs={}, unreadable=frozenset(), nodes={})
+        cluster = SimpleNamespace(state=state, move_context=())
+        config = SimpleNamespace(cluster_file=None, profiles=(), measured_links=())
+        provider = Warner()
+        provider.pools = (A,)
+        loop = CapacityLoop(
+            config, provider, CapacityPolicy(), cluster, Planner(), gateway,
+            SimpleNamespace(now=lambda: now),
+        )  # fmt: skip
+        loop.state = Story().see(1.0, machine(1), machine(2)).state
+        await loop._want()
+        assert loop._events.get_nowait().target == {A: 2}
+        active.job = "next"
+        await loop._want()
+        assert loop._events.get_nowait().target == {}, "the first job's instances are surplus"
+        # It began nevertheless, and runs on one of them.
+        loop.state = replace(loop.state, in_use=frozenset({"n1"}))
+        await loop._want()
+        assert loop._events.get_nowait().target == {A: 1}
+        now += 1000.0
+        await loop._want()
+        assert loop._events.get_nowait().target == {A: 1}, "a fault of the planner is no plan"
+        assert answers == []
+        # A new leader does not know whose instances they are.
+        loop._target_of = None
+        await loop._want()
+        assert loop._events.empty()
+
+    asyncio.run(play())
+
+
+def test_a_request_is_in_doubt_after_a_fault_of_ours():
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
+    (order,) = story.of(Create)
+
+    class Faulty(Warner):
+        async def create(self, _ask):
+            raise OSError("no space left")
+
+    gateway = Gateway(lambda: False, None)
+    gateway.term = 1
+    clock = SimpleNamespace(now=lambda: 100.0)
+    loop = CapacityLoop(None, Faulty(), CapacityPolicy(), None, None, gateway, clock)
+    loop._term, loop.state = 1, story.state
+    asyncio.run(loop._create(order.ask))
+    outcome = loop._events.get_nowait().outcome
+    assert outcome == InDoubt(order.ask.request_id, "OSError: no space left")
 
 
 @pytest.mark.parametrize("is_elected_again", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from sailord.providers.gce.config import GceConfig
 from sailord.providers.interface import Pool
 from sailord.providers.static import StaticProvider
 from sailord.providers.trace import TraceProvider
+from simulator.cluster.cluster import Cluster
 from simulator.documents.fields import quote
 from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
 from tests.sailord.providers.gce.test_config import GOOD
 
 HOST = '[[provider.host]]\nname = "gpu-1"\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\n'
@@ -50,6 +53,13 @@ def test_a_host_needs_only_what_the_catalogue_lacks(tmp_path):
     assert (host.name, host.pool, host.usd_per_hour) == ("gpu-1", A100S, 3.5)
     assert kind_of(config.provider) == "static"
     assert isinstance(open_provider(config.provider, config.cluster, lambda: 1.0), StaticProvider)
+
+
+def test_google_is_observed_by_the_clock_that_requests_are_judged_by():
+    cloud = GceConfig("my-project", "test", (), endpoint="http://fake")
+    made = open_provider(cloud, Cluster((), load_catalogue()), lambda: 7.0)
+    assert made._now() == 7.0
+    asyncio.run(made.close())
 
 
 def test_emulated_pools_and_traces_are_read(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from google.cloud.compute_v1 import Project
 
-from sailord.providers.gce.errors import gce_error
+from sailord.providers.gce.client import raise_gce_error
+from sailord.providers.gce.errors import GceError, gce_error
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,9 @@ def test_only_errors_without_a_meaning_are_transient():
     assert gce_error(503, [("backendError", "x")]).is_transient
     assert not gce_error(503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")]).is_transient
     assert not gce_error(418, [("ODD", "x")]).is_transient
+
+
+def test_an_answer_that_is_not_googles_leaves_the_outcome_unknown():
+    with pytest.raises(GceError, match="cannot be read") as found:
+        raise_gce_error(lambda: Project.from_json("<html>maintenance</html>"))
+    assert found.value.is_transient

@@ -258,6 +258,23 @@ def test_a_preempted_instance_is_reported_and_deleted():
     assert diary.lines[:3] == ["booted with its GPU", "warned 0.05", "ended"]
 
 
+def test_an_instance_that_went_off_by_itself_costs_nothing_from_then_on():
+    async def story(cloud, gce):
+        (one,) = (await gce.create(ask(1))).instances
+        await until(lambda: cloud.vms[0].status == "RUNNING")
+        assert (await gce.observe()).ended_at == {}
+        with cloud.lock:  # As its agent does without a leader; sailord returns much later.
+            cloud.vms[0].status, cloud.vms[0].off_at = "TERMINATED", cloud.now()
+        look = await gce.observe()
+        assert [each.state for each in look.instances] == ["preempted"]
+        went = cloud.vms[0].off_at
+        assert look.ended_at == {one.id: pytest.approx(went, abs=MILLISECOND_S, rel=0)}
+
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+
+
 def test_a_deletion_is_by_number():
     async def story(cloud, gce):
         (old,) = (await gce.create(ask(1))).instances
