@@ -74,7 +74,7 @@ def test_an_enrolled_name_is_not_given_to_another(authority):
         authority.enrol(request, Identity("test", "agent", "n2"))
 
 
-def test_a_revoked_name_returns_with_an_operators_word_only(authority):
+def test_a_revoked_name_returns_only_by_an_operators_order(authority):
     _, request = request_of(NODE)
     authority.enrol(request, None)
     authority.revoke("agent/n1")

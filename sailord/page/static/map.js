@@ -154,7 +154,7 @@ function countsText(doc) {
   const rented = doc.capacity ? `; rented: ${doc.capacity.up} of ${doc.capacity.wanted} wanted` : "";
   const slow = Object.values(doc.nodes ?? {}).filter((node) => node.slow).map((node) => node.name);
   const speed = !doc.job ? "" : slow.length ? `; slow: ${slow.join(", ")}` : "; no node was found slow";
-  const resting = doc.capacity?.resting ? `; ${plural(doc.capacity.resting, "pool")} had no room lately` : "";
+  const resting = doc.capacity?.resting ? `; ${plural(doc.capacity.resting, "pool")} in cooldown after a refusal` : "";
   return (counts.join(", ") || "no node has joined yet") + speed + rented + resting;
 }
 

@@ -14,7 +14,7 @@ const JOB = {
   pause: ["Pause", "It stops at the end of a step, after its state is saved; the next job gets the cluster."],
   resume: ["Resume", "It goes on from its last state."],
   replan: ["Plan again", "sailord looks for a better plan now."],
-  checkpoint: ["Checkpoint", "The present step is made durable now."],
+  checkpoint: ["Checkpoint", "The newest snapshot is made durable now."],
 };
 const NOTICE_S = 30;
 

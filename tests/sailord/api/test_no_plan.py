@@ -61,7 +61,7 @@ def test_every_answer_about_a_waiting_job_has_the_planners_reason_and_cure() -> 
     assert problems_of(WELL, view, nodes, NOW) == (f"{JOB} waits: {reason}",)
 
 
-def test_it_is_told_while_the_planner_is_asked_again_and_the_wait_goes_on() -> None:
+def test_reason_stays_while_the_planner_is_asked_again() -> None:
     known = refused()
     before = phase(known)
     again, _ = act(replace(known, now=NOW + 700), Ticked(NOW + 700))
@@ -71,7 +71,7 @@ def test_it_is_told_while_the_planner_is_asked_again_and_the_wait_goes_on() -> N
     assert active.phase == before
 
 
-def test_it_is_no_longer_told_once_a_plan_is_found_or_no_node_is_left() -> None:
+def test_reason_ends_once_a_plan_is_found_or_no_node_is_left() -> None:
     before = state(FROM_NOTHING, said=SAID)
     found = active_of(act(before, PlanFound(NOW, 4, proposal()))[0])
     assert found.asked.said == ""
@@ -79,7 +79,7 @@ def test_it_is_no_longer_told_once_a_plan_is_found_or_no_node_is_left() -> None:
     assert render.phase_view(empty, active_of(empty)).reason == "a reason"
 
 
-def test_what_was_trained_before_a_wait_is_no_throughput() -> None:
+def test_throughput_before_a_wait_is_not_reported() -> None:
     def rate(of: Phase) -> float | None:
         fast = report(A, "running", tokens_per_s=1092.0)
         known = state(of, node(A, fast), node(B))

@@ -1,4 +1,4 @@
-"""Why a job is where it is, as it is told."""
+"""The answer to why a job is in its state."""
 
 from __future__ import annotations
 

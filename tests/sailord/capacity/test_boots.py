@@ -87,7 +87,7 @@ def test_a_pool_is_stopped_after_three_failures_until_an_operator_orders_it():
     assert again.hear(BootsRetried(later + 1)).asks() == [(A, 3)]
 
 
-def test_while_nothing_ever_came_up_a_failing_pool_stops_all():
+def test_before_the_first_agent_a_failing_pool_stops_all():
     story = fail(rent(Story(), 1.0, 1, 2, 3), BOOT_S + 3)
     story.hear(TargetSet(BOOT_S + 5, {B: 1}))
     assert story.asks() == []

@@ -1,4 +1,4 @@
-"""What is left of the budgets."""
+"""Limits that the budgets set."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_the_last_chance_is_taken_and_kept():
     change_s = 10.0 + 180.0 + 60.0 + 10.0
     for_sure = 3 * HOUR - work_s - change_s
     story = Due(FED)
-    assert story.at(for_sure - 1.0).state.target == {A: 2}, "spot instances do until then"
+    assert story.at(for_sure - 1.0).state.target == {A: 2}, "spot instances suffice until then"
     story.at(for_sure)
     assert story.state.target == {FIRM: 2}
     assert "only on-demand instances can still make it: 2 on-demand large to the end" in story.why
@@ -135,7 +135,7 @@ def test_no_spot_is_sought_beside_on_demand_that_the_hourly_budget_does_not_pay_
     assert story.state.target == {A: 2, FIRM: 2}
 
 
-def test_a_plan_that_is_cheaper_is_given_up_for_the_fastest_when_it_must_be():
+def test_the_fastest_plan_replaces_a_cheaper_one_that_would_be_late():
     cheap = Choice({FIRM: 1}, 20.0, 4.0)
     options = replace(STARVED, on_demand=cheap)
     story = Due(options).at(1800.0, step=0)
@@ -158,7 +158,7 @@ def due_on(count: int, *, committed: bool, deadline: float, options: DeadlineOpt
 CHEAP_OR_FAST = replace(STARVED, on_demand=Choice({FIRM: 1}, 12.0, 4.0))
 
 
-def test_a_job_that_must_stays_on_the_fastest_plan_to_the_end():
+def test_a_committed_job_stays_on_the_fastest_plan_to_the_end():
     """The cheaper plan would do, too, if the way to it and back took no time."""
     story = due_on(2, committed=True, deadline=3600.0 + 30 + 200, options=CHEAP_OR_FAST)
     for step in range(0, 360, 5):
@@ -167,7 +167,7 @@ def test_a_job_that_must_stays_on_the_fastest_plan_to_the_end():
         assert story.state.pace.is_committed
 
 
-def test_a_way_to_a_cheaper_plan_takes_time():
+def test_a_cheaper_plan_must_pay_for_the_time_of_the_move():
     """At the 100 last steps the cheaper plan would just do, but for the move to it."""
     spare_s = 200.0 + 30.0
     deadline = 3600.0 + 30 + spare_s
@@ -225,15 +225,15 @@ def test_a_new_leader_goes_on_from_the_stored_pace():
     assert other.at(100.0, step=10).state.target == {A: 2}, "that was another job"
 
 
-def test_a_restored_pace_is_trusted_until_the_planner_says_what_there_is():
-    """Otherwise each election would tell of a risk that is none."""
+def test_a_restored_pace_is_trusted_until_the_planner_answers():
+    """Otherwise each election would announce a risk."""
     story = Story(books=CapacityRecord(pace=PaceRecord("j", 1200.0, is_committed=False)))
     assert watches_deadline(story.state, "j")
     assert not watches_deadline(story.state, "k")
     assert not watches_deadline(Story().state, "j"), "nothing is known of it"
 
 
-def test_somebody_else_tells_of_a_deadline_for_which_nothing_is_rented():
+def test_capacity_watches_only_deadlines_for_which_it_rents():
     assert watches_deadline(Due(FED).at(7000.0).state, "j")
     assert not watches_deadline(Due(replace(STARVED, on_demand=None)).at(5000.0).state, "j")
     assert not watches_deadline(Due(FED).at(7000.0, usd_left=7.9).state, "j"), "too dear"

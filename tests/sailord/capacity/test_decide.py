@@ -171,7 +171,7 @@ def test_the_hourly_budget_counts_open_requests():
     assert story.asks() == [(A, 2)]
 
 
-def test_no_request_that_the_total_budget_could_not_end_in_time():
+def test_no_request_that_the_total_budget_cannot_pay_until_its_deletion():
     policy = CapacityPolicy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == []
     policy = CapacityPolicy(usd_max=0.21)
@@ -392,7 +392,7 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
 
 
-def test_nothing_is_surplus_before_the_planner_has_spoken():
+def test_nothing_is_surplus_before_the_planner_has_answered():
     first = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     first.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story = Story(books=record_of(first.state)).see(100.0, machine())

@@ -1,4 +1,4 @@
-"""What ranks have sealed, made durable as agents and sailord do, without any of them."""
+"""Makes sealed files durable as agents and sailord would, without running either."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from worker.checkpoint.snapshot_file import (
 
 
 def commit(root: Path, after: Generation, spec: str, uri: str) -> str:
-    """Upload what each rank is to bring to safety; the address of the manifest."""
+    """Upload each rank's part; return the address of the manifest."""
     storage, id_ = open_storage(uri), JobId("job")
     point = Point(after.step, after.number)
     parts = []
@@ -57,7 +57,7 @@ def commit(root: Path, after: Generation, spec: str, uri: str) -> str:
 
 
 def _object(found: SealedFile) -> tuple[list[tuple[int, int]], bytes] | None:
-    """Of one file the pieces that are its to write, as an object."""
+    """Return the pieces of a file that its rank has to write, as an object."""
     own = {piece.key: piece for piece in found.header.pieces if piece.is_written}
     if not own:
         return None

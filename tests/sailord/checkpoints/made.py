@@ -1,4 +1,4 @@
-"""Checkpoints of a tiny model, written as two workers would, without anybody having trained."""
+"""Checkpoints of a tiny model, written as two workers would, without training."""
 
 from __future__ import annotations
 

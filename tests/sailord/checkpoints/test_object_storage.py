@@ -1,4 +1,4 @@
-"""What goes wrong where checkpoints are kept is said in a sentence: what, where, and why."""
+"""An error of checkpoint storage says what failed, where, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage: what may go goes, and what anybody can still ask for stays."""
+"""Retention deletes garbage, and nothing that a job or an operator can still need."""
 
 from __future__ import annotations
 

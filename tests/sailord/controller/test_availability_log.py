@@ -27,7 +27,7 @@ def test_changes_of_capacity_are_logged_while_leading(tmp_path):
     assert series.end_s == 80
 
 
-def test_what_does_not_change_is_logged_each_day(tmp_path):
+def test_unchanged_capacity_is_logged_each_day(tmp_path):
     log = AvailabilityLog(tmp_path / "availability.jsonl")
     both = state(None, node(A), node(B))
     for hour in range(60):

@@ -44,7 +44,7 @@ WAITED_FOR: dict[type, tuple[Effect, type[Event]]] = {
 
 
 class Burning:
-    """Raises what nobody expects, whatever is asked of it."""
+    """Raises an unexpected exception at every call."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("the machine burns")

@@ -484,6 +484,6 @@ def test_follower_learns_and_commands_nothing(event: Event) -> None:
     assert act(State(now=NOW), event) == (State(now=NOW), ())
 
 
-def test_time_never_is_rolling_back() -> None:
+def test_time_never_goes_back() -> None:
     after, _ = act(state(), Ticked(NOW - 500))
     assert after.now == NOW

@@ -72,7 +72,7 @@ SEES_A_LIMP = Speeds(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
 
 
 def go_on(before: State, seconds: float, *, every_s: float = 0.1) -> tuple[State, list[Command]]:
-    """Let time go by; all that is ordered meanwhile."""
+    """Let time pass; return all commands meanwhile."""
     commands: list[Command] = []
     until = before.now + seconds
     while before.now < until:
@@ -274,7 +274,7 @@ def test_unused_nodes_are_heard_before_a_start_from_nothing() -> None:
     assert restored(after) == Restore(Point(40, 3), "memory")
 
 
-def test_unreachable_node_is_not_waited_for_forever() -> None:
+def test_unreachable_node_is_awaited_for_a_limited_time() -> None:
     records = (node(A).record, node(B).record)
     before, _ = act(State(), Elected(NOW, 9, records, (job(),), (G,)))
     before, _ = act(before, Reported(NOW + 0.1, report(A, number=6)))

@@ -63,7 +63,7 @@ def problem(what: str) -> bytes:
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """How long was waited each time, without anybody waiting."""
+    """Return the list of pauses, which are recorded instead of slept."""
     found: list[float] = []
     monkeypatch.setattr(client_module.time, "sleep", found.append)
     return found

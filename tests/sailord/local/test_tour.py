@@ -39,7 +39,7 @@ def test_sole_and_replicated_holders_of_layers_are_found():
     assert middle_node(["a", "b"], two) == "a", "where all stand at an end, the first"
 
 
-def test_a_node_in_a_pipeline_of_its_own_kind_alone():
+def test_nodes_of_a_single_pipeline_are_sole_holders():
     one = plan({"a": (0, 2), "b": (2, 4)})
     assert sole_holders(one) == ["a", "b"]
     assert replicated_holders(one) == []
@@ -51,11 +51,11 @@ def line(generation: int, step: int, at: float, loss: float, job: str = "tale") 
     return json.dumps(said) + "\n"
 
 
-def test_the_ledger_reads_what_every_worker_wrote(tmp_path):
+def test_step_log_reads_the_lines_of_every_worker(tmp_path):
     homes = [tmp_path / node / "process" / "tale.1.0" for node in ("a1", "a2")]
     for home in homes:
         home.mkdir(parents=True)
-    ledger = StepLog(tmp_path, "tale")
+    log = StepLog(tmp_path, "tale")
     (homes[0] / "output").write_text(
         "generation 1 rank 0\n"
         + line(1, 1, 10.0, 5.0)
@@ -63,19 +63,19 @@ def test_the_ledger_reads_what_every_worker_wrote(tmp_path):
         + line(1, 3, 12, 3.0)
     )
     (homes[1] / "output").write_text(line(1, 2, 11.0, 4.0) + line(1, 9, 1.0, 1.0, job="other"))
-    ledger.look()
-    assert ledger.highest(1) == 3
-    assert ledger.highest(2) == 0
-    assert ledger.end_of(1, 2).at == 11.0, "the first that said so"
-    assert ledger.median_s(1) == 1.0
+    log.look()
+    assert log.highest(1) == 3
+    assert log.highest(2) == 0
+    assert log.end_of(1, 2).at == 11.0, "the first that said so"
+    assert log.median_s(1) == 1.0
     with (homes[0] / "output").open("a") as output:
         output.write(line(2, 3, 14.0, 3.5) + line(2, 4, 15.0, 2.5)[:-5])
-    ledger.look()
-    assert ledger.losses() == {1: 5.0, 2: 4.0, 3: 3.5}, "of the generation that did it for good"
+    log.look()
+    assert log.losses() == {1: 5.0, 2: 4.0, 3: 3.5}, "of the generation that did it for good"
     with (homes[0] / "output").open("a") as output:
         output.write(line(2, 4, 15.0, 2.5)[-5:])
-    ledger.look()
-    assert ledger.highest(2) == 4
+    log.look()
+    assert log.highest(2) == 4
 
 
 def test_largest_difference_of_two_runs_is_relative():

@@ -98,7 +98,7 @@ def command_of(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_is_tidied_up_after(folder):
+def test_guard_cleans_up_after_a_killed_launcher(folder):
     up = launch(folder, worker=WORKER)
     try:
         up.wait_for(lambda: up.generation() == 1)

@@ -215,7 +215,7 @@ async def test_an_answer_that_cannot_be_is_not_used(world, tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_who_no_longer_leads_ends_the_round(world):
+async def test_deposed_leader_ends_its_round(world):
     profiler, agents = world()
     profiler.order_round()
     profiler.cluster.term = None

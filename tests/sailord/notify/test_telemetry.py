@@ -171,7 +171,7 @@ async def test_a_refused_trace_is_dropped_and_the_next_one_sent() -> None:
 
 
 @pytest.mark.asyncio
-async def test_without_a_receiver_nothing_waits_and_for_a_dead_one_not_too_many() -> None:
+async def test_waiting_traces_are_bounded_and_none_wait_without_a_receiver() -> None:
     silent, dead = TraceSender(None, "test"), TraceSender("http://127.0.0.1:9", "test")
     for _ in range(telemetry.WAITING_MAX + 5):
         silent.offer(MOVE, JOB, ran())

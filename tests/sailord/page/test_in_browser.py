@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, how soon, to whom, and if everybody can use it."""
+"""The page in a real browser: what it shows, how soon, to whom, and whether it is accessible."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_list_of_checkpoints_is_read_when_it_is_opened(tmp_path: Path) -> No
     watch(tmp_path, MadeUp(8), play)
 
 
-def test_it_says_how_long_no_step_ended_and_which_nodes_are_slow_or_unused(tmp_path: Path) -> None:
+def test_page_shows_time_since_the_last_step_and_slow_or_unused_nodes(tmp_path: Path) -> None:
     class Stuck(MadeUp):
         def state(self) -> State:
             now = super().state()

@@ -1,4 +1,4 @@
-"""Nobody waits for a bound that no one reads."""
+"""A search proves no bound that is not shown."""
 
 from __future__ import annotations
 

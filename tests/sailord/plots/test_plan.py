@@ -1,4 +1,4 @@
-"""Pictures hold what they promise, are the same every time, and fail with a sentence."""
+"""Pictures show all parts of a plan, are the same every time, and fail with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as lines: one for each reconfiguration, repeats told once."""
+"""Events as lines: one for each reconfiguration, and one for repeats."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def head(tmp_path):
 
 
 @pytest.mark.slow
-def test_roles_names_and_ends(head):
+def test_tokens_have_roles_expire_and_are_revoked(head):
     """One sailord shows it all: roles, expiry, revocation, audit, the count of refusals."""
     file = head.folder / "tokens.json"
     made = {}
@@ -158,7 +158,7 @@ def test_the_lock_of_tokens_follows_no_link(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_who_leaves_a_group_loses_its_rights(monkeypatch):
+def test_a_user_who_leaves_a_group_loses_its_rights(monkeypatch):
     uid, now, groups = os.getuid() + 1, [1e6], ["ops"]
     raw = callers._CREDENTIALS.pack(1, uid, uid)
     wire = SimpleNamespace(getsockopt=lambda *_: raw)

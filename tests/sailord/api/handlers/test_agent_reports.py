@@ -1,4 +1,4 @@
-"""Whose report sailord takes."""
+"""sailord takes a report only from the node that it is about."""
 
 from __future__ import annotations
 

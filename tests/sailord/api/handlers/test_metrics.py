@@ -45,7 +45,7 @@ def test_a_held_job_that_yielded_the_cluster_is_counted_as_held() -> None:
     assert counts_of_jobs(after) == {"held": 1, "running": 1, "paused": 1}
 
 
-def test_a_job_of_which_nothing_became_durable_has_the_age_of_its_beginning() -> None:
+def test_age_without_a_durable_step_counts_from_the_jobs_start() -> None:
     """A bucket without rights: the alert has to fire though there never was a durable step."""
     state = began()
     assert not_durable_s(state, view_of(state)) == 7200

@@ -1,4 +1,4 @@
-"""Of a node that is gone the last event is told, instead of that there never was one."""
+"""A request about a node that is gone is answered with its last event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asked_for(name: str, feed: Feed) -> Any:
         ("machine-x", "no such node"),
     ],
 )
-def test_what_is_said_of_a_node_that_is_not_there(name: str, said: str) -> None:
+def test_missing_node_is_answered_with_its_last_event(name: str, said: str) -> None:
     feed = Feed()
     feed.add(FeedEvent(1, NOW, "note", "c3 is lost", node="c3"))
     feed.add(FeedEvent(2, NOW, "note", "c3 is gone: its lease ended", node="c3"))

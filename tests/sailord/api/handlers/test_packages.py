@@ -84,7 +84,7 @@ def test_package_of_another_submission_under_way_is_not_deleted(client):
 
 
 @pytest.mark.asyncio
-async def test_packages_that_nobody_needs_any_more_are_deleted_by_the_leader(tmp_path, monkeypatch):
+async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
     storage = open_storage(f"file://{tmp_path}")
     names = [str(package_of(bytes([number]))) for number in range(4)]
     for name in names:
@@ -156,7 +156,7 @@ def test_a_part_of_another_size_or_number_is_refused(part, client):
 
 
 @pytest.mark.parametrize("name", ["x", "..%2f..", "0" * 64, f"{'0' * 64}-{BYTES_MAX + 1}"])
-def test_what_names_no_package_is_not_found(name, client):
+def test_invalid_package_name_is_not_found(name, client):
     with pytest.raises(ServerProblem) as refused:
         client.ask("GET", f"/v1/packages/{name}")
     assert refused.value.status == 404

@@ -14,7 +14,7 @@ WELL = {"leader": {"host": "h"}, "store": {"answers": True}, "job": None}
 NODE = {"name": "a", "state": "ready", "failure": "", "why_lost": ""}
 
 
-def test_an_older_leader_that_is_well_holds_up_no_upgrade() -> None:
+def test_doctor_passes_with_a_healthy_older_leader() -> None:
     running = {"id": "j", "phase": {"name": "running", "reason": ""}}
     assert [*_main_problems({**WELL, "job": running}, [NODE])] == []
 

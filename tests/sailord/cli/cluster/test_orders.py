@@ -102,7 +102,7 @@ def test_an_empty_name_is_no_name(command):
 @pytest.mark.parametrize(
     ("there", "typed", "code"), [("a10", "a1", 1), ("a1-x", "a1", 0), ("gpu-7", "gpu", 0)]
 )
-def test_an_order_for_one_number_is_none_for_a_longer_one(there, typed, code):
+def test_an_order_for_a1_does_not_reach_a10(there, typed, code):
     def reply(method: str, path: str, _: Any) -> Reply:
         if method == "GET":
             return said({"nodes": [{"name": there, "state": "ready"}]})
@@ -114,7 +114,7 @@ def test_an_order_for_one_number_is_none_for_a_longer_one(there, typed, code):
     assert any(f"/{there}/" in path for path, _ in server.orders) == (code == 0)
 
 
-def test_a_node_that_came_back_is_alive():
+def test_a_rejoined_node_is_listed_once_and_as_alive():
     nodes = [{"name": n, "state": s} for n, s in (("a1", "ready"), ("a1", "lost"), ("a2", "ready"))]
 
     def reply(method: str, _: str, __: Any) -> Reply:
@@ -135,7 +135,7 @@ def test_a_node_that_came_back_is_alive():
     ids=["a redirect", "a page", "another form"],
 )
 @pytest.mark.parametrize("command", [("drain", "a1"), ("status",), ("jobs",)])
-def test_an_answer_that_is_not_sailords_is_none(reply, command):
+def test_an_answer_of_another_server_is_an_error(reply, command):
     with head(lambda *_: reply) as server:
         done = sailorctl(server, *command)
     assert done.exit_code == 1

@@ -39,7 +39,7 @@ def fill(root: Path) -> Path:
     return root
 
 
-def test_ignore_files_hold_nested_ones_included(tmp_path):
+def test_nested_ignore_files_apply(tmp_path):
     found = select(fill(tmp_path))
     kept = {"train.py", "keep.bin", "notes/b.txt", "src/build/own.c", "a b.txt", "é.txt"}
     assert set(found.names) == kept | {"deep/x/kept.tmp", ".gitignore", "deep/.gitignore"}
@@ -62,7 +62,7 @@ def test_the_same_files_travel_as_git_would_add(tmp_path):
     assert select(tmp_path / "build").names == ["made.o"], "it was named, though it is ignored"
 
 
-def test_git_caches_and_virtual_environments_stay(tmp_path):
+def test_git_caches_and_virtual_environments_are_left_out(tmp_path):
     for name in (".git/x", "__pycache__/x.pyc", "a/__pycache__/x", "env/pyvenv.cfg", "env/lib/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -70,7 +70,7 @@ def test_hurried_plan_that_leaves_nodes_idle_is_soon_followed_by_a_question_for_
         (state(STARTING, *NODES), "again once the present generation runs"),
     ],
 )
-def test_what_is_said_of_an_idle_node(before, told) -> None:
+def test_idle_node_has_a_reason_and_the_next_question(before, told) -> None:
     assert told in idle_nodes(before)[C]
 
 
@@ -84,5 +84,5 @@ def test_what_is_said_of_an_idle_node(before, told) -> None:
         state(Waiting("its turn came", NOW), *NODES, generation=None),
     ],
 )
-def test_nothing_is_said_where_nothing_runs_or_no_plan_may_use_it(before) -> None:
+def test_no_reason_where_nothing_runs_or_no_plan_may_use_the_node(before) -> None:
     assert idle_nodes(before) == {}

@@ -30,13 +30,13 @@ def has_heard(state: State) -> bool:
     return holders_reported(state, active_of(state))
 
 
-def test_a_report_about_the_job_before_says_nothing_of_this_one():
+def test_a_report_about_another_job_is_awaited_as_missing():
     assert not has_heard(back(about(A, JOB), about(B, OTHER)))
     assert has_heard(back(about(A, JOB), about(B, JOB)))
     assert has_heard(back(about(A, JOB), about(B, None)))
 
 
-def test_a_node_that_stays_with_another_job_is_not_awaited_for_long():
+def test_a_node_of_another_job_is_awaited_for_turn_s():
     stays = about(A, JOB), about(B, OTHER)
     wait_s = back(*stays).options.turn_s
     assert not has_heard(back(*stays, since=NOW - wait_s + 0.1))
@@ -49,6 +49,6 @@ def test_a_lost_node_is_not_awaited():
 
 
 @pytest.mark.parametrize("state", ["open", "stopping"])
-def test_after_a_loss_nobody_is_awaited_for_another_job(state):
+def test_after_a_loss_no_node_of_another_job_is_awaited(state):
     """A node may train a job that this store does not know: it delays no recovery."""
     assert has_heard(back(about(A, JOB), about(B, OTHER), state=state))

@@ -80,7 +80,7 @@ def test_wait_ends_although_the_announcer_hangs():
     assert any(isinstance(each, WriteGeneration) for each in commands)
 
 
-def test_nothing_announced_nothing_awaited():
+def test_without_an_announced_seal_nothing_is_awaited():
     _, commands = act(after_loss(survivor(None, sealing_since=None)), PLAN)
     assert any(isinstance(each, WriteGeneration) for each in commands)
 

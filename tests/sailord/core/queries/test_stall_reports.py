@@ -41,7 +41,7 @@ STEPS = 14
 
 
 def lived(memory: Path, *, every: int) -> list[WorkerStatus]:
-    """All that a worker says of one generation in which it trains alone."""
+    """Return all statuses of a worker that trains one generation alone."""
     spec: dict[str, Any] = {
         "job": "j", "generation": 1, "term": 1, "rank": 0, "ranks": 1, "device": 0, "node": "n",
         "host": "127.0.0.1", "folder": str(memory / "gone" / "0"), "memory": str(memory),
@@ -63,7 +63,7 @@ def lived(memory: Path, *, every: int) -> list[WorkerStatus]:
 
 
 def told(words: list[WorkerStatus]) -> Report:
-    """What the agent reports as the worker has said its last of training."""
+    """Return the agent's report after the worker's last status of training."""
     measured = combine(
         [next(word for word in reversed(words) if word.taking == "running")]
     ).measured
@@ -79,7 +79,7 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, what: str, *, waited_for_by: str) -> None:
-    """Take a while more from when training waits for it, however slow the step was."""
+    """Let ``what`` take ``SLOW_S`` longer, counted from when training waits for it."""
     plain = getattr(module, what)
     plain_wait = getattr(snapshot_writer.SnapshotWriter, waited_for_by)
     waits = threading.Event()

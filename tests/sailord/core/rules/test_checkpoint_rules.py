@@ -127,7 +127,7 @@ def test_suspects_are_probed_while_a_commit_is_stored() -> None:
     assert commands == (ProbeAgent(B),)
 
 
-def test_durable_step_never_is_rolling_back() -> None:
+def test_durable_step_never_goes_back() -> None:
     before = replace(state(), durables={JOB: durable(40)})
     after, _ = act(before, CheckpointCommitted(NOW, JOB, durable(39)))
     assert after.durables == {JOB: durable(40)}

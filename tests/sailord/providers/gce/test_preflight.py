@@ -205,7 +205,7 @@ def warnings_of(cloud: Cloud, **changes) -> list[str]:
 LISTED = {("us-central1", "NVIDIA_A100_GPUS"): 8.0, ("us-east1", "NVIDIA_A100_GPUS"): 8.0}
 
 
-def test_what_only_may_fail_is_a_warning():
+def test_possible_failures_are_warnings():
     assert warnings_of(Cloud(quotas=LISTED)) == []
     (told,) = warnings_of(Cloud(quotas=LISTED), service_account=DEFAULT_ACCOUNT)
     assert "the project's default account" in told

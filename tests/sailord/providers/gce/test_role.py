@@ -49,7 +49,7 @@ def world() -> Cloud:
 
 @contextlib.contextmanager
 def doing_all(cloud: Cloud) -> Iterator[Callable[[int], str]]:
-    """Give what does all that sailord ever asks, and returns what went wrong."""
+    """Return a function that makes each call of sailord's and returns the failures."""
 
     async def play(number: int) -> str:
         wrong: list[object] = []
