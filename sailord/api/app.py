@@ -171,7 +171,7 @@ async def check_local(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def limit_load(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer 429 when too many requests are in progress; unauthenticated ones are not counted."""
+    """Answer 429 when too many requests are in progress, at addresses that need a token."""
     route = route_of(request)
     if route is not None and route.auth != "token":
         return await handler(request)

@@ -63,7 +63,7 @@ BODIES: dict[str, Any] = {
     "Capacity": _object(is_open=True),
     "Part": {"type": "string", "format": "binary"},
 }
-"""Schemas of request bodies; docs/api.md describes the three signed ones."""
+"""Schemas of request bodies; docs/api.md describes the signed ones."""
 
 REFUSALS = {
     401: "The sender is not authenticated.",

@@ -20,7 +20,8 @@ from sailord.planning.messages import MoveContext
 class ClusterState:
     """What this sailord knows of the cluster.
 
-    The event loop replaces ``state`` at each decision. The daemon updates ``store``.
+    The event loop replaces ``state`` at each decision; the daemon and the store writer update
+    ``store``.
     """
 
     state: State

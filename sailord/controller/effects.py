@@ -1,6 +1,7 @@
 """Carries out the commands that do not write to the store: planner, agents, checkpoint storage.
 
-Each command runs in a task of its own and ends in an event, also when it fails.
+Each command runs in a task of its own. One that a rule waits for ends in an event, also when it
+fails.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class Effects:
     """Answers of the planner, by hash; shared with the store writer."""
     plan_requests: int = 0
     is_behind: Callable[[JobId], bool] = lambda _job: False
-    """Whether on-demand machines are rented for a job's deadline."""
+    """Whether on-demand instances are rented for a job's deadline."""
     _precomputed_for: tuple[JobId, int, bool] | None = None
-    """The generation whose losses are being precomputed."""
+    """The job, generation and goal (``is_behind``) whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)
 
     def start(self, command: Effect, cause: str) -> None:
@@ -232,7 +233,7 @@ class Effects:
         return known.plan if known is not None else await self.gateway.read_plan(job, record.plan)
 
     def precompute_losses(self) -> None:
-        """Have the next plan for each loss of a node computed, once per generation and question."""
+        """Have the next plan for each loss of a node computed, once per generation and goal."""
         active = self.cluster.state.active
         if active is None or active.generation is None or active.question is not None:
             return

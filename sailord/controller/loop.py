@@ -1,7 +1,7 @@
 """The controller's event loop: one event, one decision, and its commands handed on.
 
 It decides nothing itself. Writes go to the store writer, which keeps their order; everything else
-runs concurrently and ends in another event.
+runs concurrently. What a rule waits for ends in another event.
 """
 
 from __future__ import annotations

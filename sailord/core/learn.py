@@ -43,7 +43,7 @@ from sailord.core.queries.timeouts import adopted_start_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
 
 MARKS_MAX = 4096
-"""Most lost nodes whose orders are remembered."""
+"""Nodes whose orders are remembered; beyond it lost ones are forgotten, the oldest first."""
 _ORDERED: dict[tuple[JobState, OrderKind], JobState] = {
     ("queued", "cancel"): "cancelled",
     ("queued", "pause"): "paused",

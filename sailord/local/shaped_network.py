@@ -60,7 +60,7 @@ class ShapedNetwork:
         )
 
     def bytes_sent(self) -> dict[tuple[str, str], int]:
-        """Return the bytes of all packets so far, by sending and receiving node."""
+        """Return the bytes of packets not dropped so far, by sending and receiving node."""
         return {(begin, end): count for begin, end, count in self._ask(ask="bytes")["bytes"]}
 
     def _ask(self, **asked: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 QUEUE_S = 0.05
-"""A packet that would wait longer than this, or than the link's round trip, is dropped."""
+"""A packet that would wait longer than this and than the link's round trip, is dropped."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Shaper:
     zones: dict[str, str] = field(default_factory=dict)
     """The zone of each node."""
     bytes_sent: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Bytes that arrived, by sending and receiving node."""
+    """Bytes of packets that were not dropped, by sending and receiving node."""
 
     def add_node(self, name: str, zone: str, nic_bytes_per_s: float | None) -> None:
         """Add a node."""

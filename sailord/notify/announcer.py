@@ -103,9 +103,9 @@ class Announcer:
                     self._report_evaluation(found, after.active, after)
         self._report_unfit(before, after)
         self._report_risks(after)
-        is_new_here = before.term == after.term
+        is_same_term = before.term == after.term
         for event, id_ in _changes(before, after):
-            if is_new_here:
+            if is_same_term:
                 self.feed.add(replace(event, id=self.feed.next_id(after.now)))
             if id_:
                 self.outbox.offer(id_, event)

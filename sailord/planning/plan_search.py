@@ -193,11 +193,10 @@ def _without_slow(
     def at_their_speed(some: Plan) -> Estimate:
         return replanner.judge.estimate_on(some, spot, times_slower=times)
 
-    limps = replace(running, estimate=at_their_speed(running.plan))
-    # What runs can go on, but no faster than they do.
-    seen = at_their_speed(plan)
-    better = replace(found, estimate=seen, needed=None)
-    told = _judged(replanner, job, limps, better, nodes, request.past)
+    slowed = replace(running, estimate=at_their_speed(running.plan))
+    # Nothing is needed: the running plan can go on, at the speed of the stragglers.
+    without = replace(found, estimate=at_their_speed(plan), needed=None)
+    told = _judged(replanner, job, slowed, without, nodes, request.past)
     # Later measurements are compared with predictions, so `busy` stays uncorrected.
     return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
 

@@ -24,7 +24,6 @@ MARKS: Mapping[str, tuple[str, str]] = {
 }
 """A node's mark and colour, by what it does."""
 UNWELL = ("lost", "suspect", "draining", "slow", "unreadable")
-LOST_SHOWN_S = 60.0
 
 
 def doing_of(node: Mapping[str, Any], members: Collection[str]) -> str:
@@ -43,7 +42,7 @@ def zone_map(
     lines: int,
     at: float,
 ) -> list[Text]:
-    """Return the map in at most ``room`` lines: with names if they fit, else with numbers."""
+    """Return the map in at most ``lines`` lines: with names if they fit, else with numbers."""
     zones: dict[str, list[Mapping[str, Any]]] = {}
     for node in nodes:
         zones.setdefault(node["zone"], []).append(node)

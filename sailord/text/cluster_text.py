@@ -319,7 +319,7 @@ def _on_nodes(cells: tuple[str, ...], pipeline: dict[str, Any]) -> tuple[str, ..
 
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:
-    """Return all nodes as a table, then what is wrong with their checkpoints or speed."""
+    """Return all nodes as a table, then which are unsound, slow or idle, and why."""
     header = ("node", "state", "zone", "machine", "gpus", "taking", "step", "if it died now")
     rows = []
     for n in nodes:

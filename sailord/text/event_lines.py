@@ -11,8 +11,8 @@ from sailord.text.causes import NAMES_MAX, some
 from sailord.text.units import timestamp
 
 OF_NODES = {"node_lost": "are lost", "node_preempted": "are draining"}
-"""Events of nodes, and how many of one kind are told together; they are left out if they led to a
-reconfiguration, whose line names the node."""
+"""Events of nodes, and the words for many of one kind; they are left out if they led to a
+reconfiguration whose line names the node."""
 BURST_S = 60.0
 """Events of nodes that are further apart than this are not told together."""
 

@@ -1,4 +1,4 @@
-"""Load limits: bound the authenticated requests in progress.
+"""Load limits: bound the requests in progress at addresses that need a token.
 
 The Unix socket and the TCP port are counted apart, so that neither can starve the other.
 ``agents.rpc.strangers`` limits requests that are not authenticated.

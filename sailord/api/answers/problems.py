@@ -58,7 +58,7 @@ def problems_of(
 ) -> tuple[str, ...]:
     """Return all problems, those of the service first.
 
-    ``risks``: to the job's budget and end. ``stuck``: nodes whose drain cannot end, and why.
+    ``risks``: to the job's budget and deadline. ``stuck``: nodes whose drain cannot end, and why.
     """
     views = tuple(nodes)
     jobs = (*_job_problems(job, views, risks), *_yielded(paused))

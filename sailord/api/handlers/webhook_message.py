@@ -40,7 +40,7 @@ async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
     else:
         kind = await _bearer_form(hooks, api.pubsub_keys, request.headers.get("Authorization", ""))
     note_authenticated(request)
-    # Only who is authenticated counts, so that a stranger cannot use up anybody's share.
+    # Only authenticated messages count, so that strangers cannot use up the limit.
     if not api.webhook_budgets.of(kind).take():
         raise too_many("messages")
     return kind, {} if kind == "plain" else _object(await read_unsigned(request))

@@ -1,6 +1,6 @@
 """Events: what happened, as facts in the past tense, each with its moment ``at``.
 
-Every command ends in an event, even in failure.
+Every command that a rule waits for ends in an event, even in failure.
 """
 
 from __future__ import annotations

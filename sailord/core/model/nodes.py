@@ -30,7 +30,7 @@ class Exclusion:
     wrong_bits: str = ""
     """Why it is left out until an operator uncordons it: its bits were contradicted."""
     foreign: str = ""
-    """Why its agent's records cannot be read: new plans leave it out, its workers go on."""
+    """Why only new plans leave it out: its record cannot be read, or it speaks another protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Node:
     standing: Standing = PRESENT
     probed_at: float | None = None
     returned_at: float | None = None
-    """When a drain, a cordon or a straggler mark was taken back."""
+    """When a drain, a cordon or a mark was taken back, or its report became sound again."""
     unfit_since: float | None = None
     """When its first attempt to prepare for the job failed; another one may be under way."""
     workers: WorkerTrouble = UNTROUBLED

@@ -64,7 +64,7 @@ class Options:
     commit_pause_s: ClassVar[float] = 5.0
     """Before the durable store is tried again after a failure."""
     slow_times: float = 1.5
-    """A node is a straggler if it computes so many times as long as predicted."""
+    """A node is a straggler if it computes this many times as long as its peers or its past, ..."""
     slow_steps: int = 20
     slow_s: float = 60.0
     """... for so many steps and so many seconds without a break."""

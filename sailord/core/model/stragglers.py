@@ -33,7 +33,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A node that takes longer than predicted, without a break since ``since``."""
+    """A node that is slower than its peers or its own past, without a break since ``since``."""
 
     times: float
     against: str

@@ -11,7 +11,7 @@ from sailord.core.queries.job_cost import billed, paid
 BUDGET: Literal["budget_at_risk"] = "budget_at_risk"
 DEADLINE: Literal["deadline_at_risk"] = "deadline_at_risk"
 MARGIN = 1.02
-"""Seconds beyond a limit that are ignored as noise."""
+"""A forecast beyond a limit by up to 2 % (of the budget, or of the time left) is noise."""
 
 
 def seconds_left(state: State) -> float | None:

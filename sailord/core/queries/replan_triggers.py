@@ -24,8 +24,8 @@ from sailord.core.queries.straggler_queries import to_leave_out
 from sailord.core.queries.timeouts import stall_s
 
 STEERING = ("cancel", "pause", "resume")
+"""Orders about whether a job goes on; the last one given counts, but a cancel before all others."""
 ORDERED = "a new plan was ordered"
-"""Orders about whether a job goes on; the last one given counts."""
 _ON_RANK = re.compile(r"^rank \d+: ")
 _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
 """The part of a failure that names the sample; ranks that fail alike name different samples."""

@@ -96,7 +96,7 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
 def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
     """Return why the job may not restart from step 0 without an order; empty if it may.
 
-    A job that lost only a few steps, before its first complete copy, may.
+    A job that has done at most ``steps_of_health`` steps may.
     """
     last, limit = active.generation, state.options.steps_of_health
     if restore.source != "start" or last is None:

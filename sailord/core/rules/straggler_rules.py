@@ -66,7 +66,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
         marked[id_] = replace(node, exclusion=replace(node.exclusion, slow=str(slow)))
         id_of_order = f"slow-{id_}-{state.active.job}-{number}"
         orders.append(Order(id_of_order, "quarantine", target=id_, reason=str(slow)))
-    return _said(replace(state, nodes=state.nodes.with_(marked)), orders)
+    return _issued(replace(state, nodes=state.nodes.with_(marked)), orders)
 
 
 def _readmit(state: State, active: Active) -> RuleAnswer:
@@ -88,11 +88,11 @@ def _readmit(state: State, active: Active) -> RuleAnswer:
     ]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names} though slow: {why}", active.job, is_transition=True)
-    after, commands = _said(replace(state, nodes=state.nodes.with_(back)), orders)
+    after, commands = _issued(replace(state, nodes=state.nodes.with_(back)), orders)
     return Step(after, (*commands, said))
 
 
-def _said(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command, ...]]:
+def _issued(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command, ...]]:
     """Issue orders about nodes, stored so that they hold under every leader."""
     marks = dict(state.marks)
     for order in orders:
@@ -107,9 +107,7 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
     if any(id_ not in active.slowness.speeds.slow for id_ in question.slow):
-        return keep_stragglers(
-            state, active, question.slow, "it is as fast as it should be again", 0.0
-        )
+        return keep_stragglers(state, active, question.slow, "it is no longer slow", 0.0)
     if answer is None:
         return keep_stragglers(state, active, question.slow, "the planner did not answer in time")
     if isinstance(answer, str):

@@ -43,7 +43,7 @@ TEXTS: Mapping[Cause, str] = {
     "moving_first_step": "the first step of a generation, beyond a usual one",
     "recovering": "repeating lost steps, backoff after failures",
     "waiting_for_capacity": "too few nodes for any plan",
-    "held": "the job waits for an operator after failures",
+    "held": "the job waits for an operator",
     "paused": "the job is paused",
     "no_job": "no job has the cluster",
     "unused": "up, and the plan does not use it",

@@ -1,4 +1,4 @@
-"""The sequence of ``make tour``: two jobs train while nodes leave and join, and no step is lost.
+"""The sequence of ``make tour``: two jobs train while nodes leave and join, no step lost for good.
 
 One job is a small LLaMA, the other the exact trainer, whose losses must be bit-equal. Both are
 compared with reference runs without events.

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from sailord.network.core.model import SIZES_BYTES, Measurement, Site
 
 TIMES_NIC_MAX = 1.25
-"""Faster than the NIC by more than this is absurd."""
+"""Faster than the NIC by more than this factor is absurd."""
 TIMES_PEERS = 10.0
-"""Further than this from what other nodes report is absurd."""
+"""More than this factor off what other nodes report is absurd."""
 TIMES_SMALLER = 4.0
-"""A message that is so much faster than a smaller one is absurd."""
+"""A message that is faster than a smaller one by more than this factor is absurd."""
 PAUSE_S = 0.01
 """Times that differ by less than this tell of busy processors, not of a lie."""
 ROUND_TRIP_S_MAX = 30.0
