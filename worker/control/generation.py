@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,11 +18,8 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from simulator.documents.problems import InputError
-from simulator.spec.job import Job
 from worker.checkpoint.capacity_check import check_device
-from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import FetchedPieces, PieceNotFoundError, fetch
-from worker.checkpoint.placement import pieces_needed
+from worker.checkpoint.fetch import PieceNotFoundError
 from worker.checkpoint.snapshot_file import NoRoomError
 from worker.checkpoint.snapshots.snapshot_manager import (
     SnapshotManager,
@@ -33,6 +29,7 @@ from worker.checkpoint.snapshots.snapshot_manager import (
 )
 from worker.control.after_loss import OF_ONE_GENERATION, AfterLoss
 from worker.control.assignment import Assignment, OpenJob
+from worker.control.state_fetch import StateFetch
 from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import Transport, TransportError
@@ -42,7 +39,6 @@ from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, o
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
-from worker.layout.rank_layout import Holdings
 from worker.layout.tensor_table import holdings_for
 from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
@@ -81,6 +77,7 @@ class GenerationRun:
     _replicated: int = -1
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _ended: threading.Event = field(default_factory=threading.Event)
+    _fetch: StateFetch | None = None
     _transport: Transport | None = None
     _meeting: Meeting | None = None
     _trainer: TrainingEngine | None = None
@@ -191,12 +188,13 @@ class GenerationRun:
         check_node(
             snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target
         )
-        with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
-            fetching = pool.submit(self._fetch, opened.job, holdings)
+        self._fetch = StateFetch(about, opened.job, holdings, self._check_cancelled)
+        with self._fetch:
             transport = self._meet()
             trainer = self._build(opened, transport)
-            found = fetching.result()
+            found = self._fetch.wait()
             self._milestone("fetched")
+        self._fetch = None  # Else its pieces would stay in memory.
         self._check_cancelled()
         self._end_phase("fetch")
         self._set_state("rebuilding")
@@ -231,14 +229,6 @@ class GenerationRun:
         elif declared is not None:
             number = int(about.spec["device"])
             check_device(number, peak.tensors + peak.context, declared)
-
-    def _fetch(self, job: Job, holdings: Holdings) -> FetchedPieces | None:
-        about = self.assignment
-        groups = about.sources()
-        if not groups:
-            return None
-        keys = pieces_needed(holdings, about.rank)
-        return fetch(keys, groups, model=model_of(job), check_cancelled=self._check_cancelled)
 
     def _meet(self) -> Transport:
         """Open the rendezvous as rank 0, or wait for its address; then connect to all ranks."""
@@ -454,6 +444,10 @@ class GenerationRun:
                 self._is_reusable = False
         if self._meeting is not None:
             self._meeting.close()
+        if self._fetch is not None and not self._fetch.has_ended():
+            print("a read of the state does not end: this process is not used again", flush=True)
+            self._is_reusable = False
+        self._fetch = None
         self._snapshots = self._trainer = self._transport = self._meeting = None
         gc.collect()
         if self.assignment.device.type == "cuda" and self._is_reusable:

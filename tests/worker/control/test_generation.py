@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.control import generation, state_fetch
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationRun
+from worker.control.state_fetch import StateFetch
 from worker.distributed.interface import PeerLostError
 from worker.distributed.rank_protocol import OtherCodeError
 from worker.training.snapshot_hook import ReplicaMismatchError
@@ -110,3 +112,90 @@ def test_survivor_whose_last_seal_fails_still_reports_the_loss(
     assert ended == [is_reusable]
     assert reports[-1 if not is_reusable else -2]["broken_peers"] == ["b"]
     assert not any(status.get("is_bug") for status in reports)
+
+
+class SlowFetch:
+    """Storage whose read ends when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end, self.ended = (threading.Event() for _ in range(3))
+        self.error: BaseException | None = None
+        monkeypatch.setattr(state_fetch, "fetch", self.fetch)
+        monkeypatch.setattr(state_fetch, "pieces_needed", lambda *_: [])
+        monkeypatch.setattr(state_fetch, "model_of", lambda _: "")
+        monkeypatch.setattr(generation, "holdings_for", lambda *_: None)
+        monkeypatch.setattr(generation, "check_node", lambda *_: None)
+        monkeypatch.setattr(generation, "snapshot_job", lambda *_: None)
+        monkeypatch.setattr(generation.torch, "set_num_threads", lambda _: None)
+
+    def fetch(self, *_: Any, check_cancelled: Any, **__: Any) -> None:
+        self.begun.set()
+        self.may_end.wait()
+        try:
+            check_cancelled()
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+
+OPENED: Any = SimpleNamespace(job=None, plan=None)
+
+
+def test_loss_while_ranks_meet_is_told_before_a_slow_fetch_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, broken, reports = SlowFetch(monkeypatch), threading.Event(), []
+
+    def report(status, _):
+        reports.append(status)
+        if status["taking"] == "broken":
+            broken.set()
+
+    run = run_of(tmp_path, report)
+
+    def lose():
+        slow.begun.wait()
+        raise PeerLostError(1, "meeting")
+
+    run._meet = lose
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(run.run(lambda _: OPENED)), daemon=True)
+    thread.start()
+    try:
+        assert broken.wait(20)
+        assert not slow.ended.is_set()
+    finally:
+        slow.may_end.set()
+    assert slow.ended.wait(20)
+    assert isinstance(slow.error, state_fetch.GivenUpError), "nobody waits for the rest"
+    run.end()
+    thread.join(20)
+    assert (ended, reports[-1]["taking"]) == ([True], "idle")
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_ended_generation_waits_for_no_fetch_and_its_process_is_used_again_once_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    slow = SlowFetch(monkeypatch)
+    monkeypatch.setattr(state_fetch, "END_S", 0.0 if hangs else 20.0)
+    run = run_of(tmp_path, lambda *_: None)
+    run._meet = slow.begun.wait
+    run._build = lambda *_: None
+    wait = StateFetch.wait
+
+    def end_while_it_waits(fetch):
+        run.end()
+        if not hangs:
+            slow.may_end.set()
+        return wait(fetch)
+
+    monkeypatch.setattr(StateFetch, "wait", end_while_it_waits)
+    try:
+        assert run.run(lambda _: OPENED) is not hangs
+        assert slow.ended.is_set() is not hangs
+    finally:
+        slow.may_end.set()
+    assert slow.ended.wait(20)
