@@ -44,11 +44,22 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
     For a job with a deadline, where there are spot and on-demand pools, the counts exclude machines
     on demand that are rented for it; ``choices`` has its plans on spot and on on-demand alone.
     """
-    if not request.has_deadline or {pool.spot for pool in request.pools} != {True, False}:
+    if {pool.spot for pool in request.pools} != {True, False}:
         return _choose(request)
     base = replace(request, pools=tuple(_without_rent(p, request) for p in request.pools))
+    if not request.has_deadline:
+        # Plans pay machines on demand first, so that none of them would choose the cheaper ones.
+        found = _choose(base) if _goal(request) == "cost" else None
+        return _choose(request) if found is None or found.counts is None else found
     found = _choose(base)
     return replace(found, choices=_choices(base, found, request))
+
+
+def _goal(request: CapacityRequest) -> Goal | None:
+    try:
+        return read_job(request.spec).objective.goal
+    except InputError:
+        return None  # Whoever plans says why.
 
 
 def _choose(request: CapacityRequest) -> CapacityAnswer:

@@ -37,6 +37,24 @@ def test_the_target_keeps_the_on_demand_minimum():
     assert choose_capacity(replace(three, on_demand_min=1)).counts == (2, 1)
 
 
+@pytest.mark.slow
+def test_a_job_whose_goal_is_cost_rents_on_demand_only_where_spot_does_not_do():
+    cheap = replace(QUESTION, spec=JOB + '\n[objective]\ngoal = "cost"\n')
+    spot = replace(POOL, up=0, obtainable=3)
+    firm = replace(spot, spot=False, usd_per_hour=6.0)
+
+    def counts(*pools, **about):
+        return choose_capacity(replace(cheap, pools=pools, **about)).counts
+
+    on_demand, on_spot = counts(firm, spot)
+    assert (on_demand, on_spot > 0) == (0, True)
+    rented = replace(firm, up=1)
+    assert counts(rented, spot) == (0, on_spot), "once spot instances can be had again"
+    assert counts(replace(rented, unrented=1), spot)[0] == 1, "a node of one's own is used"
+    assert counts(firm, spot, on_demand_min=1)[0] == 1
+    assert counts(rented, replace(spot, obtainable=0)) == (1, 0)
+
+
 DUE = replace(
     QUESTION,
     has_deadline=True,
