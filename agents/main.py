@@ -362,6 +362,7 @@ async def _listen(
         clock=loop.clock,
         state=lambda: loop.state,
         outputs=lambda: loop.gang.outputs,
+        rank_folder=loop.gang.rank_folder,
         rendezvous=loop.joiner.rendezvous,
         preparation=preparation,
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),

@@ -28,6 +28,7 @@ from agents.snapshots.checkpoint_http import CheckpointRoutes
 from agents.snapshots.http import SnapshotRoutes
 from agents.work.package import Package, read_part
 from agents.work.preparation import Preparation
+from agents.workers.kept_steps import read_kept_steps
 from agents.workers.logs import MARK, read_output
 from agents.workers.rendezvous import Rendezvous
 
@@ -45,6 +46,8 @@ class AgentServer:
     state: Callable[[], State]
     outputs: Callable[[], Mapping[int, Path]]
     """The output file of each rank."""
+    rank_folder: Callable[[JobId, int, int], Path | None]
+    """The folder of a rank of this generation of this job, if it is the present one."""
     rendezvous: Rendezvous
     preparation: Preparation
     snapshots: SnapshotRoutes
@@ -76,9 +79,10 @@ class AgentServer:
         app.router.add_get("/v1/logs", self._log)
         app.router.add_get("/v1/logs/setup", self._setup_log)
         app.router.add_get("/v1/logs/{rank:[0-9]{1,5}}", self._log)
-        meeting = f"/v1/meeting/{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
+        generation = f"{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
+        app.router.add_get(f"/v1/steps/{generation}/{{rank:[0-9]{{1,5}}}}", self._kept_steps)
         app.router.add_get("/v1/packages/{package}/{part:[0-9]{1,4}}", self._package)
-        app.router.add_get(meeting, self._meeting)
+        app.router.add_get(f"/v1/meeting/{generation}", self._meeting)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         listener = Listener(runner, self.strangers, self.tls)
@@ -163,6 +167,15 @@ class AgentServer:
     async def _setup_log(self, request: web.Request) -> web.Response:
         log = self.preparation.log
         return _written(request, {} if log is None else {0: log}, None)
+
+    async def _kept_steps(self, request: web.Request) -> web.Response:
+        about = request.match_info
+        job, generation, rank = JobId(about["job"]), int(about["generation"]), int(about["rank"])
+        folder = self.rank_folder(job, generation, rank)
+        found = None if folder is None else read_kept_steps(folder, self.clock.now())
+        if found is None:
+            return web.Response(status=404, text="no step of that rank is kept here\n")
+        return web.Response(body=encode(found))
 
     async def _package(self, request: web.Request) -> web.Response:
         package = Package.named(request.match_info["package"])

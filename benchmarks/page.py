@@ -110,7 +110,7 @@ async def _measure(nodes: int, gpus: int, seconds: float) -> None:
     cluster = MadeUp(nodes, gpus)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         async with (
-            serve(cluster.document, cluster.schedule) as url,
+            serve(cluster.document, cluster.schedule, cluster.measured) as url,
             open_browser(Path(folder)) as tab,
         ):
             await tab.screen(1280, 900)

@@ -326,6 +326,33 @@ class Output:
     """Where the next request continues."""
 
 
+Pass = tuple[Literal["F", "B"], float, float, int]
+"""A forward or backward pass: from when to when, and its micro batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """When the passes of one rank ran in a step, in seconds from its beginning on that rank."""
+
+    step: int
+    at: float
+    """When it was kept, by the node's clock."""
+    voted_s: float
+    """When the rank read the result of the vote, which all ranks get at once."""
+    passes: tuple[Pass, ...]
+    update: tuple[float, ...]
+    """Beginning and end of the optimizer step; empty: none was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSteps:
+    """The last steps that a rank has kept, the oldest first."""
+
+    steps: tuple[KeptStep, ...]
+    now: float = 0.0
+    """When the agent answered, by the clock of ``at``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Durable:
     """A committed checkpoint: its point, and its manifest with that file's hash."""

@@ -227,6 +227,13 @@ class WorkerGang:
         """Return the spec of a member of the gang."""
         return next((member.spec for member in self._gang()), None)
 
+    def rank_folder(self, job: JobId, generation: int, rank: int) -> Path | None:
+        """Return the folder of a rank of the present generation."""
+        if (job, generation) != (self.job, self.generation):
+            return None
+        found = (member.spec["folder"] for member in self._gang() if member.rank == rank)
+        return next(map(Path, found), None)
+
     async def _serve(self, lines: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = await self._sender(writer)
         try:

@@ -19,6 +19,7 @@ from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
 from sailord.api.handlers.live import LIVE, LiveDocument
+from sailord.api.handlers.timeline import MEASURED, MeasuredSchedules
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.route import Route
 from sailord.api.routes import ROUTES, route_of
@@ -201,6 +202,7 @@ def _build(
     app[CONTEXT] = api
     app[LOAD] = Load()
     app[LIVE] = LiveDocument()
+    app[MEASURED] = MeasuredSchedules()
     app[UNSIGNED] = {}
     app.cleanup_ctx.append(keep_session)
     for route in ROUTES:

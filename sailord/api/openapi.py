@@ -84,6 +84,7 @@ _QUERIES: dict[str, dict[str, Any]] = {
         "after": {"type": "string", "pattern": r"^[0-9]{1,18}\Z"},
         "follow": {"type": "string", "enum": ["true", "false"]},
     },
+    "timeline": {"predicted": {"type": "string", "enum": ["true", "false"]}},
     "logs": {
         "rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"},
         "setup": {"type": "string", "enum": ["true", "false"]},

@@ -11,6 +11,7 @@ from aiohttp import web
 from agents.protocol.codec import plain
 from agents.protocol.records import ReportReply
 from sailord.api.answers import types
+from sailord.api.answers.timeline import TimelineView
 from sailord.api.handlers import (
     agent_reports,
     capacity,
@@ -28,6 +29,7 @@ from sailord.api.handlers import (
     preemption_webhook,
     status,
 )
+from sailord.api.handlers.timeline import show_timeline
 from sailord.api.openapi import BYTES, EVENTS, document
 from sailord.api.route import Route
 from sailord.page.files import TYPES
@@ -74,7 +76,7 @@ ROUTES: tuple[Route, ...] = (
           body="Submission", success=201, refuses=(409, 503)),
     _get(_JOB, "job", jobs.show_job, types.JobView),
     _get(f"{_JOB}/plan", "plan", jobs.show_plan, types.PlanView, refuses=(503,)),
-    _get(f"{_JOB}/timeline", "timeline", live.show_timeline, types.TimelineView, refuses=(503,)),
+    _get(f"{_JOB}/timeline", "timeline", show_timeline, TimelineView, refuses=(503,)),
     _get(f"{_JOB}/history", "history", jobs.show_history, types.History, refuses=(503,)),
     _get(f"{_JOB}/why", "why", jobs.show_why, types.Why, refuses=(503,)),
     _post(_JOB_ORDER, "order_job", jobs.order_job, types.Taken, body="Order", success=202,

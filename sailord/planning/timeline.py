@@ -63,6 +63,7 @@ def _groups(plan: Plan, p: int, details: IterationDetails) -> list[dict[str, Any
                 "layers": list(stage.layers),
                 "gpu": place.gpu,
                 "zone": place.zone,
+                "node": place.node,
                 "tp": stage.tp,
                 "rank": sum(each.device_count for each in (*before, *pipeline.stages[: s % owners]))
                 + i * stage.tp,

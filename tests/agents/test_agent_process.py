@@ -14,7 +14,7 @@ import pytest
 
 from agents.main import ALONE
 from agents.protocol.codec import decode, encode
-from agents.protocol.records import Abort, Fence, Order, Output
+from agents.protocol.records import Abort, Fence, KeptSteps, Order, Output
 from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place
 from tests.processes import until
 
@@ -86,6 +86,12 @@ async def test_the_next_generation_reuses_the_processes(tmp_path):
         later = (await here.ask("GET", f"/v1/logs/0?after={written.mark}"))[1]
         assert not any("step 1\n" in part.text for part in decode(Output, later).parts)
         assert (await here.ask("GET", "/v1/logs?after=../x"))[0] == 422
+        assert (await here.ask("GET", f"/v1/steps/{JOB}/2/0"))[0] == 404, "none is kept"
+        (here.folder / "state/generation/2/0/steps.json").write_text('{"steps": []}')
+        status, body = await here.ask("GET", f"/v1/steps/{JOB}/2/0")
+        assert (status, decode(KeptSteps, body).steps) == (200, ())
+        for other in (f"{JOB}/1/0", f"{JOB}/2/7", "other/2/0"):
+            assert (await here.ask("GET", f"/v1/steps/{other}"))[0] == 404
 
 
 @pytest.mark.slow

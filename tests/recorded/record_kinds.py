@@ -25,6 +25,7 @@ KINDS: dict[str, Any] = {
         *(
             records.Output,
             records.KnownGeneration,
+            records.KeptSteps,
             link_records.LinkOrder,
             link_records.ListenOrder,
         ),

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
 from worker.layout.tensor_table import holdings_for
-from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
+from worker.profiling.kept_steps import timer_of_rank
 from worker.profiling.timeline import Recorder
 from worker.script.script_error import print_script_traceback, script_line, sentence
 from worker.training.snapshot_hook import ReplicaMismatchError
@@ -93,9 +94,8 @@ class GenerationRun:
         fail_at = parse_fail_point(about.fail_at or os.environ.get(FAIL_POINT, ""))
         self._recorder = Recorder(about.rank, fail_at=fail_at, generation=about.generation)
         self._recorder.at_step(self.step)
-        self._busy = ComputeTimer(
-            about.device, times_slower=slowed_by_file(about.snapshot_target.node)
-        )
+        own = Path(about.spec["folder"])
+        self._busy = timer_of_rank(about.device, about.snapshot_target.node, own)
         self._after_loss = AfterLoss(
             restored_step=self.step,
             node_of=about.node_of,

@@ -1,4 +1,4 @@
-"""The compute time of a rank's steps, without waits for other nodes.
+"""When a rank computes in its steps, and for how long, without waits for other nodes.
 
 Forward and backward passes and the optimizer step count. Messages between stages, gradient sums,
 the vote and snapshot copies do not. Waits within a TP group inside a pass do count: the group is in
@@ -12,7 +12,9 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple, Self
 
 import torch
 
@@ -23,28 +25,72 @@ STEPS_KEPT = 8
 """The reported time is the median of the last 8 steps, since one step may be delayed by chance."""
 
 Mark = float | torch.cuda.Event
+Kind = Literal["F", "B", "update"]
+"""A forward or a backward pass, or the optimizer step."""
+
+
+class TimedPiece(NamedTuple):
+    """One piece of a step's work."""
+
+    kind: Kind
+    micro_batch: int
+    begun: Mark
+    ended: Mark
+
+
+@dataclass(slots=True)
+class TimedStep:
+    """What one rank computed in a step."""
+
+    number: int
+    begun: Mark
+    voted: Mark | None = None
+    """When it read the result of the vote, which all ranks get at once."""
+    pieces: list[TimedPiece] = field(default_factory=list)
+
+    def is_done(self) -> bool:
+        """Return whether the device has finished it."""
+        marks = [self.voted, *(piece.ended for piece in self.pieces)]
+        return all(mark.query() for mark in marks if isinstance(mark, torch.cuda.Event))  # type: ignore[no-untyped-call]  # torch does not type it
+
+    def compute_s(self) -> float:
+        """Return how long it computed."""
+        return sum(seconds_between(piece.begun, piece.ended) for piece in self.pieces)
 
 
 class ComputeTimer:
-    """Measures one rank's compute time; use it as a context around each piece of work.
+    """Measures one rank's compute time; each piece of work is done in a context of it.
 
     On a GPU it records events without synchronising, and reads them when the next step ends.
     """
 
     def __init__(
-        self, device: torch.device | str = "cpu", *, times_slower: Callable[[], float] | None = None
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        times_slower: Callable[[], float] | None = None,
+        keep: Callable[[TimedStep], None] | None = None,
     ) -> None:
+        """``keep`` is called with each step that has ended."""
         self._is_cuda = torch.device(device).type == "cuda"
         self.times_slower = times_slower
+        self._keep = keep
         self._slowdown = 1.0
         self._begun: Mark = 0.0
         self._least_s: dict[int, float] = {}
         """The least time on a core of each piece of a step, by its number."""
         self._used = (0.0, 0.0)
         """This thread's seconds on a core, and those that it waited for one, when work began."""
-        self._marks: list[tuple[Mark, Mark]] = []
-        self._previous: list[tuple[Mark, Mark]] = []
+        self._kind: Kind = "F"
+        self._micro_batch = 0
+        self._step = TimedStep(0, 0.0)
+        self._previous: TimedStep | None = None
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+
+    def piece(self, kind: Kind, micro_batch: int = 0) -> Self:
+        """Return the context of the next piece of work."""
+        self._kind, self._micro_batch = kind, micro_batch
+        return self
 
     def __enter__(self) -> None:
         if self._slowdown > 1 and not self._is_cuda:
@@ -56,21 +102,27 @@ class ComputeTimer:
             return
         if self._slowdown > 1:
             self._slow_down()
-        self._marks.append((self._begun, self._now()))
+        piece = TimedPiece(self._kind, self._micro_batch, self._begun, self._now())
+        self._step.pieces.append(piece)
 
-    def begin_step(self) -> None:
+    def begin_step(self, number: int = 0) -> None:
         """Discard what was measured of an unfinished step."""
-        self._marks.clear()
+        self._step = TimedStep(number, self._now())
         if self.times_slower is not None:
             self._slowdown = self.times_slower()
 
+    def end_vote(self) -> None:
+        """Note that this rank has read the result of the vote."""
+        self._step.voted = self._now()
+
     def end_step(self) -> None:
         """Add up what was measured since the step began."""
-        finished, self._previous = (self._previous if self._is_cuda else self._marks), self._marks
-        self._marks = []
+        ended, self._previous = (self._previous if self._is_cuda else self._step), self._step
         # The device has finished a step before the vote of the next one is read.
-        if finished and all(_is_done(end) for _, end in finished):
-            self._steps.append(sum(_seconds(begin, end) for begin, end in finished))
+        if ended is not None and ended.pieces and ended.is_done():
+            self._steps.append(ended.compute_s())
+            if self._keep is not None:
+                self._keep(ended)
 
     @property
     def typical_s(self) -> float | None:
@@ -96,21 +148,18 @@ class ComputeTimer:
             torch.cuda.synchronize()
             end = self._now()
             torch.cuda.synchronize()
-            time.sleep((self._slowdown - 1) * _seconds(self._begun, end))
+            time.sleep((self._slowdown - 1) * seconds_between(self._begun, end))
             return
         used, waited = (
             after - before for after, before in zip(core_seconds(), self._used, strict=True)
         )
-        piece = len(self._marks)
+        piece = len(self._step.pieces)
         self._least_s[piece] = least_s = min(used, self._least_s.get(piece, used))
         time.sleep(max(self._slowdown * least_s - used - waited, 0.0))
 
 
-def _is_done(end: Mark) -> bool:
-    return isinstance(end, float) or bool(end.query())  # type: ignore[no-untyped-call]  # torch does not type it
-
-
-def _seconds(begin: Mark, end: Mark) -> float:
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Return the time from one mark to another; the device has passed both."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1e3

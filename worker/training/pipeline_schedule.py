@@ -222,8 +222,9 @@ class PipelineRank:
         return op.stage > 0 if op.kind == "F" else not self._is_loss(op.stage)
 
     def _forward(self, op: Op, x: Tensor, current: MicroBatch, consumed: ConsumedSamples) -> None:
-        with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
-            result = self._runners[op.stage].forward(op.micro_batch, x, current=current)
+        number = op.micro_batch
+        with self._recorder.span("forward", micro_batch=number), self._busy.piece("F", number):
+            result = self._runners[op.stage].forward(number, x, current=current)
         if not self._is_loss(op.stage):
             with self._recorder.span("send", micro_batch=op.micro_batch):
                 self._results.send(result.to(self._wire), self._signature(op, op.stage))
@@ -234,9 +235,10 @@ class PipelineRank:
     def _backward(
         self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
     ) -> None:
-        with self._recorder.span("backward", micro_batch=op.micro_batch), self._busy:
+        number = op.micro_batch
+        with self._recorder.span("backward", micro_batch=number), self._busy.piece("B", number):
             below = self._runners[op.stage].backward(
-                op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
+                number, seed if arrived is None else arrived, layer_done=layer_done
             )
         if op.stage > 0:
             assert below is not None, "activations have gradients"

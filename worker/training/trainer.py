@@ -278,7 +278,7 @@ class RankTrainer:
         self._begin_s = time.perf_counter()
         before = self.progress
         self.recorder.at_step(before.step)
-        self._busy.begin_step()
+        self._busy.begin_step(before.step)
         for buffer in self.buffers.values():
             buffer.begin_step()
         seed = loss_seed(self.job, self.precision, before.scale)
@@ -301,6 +301,7 @@ class RankTrainer:
         self._summed = before.step
         with self.recorder.span("vote"):
             totals = self._vote.cast(self.buffers, contribution)
+            self._busy.end_vote()
             self._transport.record_vote((before.step, totals.slots))
             self._transport.check()  # A failure before this did not tell the peers of the vote.
         self._raise_if_not_finite(totals)
@@ -443,7 +444,7 @@ class RankTrainer:
         )
         if self._zero1 is not None:
             self._zero1.apply(update)
-        with self._busy:
+        with self._busy.piece("update"):
             for layer, buffer in self.buffers.items():
                 if self._zero1 is None:
                     update.apply_by_group(

@@ -415,17 +415,6 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineView:
-    """The predicted schedule of one iteration."""
-
-    sha256: str
-    """The plan's hash."""
-    timeline: Mapping[str, Any] | None
-    """Different pipelines with the passes of each stage group; null: see ``why_none``."""
-    why_none: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class History:
     """A job's transitions, oldest first."""
 

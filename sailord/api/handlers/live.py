@@ -1,4 +1,4 @@
-"""Handlers of ``/v1/live``, the page's stream of server-sent events, and of a plan's schedule."""
+"""Handler of ``/v1/live``, the page's stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from aiohttp import web
 
 from agents.daemon.version import own_version
 from agents.protocol.codec import plain
-from agents.protocol.records import JobId
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.goodput import goodput_view
 from sailord.api.answers.live import Kept, Surroundings, live_document
-from sailord.api.answers.responses import Refusal, answer, too_many
-from sailord.api.answers.types import TimelineView
+from sailord.api.answers.responses import too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
-from sailord.api.handlers.jobs import job_of
 from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.status import service_of
 from sailord.page.merge_patch import merge_patch
 from sailord.page.training_curve import CurvePoint
-from sailord.planning.messages import PlanRequest
-from simulator.documents.problems import Problem
 
 LOOK_S = 0.5
 """How often changes are sent to watchers."""
@@ -37,7 +32,6 @@ often."""
 QUIET_S = 5.0
 """How often a stream without changes sends a comment, so that the page knows that it is alive."""
 EVENTS_FIRST = 100
-TIMELINE_S = 30.0
 
 
 @dataclass(eq=False)
@@ -172,39 +166,3 @@ class _Stream:
         if fresh or is_whole:
             rows = [[s.at, s.step, s.loss, s.per_s, s.generation] for s in fresh]
             await self.send("samples", {"job": curve.job, "all": is_whole, "rows": rows})
-
-
-async def show_timeline(request: web.Request) -> web.Response:
-    """Show the predicted schedule of one iteration of the job's plan, pass by pass."""
-    api, job = request.app[CONTEXT], job_of(request)
-    if job.generation is None:
-        cure = f"sailorctl why {job.id} says what the job waits for"
-        raise Refusal(404, Problem(job.id, "has no plan yet", cure))
-    sha = job.generation.plan
-    if api.timeline_seen is not None and api.timeline_seen[0] == sha:
-        return answer(TimelineView(sha, api.timeline_seen[1]))
-    found, why_none = await _ask(api, JobId(job.id), sha)
-    if found is not None:
-        api.timeline_seen = sha, found
-    return answer(TimelineView(sha, found, why_none))
-
-
-async def _ask(api: ApiContext, job: JobId, sha: str) -> tuple[dict[str, Any] | None, str]:
-    spec, text = await api.gateway.read_spec(job), await api.gateway.read_plan(job, sha)
-    generation = api.last_led.generations.get(job)
-    active = api.last_led.active
-    if active is not None and active.job == job:
-        generation = active.generation
-    if spec is None or text is None or generation is None:
-        return None, "the plan is not in the store any more"
-    nodes = api.last_led.nodes
-    members = tuple(nodes[id_].record for id_ in generation.members if id_ in nodes)
-    config = api.config
-    found = await api.controller.effects.planner.ask_timeline(
-        PlanRequest(
-            spec, config.cluster_file, config.profiles, members, text, members,
-            links=config.measured_links,
-        ),
-        timeout_s=TIMELINE_S,
-    )  # fmt: skip
-    return (None, str(found)) if isinstance(found, str) else (found, "")

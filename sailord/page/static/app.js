@@ -9,6 +9,7 @@ import { apply, ask, follow, setToken } from "./stream.js";
 import { renderTimeline } from "./timeline.js";
 
 const EVENTS_MAX = 200;
+const MEASURED_MS = 15_000;
 const LOST_SHOWN_S = 600;
 const LOST_MAX = 8;
 const STALLED_S = 10;
@@ -83,7 +84,7 @@ async function fetchOnce() {
     if (plan && (view.timeline?.sha256 !== plan.sha || !view.timeline.timeline)) {
       const timeline = await ask(`${path}/timeline`);
       if (isOutdated()) return;
-      view.timeline = timeline;
+      view.timeline = { ...timeline, readAt: Date.now() };
       draw();
       if (!timeline.timeline) askAgainSoon(10_000);
     }
@@ -92,6 +93,22 @@ async function fetchOnce() {
     if (!isOutdated()) askAgainSoon(5_000);
   }
 }
+
+/** Another measured step beside the predicted one, which stays. */
+async function fetchMeasured() {
+  const { job, plan } = view.doc;
+  const known = view.timeline;
+  if (!job || !known?.timeline || known.sha256 !== plan?.sha || document.hidden) return;
+  try {
+    const { sha256, measured } = await ask(`/v1/jobs/${encodeURIComponent(job.id)}/timeline?predicted=false`);
+    if (view.timeline !== known || sha256 !== known.sha256) return;
+    view.timeline = { ...known, measured, readAt: Date.now() };
+    draw();
+  } catch {
+    // The stream says whether sailord answers.
+  }
+}
+setInterval(fetchMeasured, MEASURED_MS);
 
 function setConnection(state, detail = "") {
   const box = byId("connection");

@@ -174,6 +174,18 @@ class MadeUp:
         return {"iteration_s": 1.0, "shapes": 1,
                 "pipelines": [{"numbers": numbers, "groups": groups}]}  # fmt: skip
 
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """A step as measured: a tenth slower than predicted, and the last stage does not answer."""
+        groups = [
+            {"stage": g["stage"], "rank": g["rank"], "why_none": "", "update": [1.09, 1.1],
+             "passes": [[kind, a * 1.1, b * 1.1, batch] for kind, a, b, batch in g["passes"]]}
+            for g in self.schedule["pipelines"][0]["groups"]
+        ]  # fmt: skip
+        groups[-1] |= {"why_none": "its node is gone", "update": [], "passes": []}
+        return {"step": 40, "age_s": 3.0, "length_s": 1.1,
+                "pipelines": [{"number": 0, "groups": groups}]}  # fmt: skip
+
     def document(self) -> dict[str, Any]:
         """The document now; its cost is noted."""
         state = self.state()
@@ -187,7 +199,9 @@ class MadeUp:
 
 @contextlib.asynccontextmanager
 async def serve(
-    document: Callable[[], dict[str, Any]], schedule: dict[str, Any] | None = None
+    document: Callable[[], dict[str, Any]],
+    schedule: dict[str, Any] | None = None,
+    measured: dict[str, Any] | None = None,
 ) -> AsyncIterator[str]:
     """Serve the page with these documents, and yield its address."""
 
@@ -212,7 +226,8 @@ async def serve(
     async def about_job(request: web.Request) -> web.Response:
         if request.match_info["what"] == "checkpoints":
             return web.json_response(CHECKPOINTS)
-        return web.json_response({"moves": [], "sha256": "sha", "timeline": schedule})
+        about = {"moves": [], "sha256": "sha", "timeline": schedule, "measured": measured}
+        return web.json_response(about)
 
     async def about_node(_: web.Request) -> web.Response:
         return web.json_response({"nodes": [{"loss": {"text": "0 steps lost"}}]})

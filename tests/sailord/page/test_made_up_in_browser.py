@@ -31,7 +31,7 @@ def watch(folder: Path, cluster: MadeUp, play: Callable[[Tab], Awaitable[None]])
     async def go() -> None:
         async with open_browser(folder) as tab:
             await tab.screen(1280, 900)
-            async with serve(cluster.document, cluster.schedule) as url:
+            async with serve(cluster.document, cluster.schedule, cluster.measured) as url:
                 await tab.open(url)
                 await tab.wait(DRAWN.format(cluster.count))
                 await play(tab)
@@ -77,13 +77,59 @@ def test_a_node_says_which_of_its_devices_compute_which_layers(tmp_path: Path) -
         await tab.run("document.querySelector('[data-id=\\'n00002.1\\']').click()")
         text = "document.getElementById('details').innerText"
         await tab.wait(f"{text}.includes('{known}')")
-        await tab.wait("document.querySelectorAll('.stages small').length === 8")
+        await tab.wait("document.querySelectorAll('.stages small:not(.measured)').length === 8")
         rows = await tab.run(
-            "[...document.querySelectorAll('.stages small')].map(s => s.innerText)"
+            "[...document.querySelectorAll('.stages small:not(.measured)')].map(s => s.innerText)"
         )
         assert all("computes 0." in row and "predicted 0.8 s" in row for row in rows), rows
 
     watch(tmp_path, MadeUp(8, gpus=4), play)
+
+
+def test_a_measured_step_is_drawn_below_the_predicted_rows_and_in_numbers(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.querySelectorAll('#timeline g.measured').length === 7")
+        counted = (
+            "['forward', 'backward', 'update'].map(kind => "
+            "document.querySelector('g.measured').querySelectorAll('rect.' + kind).length)"
+        )
+        assert await tab.run(counted) == [16, 16, 1]
+        title = "document.querySelector('g.measured title').textContent"
+        assert await tab.run(title) == "measured forward of micro batch 0: 28 ms"
+        # Both rows are on one axis: the predicted step ends where a tenth more fits.
+        ends = (
+            "[...document.querySelectorAll('#timeline rect.update')].map(r => "
+            "+r.getAttribute('x') + +r.getAttribute('width'))"
+        )
+        assert (await tab.run(ends))[:2] == [pytest.approx(1000 / 1.1, 0.01), pytest.approx(1000)]
+        note = await tab.run("document.getElementById('timeline-note').innerText")
+        assert "step 40 as measured" in note
+        assert "not measured: its node is gone" in await tab.run(
+            "document.getElementById('timeline').innerText"
+        )
+        await tab.run("document.querySelector('#timeline-box summary').click()")
+        rows = "[...document.querySelectorAll('#timeline-table tbody tr')].map(r => r.innerText)"
+        first, *_, last = [row.split("\t") for row in await tab.run(rows)]
+        assert first[0].startswith("pipeline 0")
+        assert first[2:5:2] == ["0.8 s", "0.9 s"]
+        assert last[3:] == ["its node is gone", "\N{EN DASH}"]
+        await check_rules(tab)
+
+    watch(tmp_path, MadeUp(8), play)
+
+
+def test_a_step_that_was_not_measured_leaves_the_predicted_rows_alone(tmp_path: Path) -> None:
+    class Unmeasured(MadeUp):
+        measured = None
+
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.querySelectorAll('#timeline rect.update').length === 8")
+        assert await tab.run("document.querySelectorAll('#timeline g.measured').length") == 0
+        assert "as measured" not in await tab.run(
+            "document.getElementById('timeline-note').innerText"
+        )
+
+    watch(tmp_path, Unmeasured(8), play)
 
 
 def test_the_list_of_checkpoints_is_read_when_it_is_opened(tmp_path: Path) -> None:

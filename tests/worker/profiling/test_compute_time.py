@@ -48,7 +48,7 @@ def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
     """Run one step with pieces of work, and as much waiting after each."""
     account.begin_step()
     for seconds in work_s:
-        with account:
+        with account.piece("F"):
             clock.work(seconds)
         clock.advance(10.0)
     account.end_step()
@@ -79,7 +79,7 @@ def test_interrupted_work_counts_for_no_step(clock):
     account = ComputeTimer()
     for _ in range(STEPS_KEPT):
         account.begin_step()
-        with account:
+        with account.piece("F"):
             clock.advance(50.0)  # The step does not end: a peer was lost.
         step(account, clock, 1.0)
     assert account.typical_s == 1.0
@@ -108,7 +108,7 @@ def slowed(clock: Clock, *, waits_s: float = 0.0, for_peers_s: float = 0.0) -> f
     account = ComputeTimer(times_slower=lambda: 3.0)
     account.begin_step()
     begin = clock.now
-    with account:
+    with account.piece("F"):
         clock.work(1.0, waits_s=waits_s)
         clock.advance(for_peers_s)
     return clock.now - begin
@@ -124,7 +124,7 @@ def test_an_emulated_slower_node_is_not_slowed_by_shared_caches(clock):
     for seconds in (1.0, 1.5, 4.0):
         account.begin_step()
         begin = clock.now
-        with account:
+        with account.piece("F"):
             clock.work(seconds)
         taken.append(clock.now - begin)
         account.end_step()
