@@ -308,15 +308,14 @@ def _formula_plans(
     job, measured = question.job, question.measurements.network.raw_between
     ends = {(lot.zone, lot.gpu) for lot in lots}
     known = all((one, other) in measured for one in ends for other in ends)
-    if (
-        job.profile is None
-        or job.recompute == "full"
-        or not known
-        or len(ends) > FORMULA_PLACES_MAX
-    ):
+    if job.recompute == "full" or not known or len(ends) > FORMULA_PLACES_MAX:
         return ()
-    profile = question.measurements.profile(job.profile, catalogue=question.cluster.catalogue)
-    if 1 not in profile.sizes or not any(gpu in profile.gpus() for _, gpu in ends):
+    profile = question.measurements.profile_of(job, catalogue=question.cluster.catalogue)
+    if (
+        profile is None
+        or 1 not in profile.sizes
+        or not any(gpu in profile.gpus() for _, gpu in ends)
+    ):
         return ()
     search = formula_search(question, lots, limits, profile)
     found = search.search()

@@ -83,9 +83,7 @@ def case_of(question: Question) -> Case:
     """The question in the form that baselines take."""
     job, cluster, measured = question.job, question.cluster, question.measurements
     network = network_of(cluster, measured.network)
-    profile = None
-    if job.profile is not None:
-        profile = measured.profile(job.profile, catalogue=cluster.catalogue)
+    profile = measured.profile_of(job, catalogue=cluster.catalogue)
     costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
     return Case(job, cluster, costs, network, PlaceFacts(cluster, measured.network))
 

@@ -63,7 +63,7 @@ def state_of(costs: LayerCosts) -> State:
     each = STATE_BYTES * (1 + OPTIMIZER_MOMENTS[costs.job.optimizer])
     layers = each * costs.parameters(1)
     shared = each * costs.tied_parameters(1)
-    layers[-1] -= shared
+    layers[[0, -1]] -= shared
     return State(np.append(layers, shared), costs.job.max_tp)
 
 
