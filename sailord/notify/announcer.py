@@ -39,6 +39,8 @@ _ORDERED = re.compile(
     r"|the checkpoint of step \d+ was (un)?pinned"
 )
 RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
+OF_HISTORY: tuple[EventKind, ...] = ("transition", "order", "reconfigured", *RISKS)
+"""Events that stand in a job's history, too."""
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest without a message are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -83,7 +85,7 @@ class Announcer:
                  cause=cause)  # fmt: skip
         self.feed.add(event)
         if note.is_transition and note.job is not None:
-            self._keep(note.job, _history_line(event))
+            self._keep(note.job, history_line(event))
 
     def observe(self, before: State, after: State) -> ReconfigurationTiming | None:
         """Publish what changed between two states; return a reconfiguration that ended.
@@ -121,7 +123,7 @@ class Announcer:
             move.generation, move.restored_step, state.term or 0,
         )  # fmt: skip
         self.feed.add(event)
-        self._keep(job, _history_line(event, move))
+        self._keep(job, history_line(event, move))
         self.telemetry.offer(move, job, state)
 
     def _report_evaluation(self, found: Evaluation, active: Active, state: State) -> None:
@@ -141,7 +143,7 @@ class Announcer:
         )  # fmt: skip
         log.info(text, job=active.job, generation=generation)
         self.feed.add(event)
-        self._keep(active.job, _history_line(event))
+        self._keep(active.job, history_line(event))
 
     def _report_unfit(self, before: State, after: State) -> None:
         """Keep in the history why a node cannot run the job, once."""
@@ -165,7 +167,7 @@ class Announcer:
             )  # fmt: skip
             log.warning(text, job=after.active.job, generation=generation)
             self.feed.add(event)
-            self._keep(after.active.job, _history_line(event))
+            self._keep(after.active.job, history_line(event))
 
     def risks(self, state: State) -> dict[EventKind, str]:
         """Return why the active job's budget or deadline is at risk, without a deadline that the
@@ -192,7 +194,7 @@ class Announcer:
         told = replace(event, id=self.feed.next_id(state.now), text=f"{WORDS[kind]}: {text}")
         self.feed.add(told)
         # Stored together: a line in the history always has its message in the outbox.
-        self._keep(job, _history_line(told), (f"{job}.{kind}", event))
+        self._keep(job, history_line(told), (f"{job}.{kind}", event))
 
     def tell_deadline(self, job: JobId, text: str, state: State, *, is_at_risk: bool) -> None:
         """Tell what is rented for a job's deadline, and once that the deadline is at risk."""
@@ -229,7 +231,7 @@ class Announcer:
         )  # fmt: skip
         self.feed.add(event)
         if job is not None:
-            self._keep(job, _history_line(event))
+            self._keep(job, history_line(event))
 
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:
         """Tell once of each record in the store that cannot be read; the log has it already."""
@@ -323,7 +325,8 @@ def _kind_of(line: Transition) -> EventKind:
     return "order" if _ORDERED.match(line.text) else "transition"
 
 
-def _history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:
+def history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:
+    """Return an event as a line of a job's history."""
     return Transition(
         event.id, event.at, event.text, event.generation, event.step, event.term, move,
         event.is_detail,

@@ -33,6 +33,7 @@ from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
+from sailord.notify.announcer import OF_HISTORY, history_line
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import size_warnings, warnings_of
 from sailord.planning.messages import EndRequest
@@ -251,9 +252,8 @@ async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, 
     try:
         return await api.gateway.read_history(job), None
     except StoreError:
+        kept = api.controller.announcer.feed.kept
         lines = tuple(
-            Transition(each.id, each.at, each.text, each.generation, each.step, each.term)
-            for each in api.controller.announcer.feed.kept
-            if each.job == job and each.kind == "transition"
+            history_line(each) for each in kept if each.job == job and each.kind in OF_HISTORY
         )
         return lines, api.controller.cluster.store.unavailable_since or api.clock.now()

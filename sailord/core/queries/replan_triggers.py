@@ -327,8 +327,10 @@ def last_rollback(active: Active) -> Order | None:
 def pending_rollback(state: State, id_: JobId) -> Durable | None:
     """Return the checkpoint to which an order that was not carried out takes a job back."""
     active = state.active
-    has_cluster = active is not None and active.job == id_
-    order = last_rollback(active) if has_cluster else state.rollbacks.get(id_)
+    if active is not None and active.job == id_:
+        order = last_rollback(active)
+    else:
+        order = state.rollbacks.get(id_)
     return None if order is None else order.durable
 
 

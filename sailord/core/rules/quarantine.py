@@ -28,7 +28,7 @@ def quarantine_contradicted(state: State, active: Active) -> RuleAnswer:
     node = state.nodes[id_]
     state = replace(state, known_orders=state.known_orders | {id_of_order})
     if _is_full(state):
-        why = "no more than a quarter of all nodes are left out: is it the software?"
+        why = "one node, or a quarter of all, is left out already: is it the software?"
         text = f"{node.record.name} stays although its bits were contradicted: {why}"
         return Step(state, (Note(text, active.job, is_transition=True),))
     back = f"`sailorctl uncordon {node.record.name}` returns it"
