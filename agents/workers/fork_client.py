@@ -165,10 +165,9 @@ class ForkClient:
         try:
             writer.write(json.dumps(question).encode() + b"\n")
             async with asyncio.timeout(ANSWER_S):  # TimeoutError is an OSError.
-                if not (line := await reader.readline()):
-                    raise ConnectionError("the fork server ended")
+                answer = _checked(await reader.readline())
             if question["ask"] == "sync":
-                self._speaks = int(json.loads(line).get("speaks", 0))
+                self._speaks = int(answer.get("speaks", 0))
         finally:
             writer.close()
 
@@ -178,14 +177,24 @@ class ForkClient:
             connection.settimeout(ANSWER_S)
             connection.connect(str(self._socket))
             socket.send_fds(connection, [json.dumps(question).encode() + b"\n"], [descriptor])
-            if not connection.recv(1):
-                raise ConnectionError("the fork server ended")
+            with connection.makefile("rb") as answer:
+                _checked(answer.readline())
 
     @property
     def _socket(self) -> Path:
         if self.is_service:
             return service_socket(self.folder)
         return self.folder / "fork_server.sock"
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """Return an answer of the fork server; ``OSError`` if it ended, or could not do as asked."""
+    if not line:
+        raise ConnectionError("the fork server ended")
+    answer: dict[str, Any] = json.loads(line)
+    if error := answer.get("error"):
+        raise OSError(error)
+    return answer
 
 
 @dataclass(eq=False)

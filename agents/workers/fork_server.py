@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agents.daemon.atomic_file import replace_file
+from agents.daemon.atomic_file import replace_file, said_of
 from agents.daemon.oom_score import end_before_the_daemon
 from agents.daemon.state_folder import lock_file
 from agents.daemon.systemd import notify
@@ -104,7 +104,10 @@ class ForkServer:
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     # A request is carried out even if the agent dies before it reads the answer.
-                    answer = self._answer(json.loads(line), passed)
+                    try:
+                        answer = self._answer(json.loads(line), passed)
+                    except OSError as error:  # A full disk, for example.
+                        answer = {"speaks": SPEAKS, "error": said_of(error, self.path)}
                     with contextlib.suppress(BrokenPipeError):
                         connection.sendall(json.dumps(answer).encode() + b"\n")
             finally:
@@ -154,17 +157,19 @@ class ForkServer:
     def _fork(self, folder: Path, spec: dict[str, Any], become: Callable[[], int]) -> int:
         """Fork a process that ends with what ``become`` returns."""
         go, gate = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(gate)
+                _become(go, become)
+            self.children[pid] = folder
+            # The worker runs only once it is recorded, so that no agent can overlook it.
+            record = {**spec, "pid": pid, "start": process_start(pid)}
+            replace_file(folder / "process.json", json.dumps(record), is_durable=False)
+            os.write(gate, b"!")
+        finally:
+            os.close(go)
             os.close(gate)
-            _become(go, become)
-        os.close(go)
-        self.children[pid] = folder
-        # The worker runs only once it is recorded, so that no agent can overlook it.
-        record = {**spec, "pid": pid, "start": process_start(pid)}
-        replace_file(folder / "process.json", json.dumps(record), is_durable=False)
-        os.write(gate, b"!")
-        os.close(gate)
         return pid
 
     def _become_worker(self, folder: Path, spec: dict[str, Any]) -> int:

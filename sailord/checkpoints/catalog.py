@@ -39,6 +39,8 @@ from worker.checkpoint.manifest import PREFIX, ManifestError
 
 T = TypeVar("T")
 FAULTS_SHOWN = 3
+WRITE_S = 300.0
+"""How long storage may take for a manifest or a pin, and for what was asked of it before."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Checkpoints:
     """The prefixes that the operator allows."""
     threads: StorageThreads = field(default_factory=StorageThreads)
     """For what people ask; if all of these hang, jobs go on."""
+    write_s: float = WRITE_S
     _own_threads: StorageThreads = field(
         default_factory=lambda: StorageThreads(patience_s=None, waiting_max=10_000)
     )
@@ -59,7 +62,10 @@ class Checkpoints:
     async def write_manifest(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
         """Write the manifest of a checkpoint; raises ``StorageError``."""
         return await self._alone(
-            order.job.id, order.job.saving.uri, lambda: _write_manifest(order, term, spec)
+            order.job.id,
+            order.job.saving.uri,
+            lambda: _write_manifest(order, term, spec),
+            patience_s=self.write_s,
         )
 
     async def check(self, order: CheckDurable) -> DurableChecked:
@@ -81,7 +87,9 @@ class Checkpoints:
 
         Raises ``Missing`` if retention has deleted it since it was found.
         """
-        await self._alone(job, uri, lambda: _pin(reach(uri), job, point, is_pinned))
+        await self._alone(
+            job, uri, lambda: _pin(reach(uri), job, point, is_pinned), patience_s=self.write_s
+        )
 
     async def find(self, job: JobId, uri: str, step: int) -> tuple[Manifest, Durable]:
         """The checkpoint of a step; of several, the latest generation's."""
@@ -98,14 +106,34 @@ class Checkpoints:
         except InputError as error:
             raise StorageError(str(error)) from None
 
-    async def _alone(self, job: JobId, uri: str | None, act: Callable[[], T]) -> T:
+    async def _alone(
+        self, job: JobId, uri: str | None, act: Callable[[], T], patience_s: float | None = None
+    ) -> T:
+        """Act in a thread, after all that was asked before; ``Away`` if that takes too long.
+
+        What hangs goes on, and nothing else is done for the job meanwhile.
+        """
+
         def checked() -> T:
             if uri is not None:
                 self._check(uri)
             return act()
 
-        async with self._locks[job]:
-            return await self._own_threads.run(checked)
+        lock = self._locks[job]
+
+        def end(acting: asyncio.Future[T]) -> None:
+            lock.release()
+            if not acting.cancelled():
+                acting.exception()  # The caller may have left.
+
+        try:
+            async with asyncio.timeout(patience_s):
+                await lock.acquire()
+                acting = asyncio.ensure_future(self._own_threads.run(checked))
+                acting.add_done_callback(end)
+                return await asyncio.shield(acting)
+        except TimeoutError:
+            raise Away(f"checkpoint storage has not answered for {patience_s:g} s") from None
 
 
 def reach(uri: str) -> Storage:

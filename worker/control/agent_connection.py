@@ -11,8 +11,10 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,6 +77,15 @@ class AgentConnection:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        try:
+            self._exchange()
+        except BaseException:
+            # Without this thread nobody could end the process, or knew what it does.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _exchange(self) -> None:
         while time.monotonic() < self._heard_at + self.orphan_s:
             try:
                 if self._socket is None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from agents.protocol.records import Point, Restore
+from agents.workers.fork_client import ForkClient
 from tests.agents.running import ROOT, place, plan_on
 from tests.processes import until
 
@@ -118,3 +119,23 @@ async def test_an_orphaned_fork_server_ends(tmp_path):
         for process in (forgotten, unreachable):
             process.kill()
             process.wait()
+
+
+async def test_fork_server_that_cannot_record_a_worker_says_why_and_goes_on(tmp_path):
+    """As on a full disk; its other workers would have lost the one that notes how they end."""
+    client = ForkClient(tmp_path, "json", 60.0)
+    await client.ensure_running()
+    server = client._process
+    try:
+        with pytest.raises(OSError, match=r"gone/.*: No such file or directory"):
+            await client.fork(tmp_path / "gone", {})
+        with (
+            (tmp_path / "output").open("wb") as output,
+            pytest.raises(OSError, match=r"gone/.*: No such file or directory"),
+        ):
+            await client.run(tmp_path / "gone", "true", tmp_path, {}, output.fileno())
+        await client.ensure_running()
+        assert client._process is server, "no other one was started"
+    finally:
+        await client.close()
+        await server.wait()
