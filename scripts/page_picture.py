@@ -27,7 +27,7 @@ PHONE_MOST = 1500
 """The height of the phone's picture; the page goes on below it."""
 WHOLE = (
     "document.querySelectorAll('.curve').length === 2"
-    " && document.querySelectorAll('#timeline rect.forward').length > 3"
+    " && document.querySelectorAll('#timeline .measured rect.forward').length > 3"
     " && document.querySelectorAll('#moves li').length > 3"
     " && document.querySelector('#lost li')"
     " && document.querySelector('#details-facts').innerText.includes('lost')"

@@ -85,9 +85,12 @@ def measured_schedule(
         if row is None:
             why = said if isinstance(said, str) else f"has not kept step {step}"
             return MeasuredGroup(stage, rank, (), (), why)
-        later_s = voted_s - row.voted_s
-        passes = tuple((kind, a + later_s, b + later_s, batch) for kind, a, b, batch in row.passes)
-        return MeasuredGroup(stage, rank, passes, tuple(each + later_s for each in row.update))
+
+        def on_axis(time_s: float) -> float:
+            return round(time_s - row.voted_s + voted_s, 6)
+
+        passes = tuple((kind, on_axis(a), on_axis(b), batch) for kind, a, b, batch in row.passes)
+        return MeasuredGroup(stage, rank, passes, tuple(map(on_axis, row.update)))
 
     return MeasuredSchedule(
         step,
