@@ -44,6 +44,25 @@ def check_sample(item: Any, limits: Limits, place: str) -> None:
             _check_below(value, name, limits[name], place)
 
 
+def refuse_texts(item: Any, place: str) -> None:
+    """Raise ``InputError`` if entries of a sample are texts or missing, of which no tensor is."""
+    parts = item if isinstance(item, Mapping) else {"": item}
+    names = [str(name) for name, value in parts.items() if _is_no_number(value)]
+    if names == [""]:
+        what, cure = "has samples that are texts", "convert them to tokens before"
+    elif names:
+        what = f"has samples with texts, or nothing, in {', '.join(names)}"
+        cure = "leave these out (remove_columns of a Hugging Face data set), or convert them"
+    else:
+        return
+    raise InputError(Problem(place, what, cure))
+
+
+def _is_no_number(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else value
+    return first is None or isinstance(first, str | bytes)
+
+
 def _entries(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield a sample's tensors, arrays and lists of numbers, with their names."""
     if isinstance(item, Mapping) or is_dataclass(item):
@@ -51,6 +70,8 @@ def _entries(item: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, tuple | list) and not _is_numbers(item):
         # Of a pair the second is the label, as the default loss reads it.
         names = ["", "labels"] + [""] * len(item)
+        if hasattr(item, "labels"):
+            names = list(getattr(item, "_fields", names))
         pairs = list(zip(names, item, strict=False))
     else:
         pairs = [("", item)]

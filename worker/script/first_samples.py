@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -12,16 +13,46 @@ from worker.data.batch_tree import leaves_of
 from worker.script.losses import label_count
 
 LOOKED_AT = 64
-"""How many samples are searched for the longest, and for two with different numbers of labels."""
+"""How many samples are searched for the longest, and for some that are unlike the first."""
 
 
-def with_other_labels(data: DataSource, count: int) -> int | None:
-    """Return one of the first samples with more or fewer labels than the first one has."""
-    first = label_count(data.batch(0, [0]).inputs)
-    for index in range(1, min(LOOKED_AT, count)):
-        if label_count(data.batch(0, [index]).inputs) != first:
-            return index
-    return None
+def unlike_first(data: DataSource, count: int) -> list[int]:
+    """Return samples that a mean over a batch may weight otherwise than the first sample.
+
+    They are one of the first samples with more or fewer labels than it, and the one of these and
+    the last sample that differs most from it in its class, masks and padding.
+    """
+    first = data.batch(0, [0]).inputs
+    labels, numbers = label_count(first), _how_often(first)
+    other, unlike, most = None, None, (0, 0)
+    for index in sorted({*range(1, min(LOOKED_AT, count)), max(count - 1, 0)}):
+        batch = data.batch(0, [index]).inputs
+        if other is None and index < LOOKED_AT and label_count(batch) != labels:
+            other = index
+        found = _difference(_how_often(batch), numbers)
+        if found > most:
+            unlike, most = index, found
+    return sorted({index for index in (other, unlike) if index is not None})
+
+
+def _how_often(batch: Any) -> list[Counter[float]]:
+    """Count the numbers in each tensor of a sample; images are left out."""
+    tensors = (each for each in leaves_of(batch) if isinstance(each, Tensor) and each.dim() <= 2)
+    return [Counter(each.flatten().tolist()) for each in tensors]
+
+
+def _difference(some: list[Counter[float]], others: list[Counter[float]]) -> tuple[int, int]:
+    """Return how many single numbers differ, and then for how many more places one number stands.
+
+    A class is a single number; padding and masks repeat one.
+    """
+    singles = repeated = 0
+    for one, other in zip(some, others, strict=False):
+        if one.total() == other.total() == 1:
+            singles += one != other
+        else:
+            repeated += max(((one - other) + (other - one)).values(), default=0)
+    return singles, repeated
 
 
 def lengths(data: DataSource, count: int) -> list[int]:

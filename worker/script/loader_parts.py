@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +38,19 @@ class LoaderParts:
 def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
     """Return the parts of a loader; a data set without one says nothing about batches."""
     if not isinstance(given, DataLoader):
-        if not isinstance(given, Blend | Stream) and not hasattr(given, "__len__"):
+        has_numbers = hasattr(given, "__len__") and not isinstance(given, IterableDataset)
+        if not isinstance(given, Blend | Stream) and not has_numbers:
             what = f"is a {type(given).__name__}, whose samples have no numbers"
             cure = "give sailor.Stream(DATA), or a function: sailor.Stream(lambda n: DATA.skip(n))"
             raise InputError(Problem(place, what, cure))
+        if isinstance(given, Mapping) and given and 0 not in given:
+            names = ", ".join(str(name) for name in list(given)[:3])
+            what = f"is a {type(given).__name__} of {names}, not a row of samples"
+            raise InputError(Problem(place, what, f'give one of them: DATA["{next(iter(given))}"]'))
         return LoaderParts(given)
+    if given.batch_size is None and given.batch_sampler is None:
+        what = "is a loader with batch_size=None, whose data set makes batches itself"
+        raise InputError(Problem(place, what, "give a data set of single samples"))
     if isinstance(given.dataset, IterableDataset):
         what = "is a loader of an IterableDataset, whose samples have no numbers"
         cure = "give its data set to sailor.Stream, or one with len() and samples by index"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from worker.models.user_module.parameter_uses import refused_uses
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
 
 _CURE = "give loss=, a function of output and batch"
+_RETURN = "return one value per sample, their mean, or a pair of a sum and a count"
 _SEES = "let the model return what it needs: it sees output and batch only"
+_TOKENS_TO_TELL = 8
 _ONE_AHEAD = ("ForCausalLM", "ForConditionalGeneration")
 _IN_PLACE = (
     "ForMaskedLM",
@@ -29,24 +32,40 @@ _IN_PLACE = (
 )
 
 
-def sum_and_count(
-    found: Tensor | tuple[Tensor, int | Tensor], batch: Any
-) -> tuple[Tensor, int | Tensor]:
+def sum_and_count(found: Any, batch: Any, place: str = "loss") -> tuple[Tensor, int | Tensor]:
     """Read what a loss returned: a sum and a count, one value per sample, or their mean."""
     if isinstance(found, tuple):
-        if [torch.as_tensor(each).dim() for each in found] != [0, 0]:
+        if [_dimensions(each) for each in found] != [0, 0]:
             what = "returns a tuple that is not a sum and a count"
-            raise InputError(Problem("loss", what, "return two scalars"))
+            raise InputError(Problem(place, what, "return two scalars"))
         return found
+    if not isinstance(found, Tensor):
+        raise InputError(Problem(place, f"returns {_kind_of(found)}", _no_tensor(found)))
     if found.dim() == 0:
         samples = batch_size_of(batch)
         return found * samples, samples
     if found.shape != (batch_size_of(batch),):
         sizes = " x ".join(map(str, found.shape))
         what = f"returns {sizes} values for {batch_size_of(batch)} samples"
-        cure = "return one value per sample, their mean, or a pair of a sum and a count"
-        raise InputError(Problem("loss", what, cure))
+        raise InputError(Problem(place, what, _RETURN))
     return found.sum(), found.numel()
+
+
+def _dimensions(value: Any) -> int | None:
+    """Return the dimensions of a tensor, 0 of a number; ``None``: it is neither."""
+    if isinstance(value, Tensor):
+        return value.dim()
+    return 0 if isinstance(value, Real) else None
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _no_tensor(found: Any) -> str:
+    if found is None:
+        return f"{_RETURN}; a model that gets no labels computes no loss of its own"
+    return f"{_RETURN}, as tensors"
 
 
 def tried_at_first(place: str, function: Loss, trained: Mapping[int, str]) -> Loss:
@@ -79,10 +98,10 @@ def batch_size_of(batch: Any) -> int:
 
 
 def labels_of(batch: Any) -> Any:
-    """Return what a batch calls its labels, or the second of a pair; ``None``: it has none."""
+    """Return what a batch calls its labels, or a tuple's second entry; ``None``: it has none."""
     if isinstance(batch, Mapping):
         return batch.get("labels")
-    if isinstance(batch, tuple):
+    if isinstance(batch, tuple) and not hasattr(batch, "labels"):
         return batch[1] if len(batch) > 1 else None
     return getattr(batch, "labels", None)
 
@@ -106,20 +125,47 @@ def default_loss(module: nn.Module, *, smoothing: float = 0.0) -> Loss:
         what = f"has no default for a model of the kind {kind}"
         raise InputError(Problem("loss", what, _CURE))
 
+    unseen = [True]
+
     def loss(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
         logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor):
+            what = f"has no default for a model that returns a {type(output).__name__}"
+            raise InputError(Problem("loss", what, _CURE))
         labels = labels_of(batch)
         if labels is None:
             raise InputError(Problem("loss", "has no default for a batch without labels", _CURE))
+        if isinstance(batch, tuple) and len(batch) > 2 and not hasattr(batch, "labels"):
+            what = f"has no default for samples of {len(batch)} entries: any may be the labels"
+            cure = f"{_CURE}, and call=; or make samples mappings with labels"
+            raise InputError(Problem("loss", what, cure))
         if labels.is_floating_point() or logits.shape[-1] == 1:
             what = "has no default for a regression or for labels that are not integers"
             raise InputError(Problem("loss", what, _CURE))
         per_token = logits.dim() == 3 and labels.dim() == 2
         if per_token and kind not in _IN_PLACE:
+            if unseen and logits.device.type != "meta":
+                unseen.clear()  # Looking at every batch would wait for the device.
+                _refuse_moved(batch, labels)
             logits, labels = logits[:, :-1], labels[:, 1:]
         return cross_entropy(logits, labels, smoothing=smoothing)
 
     return loss
+
+
+def _refuse_moved(batch: Any, labels: Tensor) -> None:
+    """Refuse labels that are the next tokens already: the loss would move them once more."""
+    counted = labels != NO_LABEL
+    for tokens in leaves_of(batch):
+        if not isinstance(tokens, Tensor) or tokens.shape != labels.shape:
+            continue
+        ahead = (labels[:, :-1] == tokens[:, 1:])[counted[:, :-1]]
+        in_place = (labels == tokens)[counted]
+        # A few of them may be equal by chance.
+        if len(ahead) >= _TOKENS_TO_TELL and bool(ahead.all()) and not bool(in_place.all()):
+            what = "predicts one token ahead by default, and each label is the next token already"
+            cure = "give the tokens themselves as labels, or loss=, a function of output and batch"
+            raise InputError(Problem("loss", what, cure))
 
 
 def cross_entropy(

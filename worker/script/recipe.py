@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +41,7 @@ from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
 from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger
-from worker.script.first_samples import lengths, note_of, with_other_labels
+from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
 from worker.script.prepare_module import (
@@ -234,8 +233,10 @@ class Recipe:
 
     def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
         """Write full tensors, keyed by layer and name, as the module's library would."""
-        with self._cache_as_given():
-            module = self.skeleton()
+        self._module  # noqa: B018 - making it switches the caches off
+        self.switch_caches(on=True)
+        module = self.skeleton()
+        self.switch_caches(on=False)
         trained = {
             self.cut.full_name(layer, name): value for (layer, name), value in tensors.items()
         }
@@ -254,14 +255,10 @@ class Recipe:
         else:
             save_model(module, str(folder / "model.safetensors"))
 
-    @contextmanager
-    def _cache_as_given(self) -> Iterator[None]:
-        self._module  # noqa: B018 - making it switches the caches off
+    def switch_caches(self, *, on: bool) -> None:
+        """Let the parts that cached keys and values do so again, or no more."""
         for config in self._caching:
-            config.use_cache = True
-        yield
-        for config in self._caching:
-            config.use_cache = False
+            config.use_cache = on
 
     @property
     def source(self) -> Path | None:
@@ -288,7 +285,8 @@ class Recipe:
         """Return the sum of the losses of a micro batch, and over how many it is."""
         output = tree_map(wide, output)
         logits = getattr(output, "logits", output)
-        if self.loss is None and "labels" not in self.limits and logits.device.type != "meta":
+        is_computed = isinstance(logits, Tensor) and logits.device.type != "meta"
+        if self.loss is None and "labels" not in self.limits and is_computed:
             # Later ones are checked when they are loaded, without waiting for the device.
             self.limits["labels"] = logits.shape[-1]
             check_sample(batch, {"labels": logits.shape[-1]}, "dataset: a sample")
@@ -324,7 +322,7 @@ class Recipe:
         with turn():
             found = {"loss": self.losses(output, batch)}
             for name, metric in self._metrics.items():
-                found[name] = sum_and_count(metric(output, batch), batch)
+                found[name] = sum_and_count(metric(output, batch), batch, f"metric {name}")
         return found
 
     def evaluation_after(self, step: int) -> MapData | None:
@@ -414,8 +412,8 @@ class Recipe:
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
         refuse_hooks({name: self._parameters[name] for name in self._trained.values()})
-        differs = None if self.loss is None else with_other_labels(self._in_order, self._looked_at)
-        found = check_separable(self, self._for_check, other=differs, evaluated=self._evaluated())
+        others = [] if self.loss is None else unlike_first(self._in_order, self._looked_at)
+        found = check_separable(self, self._for_check, others=others, evaluated=self._evaluated())
         self._changed[:] = dict.fromkeys([*self._changed, *found])
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):

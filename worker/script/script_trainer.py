@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.problems import InputError, Problem, Problems
 from simulator.models.layers import Precision
 from simulator.spec.job import RecomputePolicy
 from worker.data.datasets.blend import Blend
@@ -70,34 +71,52 @@ class Trainer:
         shuffle: bool | None = None,
         name: str | None = None,
     ) -> None:
+        problems = Problems()
+        counts = {
+            **{"batch_size": (batch_size, 1), "steps": (steps, 1), "eval_every": (eval_every, 1)},
+            **{"skip_nonfinite": (skip_nonfinite, 0), "max_tp": (max_tp, 1), "seed": (seed, 0)},
+        }
+        for argument, (count, least) in counts.items():
+            if count is not None and not _is_whole(count, least):
+                cure = f"give a whole number of at least {least}"
+                problems.add("Trainer", f"has {argument}={count!r}", cure)
+        if epochs is not None and not (_is_above_0(epochs) and epochs < math.inf):
+            problems.add("Trainer", f"has epochs={epochs!r}", "give a number above 0")
+        if clip_norm is not None and not _is_above_0(clip_norm):
+            cure = "give the largest norm of a gradient, or None to clip nothing"
+            problems.add("Trainer", f"has clip_norm={clip_norm!r}", cure)
+        chosen = {"precision": (precision, Precision), "recompute": (recompute, RecomputePolicy)}
+        for argument, (value, known) in chosen.items():
+            if value not in get_args(known):
+                cure = f"give one of {', '.join(get_args(known))}"
+                problems.add("Trainer", f"has {argument}={value!r}", cure)
+        if (steps is None) == (epochs is None):
+            problems.add("Trainer", "needs steps or epochs", "give one of the two")
+        if "loss" in (metrics or {}):
+            what = "has a metric with the name loss, as which the loss itself is told"
+            problems.add("Trainer", what, "give it another name")
+        problems.raise_if_any()
         data = data_of(dataset, "dataset")
         batch_size = batch_size or data.batch_size
         if batch_size is None:
             raise InputError(Problem("Trainer", "needs a batch_size", "give that of all GPUs"))
-        if (steps is None) == (epochs is None):
-            raise InputError(Problem("Trainer", "needs steps or epochs", "give one of the two"))
         if data.drop_last and _count(data.dataset) < batch_size:
             what = f"has {_count(data.dataset)} samples, which drop_last leaves out of batches"
             cure = f"give at least {batch_size}, or a smaller batch_size"
             raise InputError(Problem("dataset", f"{what} of {batch_size}", cure))
         if steps is None:
-            assert epochs is not None
+            assert epochs is not None, "checked before"
             count = _count(data.dataset)
             if data.drop_last:
                 steps = math.ceil(epochs * (count // batch_size))
             else:
                 steps = math.ceil(epochs * count / batch_size)
-        if clip_norm is not None and not clip_norm > 0:
-            cure = "give the largest norm of a gradient, or None to clip nothing"
-            raise InputError(Problem("Trainer", f"has clip_norm={clip_norm}", cure))
-        chosen = {"precision": (precision, Precision), "recompute": (recompute, RecomputePolicy)}
-        for argument, (value, known) in chosen.items():
-            if value not in get_args(known):
-                cure = f"give one of {', '.join(get_args(known))}"
-                raise InputError(Problem("Trainer", f"has {argument}={value!r}", cure))
         evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
         if evaluated is not None:
-            _count(evaluated.dataset, "eval_dataset", "give a data set with len()")
+            cure = "give a data set with len()"
+            if _count(evaluated.dataset, "eval_dataset", cure) == 0:
+                cure = "give at least one sample, or no data to evaluate"
+                raise InputError(Problem("eval_dataset", "is empty", cure))
         self.recipe = Recipe(
             model=model,
             dataset=data.dataset,
@@ -142,6 +161,13 @@ class Trainer:
 
     def _train_alone(self) -> None:
         recipe = self.recipe
+        recipe.switch_caches(on=False)
+        try:
+            self._train(recipe)
+        finally:
+            recipe.switch_caches(on=True)  # Or the script would save a model without.
+
+    def _train(self, recipe: Recipe) -> None:
         job = recipe.job()
         for note in recipe.changes():
             print(f"note: {note}", flush=True)
@@ -163,6 +189,14 @@ class Trainer:
                     display.evaluation(report.step, found)
         rank.close()
         recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and least <= int(value) < 2**63
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, Real) and float(value) > 0
 
 
 def _count(dataset: Dataset, place: str = "dataset", cure: str = "give steps") -> int:

@@ -50,6 +50,8 @@ def settings_of(
         raise InputError(Problem("optimizer", what, f"use one of {known}"))
     _refuse_what_is_not_read(optimizer)
     first, *others = optimizer.param_groups
+    if name == "adam" and first.get("decoupled_weight_decay"):
+        name = "adamw"  # What AdamW is.
     rate = _rate(first)
     if rate <= 0:
         raise InputError(
@@ -60,7 +62,7 @@ def settings_of(
         if used:
             raise InputError(Problem("optimizer", f"sets {used[0]}", "leave it out"))
     for group in others:
-        for key in ("betas", "eps", "momentum", "nesterov"):
+        for key in ("betas", "eps", "momentum", "nesterov", "decoupled_weight_decay"):
             if group.get(key) != first.get(key):
                 what = f"has groups with different {key}"
                 raise InputError(Problem("optimizer", what, "give all groups the same"))

@@ -61,6 +61,27 @@ def test_data_without_numbers_asks_for_a_stream():
             data_of(given, "dataset")
 
 
+class Counted(Endless):
+    def __len__(self):
+        return 3
+
+
+def test_an_iterable_data_set_with_a_length_asks_for_a_stream():
+    with pytest.raises(InputError, match=r"have no numbers; give sailor\.Stream"):
+        data_of(Counted(), "dataset")
+
+
+def test_several_data_sets_by_name_are_refused_with_their_names():
+    with pytest.raises(InputError, match=r'of train, test, not a row.*; .* DATA\["train"\]'):
+        data_of({"train": DATA, "test": DATA}, "dataset")
+    assert data_of({0: 1, 1: 2}, "dataset").dataset == {0: 1, 1: 2}
+
+
+def test_a_loader_without_batches_is_refused():
+    with pytest.raises(InputError, match="batch_size=None, whose data set makes batches itself"):
+        data_of(DataLoader(DATA, batch_size=None), "dataset")
+
+
 @pytest.mark.parametrize(
     ("loader", "named"),
     [

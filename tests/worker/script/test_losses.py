@@ -6,11 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from typing import NamedTuple
+
 from torch import nn
 from torch.nn import functional
 
 import sailor
 from simulator.documents.problems import InputError
+from worker.data.sample_checks import check_sample
 from worker.script.losses import default_loss, sum_and_count
 
 pytestmark = pytest.mark.torch
@@ -87,6 +90,79 @@ def test_losses_are_summed_in_32_bits_and_targets_keep_theirs(precision):
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     assert seen[-1] == (torch.float32, narrow, torch.float32)
     assert trainer.history[0].loss == pytest.approx(4097.0**2, rel=1e-3)
+
+
+def test_labels_that_are_the_next_tokens_already_are_not_moved_once_more():
+    """A data set of pieces and the pieces one token on, as most scripts of plain torch have."""
+    tokens = torch.arange(22).reshape(2, 11) % 7
+    logits = torch.zeros(2, 10, 7)
+    tail = torch.arange(10) < 5
+    moved, masked = tokens[:, 1:], tokens[:, 1:].masked_fill(tail, -100)
+    for batch in (
+        (tokens[:, :-1], moved),
+        {"input_ids": tokens[:, :-1], "labels": masked},
+    ):
+        with pytest.raises(InputError, match="each label is the next token already"):
+            default_loss(model("ForCausalLM"))(logits, batch)
+        default_loss(model("ForTokenClassification"))(logits, batch)
+    for labels in (tokens[:, :-1], torch.full((2, 10), 3), moved.flip(1)):
+        default_loss(model(None))(logits, (tokens[:, :-1], labels))
+    same = torch.full((2, 10), 3)
+    default_loss(model(None))(logits, (same, same))
+
+
+def test_samples_of_three_entries_do_not_say_which_are_the_labels():
+    batch = (LABELS, torch.ones_like(LABELS), LABELS)
+    with pytest.raises(InputError, match="has no default for samples of 3 entries"):
+        default_loss(model(None))(LOGITS, batch)
+
+
+class Named(NamedTuple):
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    labels: torch.Tensor
+
+
+def test_a_named_tuple_says_which_are_the_labels():
+    batch = Named(torch.zeros_like(LABELS), torch.ones_like(LABELS), LABELS)
+    wanted = default_loss(model(None))(LOGITS, {"labels": LABELS})
+    assert default_loss(model(None))(LOGITS, batch) == wanted
+    sample = Named(torch.zeros(2), torch.full((2,), 9), torch.tensor([1, 5]))
+    with pytest.raises(InputError, match="has 5 in labels"):
+        check_sample(sample, {"labels": 3}, "dataset")
+
+
+def test_a_model_that_returns_no_logits_needs_a_loss():
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    trainer = sailor.Trainer(Pairs(), data, batch_size=2, steps=1)
+    with pytest.raises(InputError, match="has no default for a model that returns a tuple"):
+        trainer.train()
+
+
+class Pairs(nn.Module):
+    """Returns its loss beside its result, as nanoGPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, x):
+        return self.blocks(x), None
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (None, "metric error: returns None; .* gets no labels"),
+        (0.5, "metric error: returns a float; .* as tensors"),
+        ({"error": LOGITS}, "metric error: returns a dict"),
+        ((LOGITS.sum(), None), "not a sum and a count"),
+        (LOGITS, "metric error: returns 3 x 5 x 7 values for 3 samples"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_with_the_name_of_its_function(found, reason):
+    with pytest.raises(InputError, match=reason):
+        sum_and_count(found, {"labels": LABELS}, "metric error")
 
 
 def test_a_pair_that_is_no_sum_and_count_is_refused():

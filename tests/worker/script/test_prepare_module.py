@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -103,6 +105,22 @@ def test_compiled_module_trains_uncompiled_with_a_note(capsys):
         plain.recipe.model.parameters(), compiled.recipe.model.parameters(), strict=True
     ):
         assert torch.equal(mine, theirs), "also the wrapper has the trained weights"
+
+
+def test_a_model_caches_again_after_training():
+    """Or the script would save a config by which generating takes long."""
+    module, seen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
+    module.config = SimpleNamespace(use_cache=True)
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    trainer = sailor.Trainer(
+        *(module, data),
+        **{"batch_size": 2, "steps": 1},
+        callbacks=[lambda *_: seen.append(module.config.use_cache)],
+    )
+    for _ in range(2):
+        trainer.train()
+        assert module.config.use_cache
+    assert seen == [False, False]
 
 
 class KeepsFirst(nn.Sequential):

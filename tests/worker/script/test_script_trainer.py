@@ -24,6 +24,7 @@ from worker.script.job_text import job_text
 from worker.script.load import load_script
 from worker.script.one_rank_plan import one_rank_plan
 from worker.script.open_job import check_job
+from worker.script.torch_settings import settings_of
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
@@ -146,6 +147,22 @@ ANY = "import sailor\nsailor.Trainer(None, [], batch_size=1, steps=1"
         ("import sailor\nsailor.Trainer(None, [], batch_size=1)", "needs steps or epochs"),
         (f"{ANY}, clip_norm=0)", "has clip_norm=0; give the largest norm"),
         (f"{ANY}, clip_norm=-1.0)", "has clip_norm=-1.0"),
+        (f"{ANY}, clip_norm='1')", "has clip_norm='1'"),
+        (
+            "import sailor\nsailor.Trainer(None, [], batch_size=0, steps=2.5)",
+            "batch_size=0; .*\n.*2.5;",
+        ),
+        (
+            "import sailor\nsailor.Trainer(None, [], batch_size=1, epochs=-1)",
+            "has epochs=-1; give a",
+        ),
+        (f"{ANY}, eval_every=2.5, eval_dataset=[1])", "eval_every=2.5; give a whole number"),
+        (f"{ANY}, eval_dataset=[])", "eval_dataset: is empty"),
+        (
+            f"{ANY}, seed=-1, skip_nonfinite=-1, max_tp=0)",
+            "skip_nonfinite=-1(.|\n)*max_tp=0(.|\n)*seed=-1",
+        ),
+        (f"{ANY}, metrics={{'loss': len}})", "has a metric with the name loss"),
         (f"{ANY}, precision='float16')", "has precision='float16'; give one of"),
         (f"{ANY}, recompute=True)", "has recompute=True; give one of none, full, auto"),
     ],
@@ -164,6 +181,13 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
     with pytest.raises(InputError, match="is a RMSprop"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("is_decoupled", "named"), [(True, "adamw"), (False, "adam")])
+def test_adam_with_decoupled_weight_decay_is_adamw(is_decoupled, named):
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(module.parameters(), decoupled_weight_decay=is_decoupled)
+    assert settings_of(optimizer, None, steps=1).optimizer == named
 
 
 @pytest.mark.parametrize("as_count", [float, torch.tensor])

@@ -22,7 +22,7 @@ from worker.data.data_files import DataFile, files_of
 from worker.data.datasets.blend import Blend
 from worker.data.datasets.stream import Stream, StreamReader
 from worker.data.generator_turns import turn
-from worker.data.sample_checks import Limits, check_sample
+from worker.data.sample_checks import Limits, check_sample, refuse_texts
 from worker.data.shuffle import sample_numbers
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class MapData:
                 item = _seeded(self.seed, step, position, partial(data.__getitem__, number))
         except InputError:
             raise
-        except (IndexError, KeyError) as error:
+        except IndexError as error:
             what = f"cannot be read ({type(error).__name__}: {error})"
             raise InputError(Problem(place, what, _CURE)) from error
         except Exception as error:
@@ -152,6 +152,7 @@ class MapData:
         try:
             return default_collate(items)
         except (RuntimeError, TypeError, ValueError) as error:
+            refuse_texts(items[0], "dataset")
             what = f"has samples that cannot be stacked: {error}"
             cure = "give collate=sailor.pad, or a function of your own"
             raise InputError(Problem("dataset", what, cure)) from None

@@ -164,4 +164,8 @@ def _tokens(sample: Any, number: int) -> Tensor:
     if tokens.dim() != 1 or not len(tokens):
         what = "is empty" if not tokens.numel() else f"has input_ids of {tokens.dim()} dimensions"
         raise InputError(Problem(f"Packed: sample {number}", what, "give a row of token numbers"))
+    mask = sample.get("attention_mask")
+    if mask is not None and not bool(torch.as_tensor(mask).all()):
+        what, cure = "has padding (its attention_mask has zeros)", "tokenize without padding"
+        raise InputError(Problem(f"Packed: sample {number}", what, f"{cure}: rows are padded here"))
     return tokens

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
+from worker.data.sample_checks import refuse_texts
 
 _MASK = "attention_mask"
 
@@ -24,6 +25,8 @@ def pad(items: Sequence[Any], *, pad_id: int = 0, length: int | None = None) -> 
     if not all(isinstance(item, Mapping) for item in items):
         what = f"got a {type(items[0]).__name__}"
         raise InputError(Problem("sailor.pad", what, 'give mappings, such as {"input_ids": ...}'))
+    for item in items:
+        refuse_texts(item, "sailor.pad")
     columns = {name: [torch.as_tensor(item[name]) for item in items] for name in items[0]}
     if "input_ids" in columns and _MASK not in columns:
         columns[_MASK] = [torch.ones_like(each) for each in columns["input_ids"]]

@@ -17,7 +17,10 @@ from worker.data.sources.npy import open_array
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
-_CONVERT = "make one with `python -m worker convert-tokens TEXT --out FILE`"
+_CONVERT = (
+    "make one with `python -m worker convert-tokens TEXT --out FILE`, or of a file of bare numbers "
+    "with numpy.save(FILE, numpy.fromfile(BARE, numpy.uint16))"
+)
 CHECKED_AT_ONCE = 2**28
 """Number of tokens that are checked when a file is opened: at most a few seconds' work."""
 _CHUNK = 2**24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,20 +28,25 @@ a miss in about 1,000 draws. Rounding is a tenth of it."""
 _TOLERANCE_OF_DOCUMENTS = 1e-6
 """Relative. Masked values count exactly zero times, so no sum is rounded differently."""
 _CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
+_CURE_OF_LOSSES = (
+    "return one value per sample, or a pair of a sum and a count: a mean is over other weights, "
+    "masks or labels in each micro batch"
+)
 
 
 def check_separable(
     source: ModuleSource,
     make_batch: Callable[[Sequence[int]], Any],
     *,
-    other: int | None = None,
+    others: Sequence[int] = (),
     evaluated: Any = None,
 ) -> list[str]:
     """Compare two samples computed together with each computed alone, layer by layer.
 
-    ``other`` is a sample with another number of labels than the first one, of which only the loss
-    is compared: a mean over the labels of both is not that of their means. ``evaluated`` is a
-    batch of the evaluation, whose metrics are tried. Returns what is no mistake on one stage.
+    ``others`` are samples with other numbers of labels, or of another class, than the first one, of
+    which only the loss is compared with it: a mean over the labels of both is not that of their
+    means. ``evaluated`` is a batch of the evaluation, whose metrics are tried. Returns what is no
+    mistake on one stage.
     """
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
@@ -59,14 +65,16 @@ def check_separable(
     alone = (batches[1][1], one_alone), (batches[2][1], two_alone)
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
         _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
-    if other is not None:
-        with torch.no_grad():
+    for other in others:
+        # What torch refuses is told in training, with the step.
+        with torch.no_grad(), suppress(IndexError, RuntimeError):
             sums = [
                 _pass(layers, make_batch(samples), samples, context)[-1]
                 for samples in ([0, other], [0], [other])
             ]
-        place = f"model: {source.cut.layer_name(layers[-1].index)}"
-        _compare(place, *(total[:1] for total in sums), tolerance=_TOLERANCE_OF_LOSSES)
+            totals = [total[:1] for total in sums]
+            if bool(totals[0].isfinite()):  # Else the sample is bad, which training skips.
+                _compare("loss", *totals, tolerance=_TOLERANCE_OF_LOSSES, cure=_CURE_OF_LOSSES)
     if evaluated is not None:
         with torch.no_grad():
             hidden, current = _hidden(layers, evaluated, [0], context)
@@ -181,7 +189,13 @@ def _unlike_shapes(
 
 
 def _compare(
-    place: str, both: Tensor, first: Tensor, second: Tensor, *, tolerance: float = _TOLERANCE
+    place: str,
+    both: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    tolerance: float = _TOLERANCE,
+    cure: str = _CURE,
 ) -> None:
     if both.dim() == 1 and len(both) == len(first):
         alone = first + second  # The sum of the losses, and their number.
@@ -194,4 +208,4 @@ def _compare(
     error = float((both - alone).abs().max()) / scale
     if not error <= tolerance:
         what = f"computes two samples together otherwise than each alone (by {100 * error:.1g} %)"
-        raise InputError(Problem(place, what, _CURE))
+        raise InputError(Problem(place, what, cure))

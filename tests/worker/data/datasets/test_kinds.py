@@ -195,6 +195,7 @@ def test_samples_that_cannot_be_packed_are_named():
         ([{"input_ids": [1]}, {"input_ids": [1] * 9}], "sample 1: has 9 tokens, more than a row"),
         ([{"text": "a"}], "sample 0: is not a mapping with input_ids"),
         ([{"input_ids": []}], "sample 0: is empty"),
+        ([{"input_ids": [7, 0], "attention_mask": [1, 0]}], "sample 0: has padding"),
     ]:
         with pytest.raises(InputError, match=reason):
             sailor.Packed(samples, 8)
@@ -272,6 +273,15 @@ def test_bad_samples_are_named(bad, reason):
     )
 
 
+@pytest.mark.parametrize("collate", [default_collate, sailor.pad])
+def test_texts_that_were_left_in_samples_are_named(collate):
+    sample = {"input_ids": [1, 2], "text": "a", "words": ["b"], "gap": None}
+    with pytest.raises(InputError, match="texts, or nothing, in text, words, gap; leave these"):
+        data_of([sample] * 8, collate=collate).batch(0, [0, 1])
+    with pytest.raises(InputError, match="has samples that are texts; convert them"):
+        data_of(["a", "b"]).batch(0, [0, 1])
+
+
 def test_data_that_changes_during_training_is_named():
     samples = [torch.ones(2)] * 8
     data = data_of(samples)
@@ -304,4 +314,12 @@ def test_a_sample_that_cannot_be_read_is_named():
 
     with pytest.raises(ZeroDivisionError) as told:
         data_of(Fails(), shuffled=False).batch(0, [1])
+    assert told.value.__notes__ == ["in dataset: sample 1 (step 0, position 1)"]
+
+    class Misspelt(Lies):
+        def __getitem__(self, index):
+            return {"text": 1}["txt"]
+
+    with pytest.raises(KeyError) as told:  # With its line: no other data would help.
+        data_of(Misspelt(), shuffled=False).batch(0, [1])
     assert told.value.__notes__ == ["in dataset: sample 1 (step 0, position 1)"]

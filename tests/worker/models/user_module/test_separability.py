@@ -141,6 +141,67 @@ def test_a_mean_over_labels_is_refused_even_if_the_first_two_samples_have_as_man
         refused(given, mean)
 
 
+WEIGHTS = torch.tensor([1.0, 2.0, 5.0])
+
+
+def weighted(output, batch):
+    return nn.functional.cross_entropy(output, batch[1], weight=WEIGHTS)
+
+
+def ignoring(output, batch):
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten(), ignore_index=0)
+
+
+def masked(output, batch):
+    return ((output.sum(-1) ** 2) * batch[1]).sum() / batch[1].sum()
+
+
+def sorted_by_class():
+    """As in a folder of images: only the last ones are of another class."""
+    return [(torch.randn(4), index // 90) for index in range(100)]
+
+
+def pieces(kind):
+    found = [(torch.randn(5, 4), torch.arange(5).to(kind) % 2 + 1) for _ in range(9)]
+    found[7][1][:3] = 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "mean"),
+    [
+        (sorted_by_class, weighted),
+        (lambda: pieces(torch.int64), ignoring),
+        (lambda: pieces(torch.float32), masked),
+    ],
+    ids=["class weights", "ignore_index", "mask"],
+)
+def test_a_mean_over_weights_is_refused_even_if_the_first_two_samples_have_the_same(data, mean):
+    torch.manual_seed(0)
+    refused(data(), mean)
+
+
+def test_sums_over_weights_are_taken():
+    torch.manual_seed(0)
+
+    def loss(output, batch):
+        return nn.functional.cross_entropy(output, batch[1], weight=WEIGHTS, reduction="none")
+
+    data = sorted_by_class()
+    Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=loss).job()
+
+
+def test_a_bad_sample_is_left_to_training():
+    torch.manual_seed(0)
+
+    def loss(output, batch):
+        return nn.functional.cross_entropy(output, batch[1])
+
+    data = sorted_by_class()
+    data[-1] = (torch.full((4,), torch.nan), 2)
+    Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=loss).job()
+
+
 def refused(data, mean):
     recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
     with pytest.raises(InputError, match="computes two samples together otherwise"):
