@@ -25,6 +25,8 @@ from worker.checkpoint import snapshot_file
 
 RETRY_S = 2.0
 RETRY_S_MAX = 60.0
+SILENT_S = 300.0
+"""An upload without progress for so long is reported; it goes on."""
 THREADS = 2
 
 
@@ -44,6 +46,7 @@ class Uploader:
     failed: Callable[[SnapshotFile, str], None]
     """Called with the reason when an attempt has failed."""
     retry_s: float = RETRY_S
+    silent_s: float = SILENT_S
     _waiting: asyncio.Queue[SnapshotFile] = field(default_factory=asyncio.Queue)
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="upload")
@@ -76,9 +79,8 @@ class Uploader:
             if await self.is_paused():
                 await asyncio.sleep(self.retry_s)
                 continue
-            loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._pool, upload_pieces, target, snapshot.path, copy)
+                await self._send(snapshot, target, copy)
             except snapshot_file.SnapshotError as error:
                 self.failed(snapshot, str(error))
                 return None
@@ -91,6 +93,19 @@ class Uploader:
                 return Uploaded(snapshot.point, target, copy.total_bytes, checksum, held)
             await asyncio.sleep(backoff.next_s())
         return None
+
+    async def _send(self, snapshot: SnapshotFile, target: str, copy: snapshot_file.Header) -> None:
+        """Upload in a thread, and report when the store takes nothing more: it may hang."""
+        taken: list[bool] = []
+        sending = asyncio.get_running_loop().run_in_executor(
+            self._pool, upload_pieces, target, snapshot.path, copy, lambda: taken.append(True)
+        )
+        while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
+            if not taken:
+                text = f"{target}: the storage has taken nothing for {self.silent_s:g} s"
+                self.failed(snapshot, text)
+            taken.clear()
+        await sending
 
     def target(self, snapshot: SnapshotFile) -> str | None:
         """Return the only URI under which this node writes the file; ``None``: no store is set."""
@@ -106,12 +121,21 @@ class Uploader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def upload_pieces(uri: str, path: Path, copy: snapshot_file.Header) -> None:
-    """Write the pieces of ``copy``, a part of the sealed file at ``path``, as one object."""
+def upload_pieces(
+    uri: str,
+    path: Path,
+    copy: snapshot_file.Header,
+    advanced: Callable[[], object] = lambda: None,
+) -> None:
+    """Write the pieces of ``copy``, a part of the sealed file at ``path``, as one object.
+
+    ``advanced`` is called whenever the store has taken some bytes.
+    """
 
     def chunks() -> Iterator[bytes]:
         for chunk in read_pieces(path, copy):
             yield chunk
+            advanced()
             failpoint("uploading", copy.generation)
 
     system, target = fsspec.core.url_to_fs(uri)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from agents.protocol.records import (
     Saving,
     Uploaded,
 )
+from agents.snapshots import upload
 from agents.snapshots.memory import SnapshotFile
 from agents.snapshots.upload import Uploader, upload_pieces
 from agents.store.interface import Put
@@ -139,6 +141,7 @@ class Run:
     is_wanted: bool = True
     is_leaving: bool = False
     ended: int = 0
+    silent_s: float = 60.0
 
     async def is_paused(self) -> bool:
         return self.is_leaving
@@ -156,6 +159,7 @@ class Run:
             done=self.done,
             failed=lambda _, reason: self.troubles.append(reason),
             retry_s=0.02,
+            silent_s=self.silent_s,
         )
         for snapshot in snapshots:
             uploading.add(snapshot)
@@ -193,6 +197,30 @@ async def test_a_failed_upload_is_reported_and_retried(tmp_path):
     assert run.troubles[0].startswith(f"file://{tmp_path}/far/job/1-5/0-a.1.2.snap: ")
     assert "Not a directory" in run.troubles[0] or "File exists" in run.troubles[0]
     assert len(run.votes) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_upload_to_a_store_that_hangs_is_reported_and_goes_on(tmp_path, monkeypatch):
+    answers = threading.Event()
+
+    def hang(_, __, content):
+        for chunk in content.chunks():
+            assert chunk
+        answers.wait()
+
+    monkeypatch.setattr(upload, "write_once", hang)
+    run = Run(f"file://{tmp_path}/far", silent_s=0.02)
+
+    def has_answered() -> bool:
+        if run.troubles:
+            answers.set()
+        return bool(run.votes)
+
+    try:
+        await run.until(has_answered, snapshot_of(tmp_path / "memory"))
+    finally:
+        answers.set()
+    assert run.troubles[0].endswith("0-a.1.2.snap: the storage has taken nothing for 0.02 s")
 
 
 @pytest.mark.asyncio
