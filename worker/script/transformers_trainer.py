@@ -51,9 +51,11 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
     own = args.per_device_train_batch_size * args.gradient_accumulation_steps
     batch_size = batch_size or own
     samples = len(loader.dataset)
-    steps = args.max_steps
-    if steps <= 0:
-        steps = math.ceil(args.num_train_epochs * samples / batch_size)
+    # The schedule is made for the steps that are trained.
+    steps = more.get("steps", args.max_steps)
+    if "steps" not in more and ("epochs" in more or steps <= 0):
+        epochs = more.pop("epochs", args.num_train_epochs)
+        steps = math.ceil(epochs * samples / batch_size)
     trainer.create_optimizer_and_scheduler(steps)
     precision: Precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     settings = {

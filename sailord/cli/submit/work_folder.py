@@ -82,8 +82,15 @@ class _Spec:
 
     @staticmethod
     def read(folder: Path, inner: str = "", above: str = "") -> _Spec:
-        text = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace")
-        return _Spec(GitIgnoreSpec.from_lines(text.splitlines()), inner, above)
+        path = folder / ".gitignore"
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            return _Spec(GitIgnoreSpec.from_lines(text.splitlines()), inner, above)
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+            raise InputError(Problem(str(path), what, "make it a readable file")) from None
+        except ValueError as error:
+            raise InputError(Problem(str(path), str(error), "correct that line")) from None
 
     def says(self, name: str) -> bool | None:
         """Return whether it ignores the name; ``None``: no pattern of it matches."""

@@ -124,6 +124,16 @@ def test_what_would_be_ignored_is_refused_by_name(model, tmp_path, given, named)
         sailor.from_transformers(theirs(model, tmp_path, **given))
 
 
+@pytest.mark.parametrize("given", [{"steps": 6}, {"epochs": 2}])
+def test_a_schedule_is_made_for_the_steps_that_replace_those_of_the_arguments(
+    model, tmp_path, given
+):
+    ours = sailor.from_transformers(theirs(model, tmp_path), **given)
+    assert ours.recipe.steps == 6
+    rates = [ours.recipe.schedules(step)[0] for step in range(6)]
+    assert rates == pytest.approx([0.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+
+
 @pytest.mark.parametrize("eval_steps", [2, 0.5])
 def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path, eval_steps):
     more = {"eval_dataset": Rows()}

@@ -45,6 +45,17 @@ def test_nested_ignore_files_apply(tmp_path):
     assert set(found.names) == kept | {"deep/x/kept.tmp", ".gitignore", "deep/.gitignore"}
 
 
+def test_an_ignore_file_that_cannot_be_used_is_named(tmp_path):
+    path = tmp_path / ".gitignore"
+    path.mkdir()
+    with pytest.raises(InputError, match=r"\.gitignore: cannot be read: Is a directory"):
+        select(tmp_path)
+    path.rmdir()
+    path.write_text("*.bin\n!\n")
+    with pytest.raises(InputError, match=r"\.gitignore: Invalid git pattern: '!'; correct"):
+        select(tmp_path)
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the oracle")
 def test_the_same_files_travel_as_git_would_add(tmp_path):
     fill(tmp_path)
