@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+
+from simulator.documents.problems import InputError, Problem
+from worker.models.user_module.module_cut import ModuleCut
 
 
 def uncompiled(module: nn.Module) -> tuple[nn.Module, bool]:
@@ -44,6 +47,17 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
             found.append(path)
     how = "is trained in evaluation (without dropout), as the script left it"
     return [f"model: {path} {how}" for path in found]
+
+
+def refuse_without_gradients(cut: ModuleCut, trained: Iterable[str]) -> None:
+    """Refuse to train what the module's code calls under ``torch.no_grad``: ranks call blocks."""
+    for name in trained:
+        if cut.layer_of.get(name, 0) <= cut.without_gradients > 0:
+            what = f"calls {cut.layer_name(cut.without_gradients)} without gradients, and {name} "
+            cure = "freeze it (requires_grad_(False)), leave it out of the optimizer, or let "
+            raise InputError(
+                Problem("model", f"{what}is to be trained", f"{cure}gradients be computed")
+            )
 
 
 def _evaluated(module: nn.Module) -> Iterator[nn.Module]:

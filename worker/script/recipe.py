@@ -46,6 +46,7 @@ from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
 from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
+    refuse_without_gradients,
     switch_caches_off,
     switch_to_training,
     trained_in_evaluation,
@@ -412,6 +413,7 @@ class Recipe:
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
         refuse_hooks({name: self._parameters[name] for name in self._trained.values()})
+        refuse_without_gradients(self.cut, self._trained.values())
         others = [] if self.loss is None else unlike_first(self._in_order, self._looked_at)
         found = check_separable(self, self._for_check, others=others, evaluated=self._evaluated())
         self._changed[:] = dict.fromkeys([*self._changed, *found])

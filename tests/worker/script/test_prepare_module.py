@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from torch import nn
 
 import sailor
+from simulator.documents.problems import InputError
 from worker.models.user_module.cut_module import CutModule
 from worker.script.prepare_module import switch_to_training, uncompiled
 from worker.script.recipe import Recipe
@@ -121,6 +122,40 @@ def test_a_model_caches_again_after_training():
         trainer.train()
         assert module.config.use_cache
     assert seen == [False, False]
+
+
+class Extractor(nn.Module):
+    """Trains a head on what blocks compute without gradients, as a linear probe does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.no_grad():
+            for block in self.blocks:
+                x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("trained", "named"),
+    [(["blocks"], r"blocks\.0\.weight"), (["first"], "first.weight"), ([], "")],
+)
+def test_what_is_called_without_gradients_is_not_trained(trained, named):
+    """Ranks call blocks themselves, outside of the code around them."""
+    module = Extractor()
+    for part in ["first", "blocks"]:
+        module.get_submodule(part).requires_grad_(part in trained)
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    trainer = sailor.Trainer(module, data, batch_size=2, steps=1)
+    if not trained:
+        trainer.train()
+        return
+    with pytest.raises(InputError, match=f"calls blocks.1 without gradients, and {named} is to be"):
+        trainer.train()
 
 
 class KeepsFirst(nn.Sequential):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class ModuleCut:
     """Parameters that no code uses; they are in ``layer_of`` as well."""
     forms: tuple[tuple[Any, ...] | None, ...]
     """What each block returns beside its hidden state; ``None``: it returns a tensor."""
+    without_gradients: int = 0
+    """The last layer that the module's code calls without gradients; 0: none."""
 
     @property
     def layers(self) -> int:
@@ -142,6 +144,7 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
         if watch.called < len(blocks):
             raise CutError(f"{blocks[watch.called]} is not called")
         cut = _assign(module, blocks, kinds, uses, names, tuple(watch.forms))
+        cut = replace(cut, without_gradients=watch.without_gradients)
         _refuse_second_path(module, cut, out)
     return cut
 
@@ -213,7 +216,7 @@ class _Watch:
 
     def __init__(self, blocks: Sequence[str], uses: ParameterUses) -> None:
         self._blocks, self._uses = blocks, uses
-        self.called = 0
+        self.called = self.without_gradients = 0
         self.forms: list[tuple[Any, ...] | None] = []
         self._before: Tensor | None = None
 
@@ -231,6 +234,8 @@ class _Watch:
             if self._before is not None and hidden is not self._before:
                 between = f"between {self._blocks[index - 1]} and {name}"
                 raise CutError(f"code {between} changes the hidden state")
+            if not torch.is_grad_enabled():
+                self.without_gradients = index + 1
             self._uses.layer = index + 1
             out = repack(self.forms[like], hidden) if compute is None else compute(*args, **kwargs)
             self.forms.append(form_of(name, out))
