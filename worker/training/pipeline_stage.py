@@ -89,6 +89,8 @@ class StageRunner:
             if part.output.requires_grad:  # Not of a frozen embedding.
                 torch.autograd.backward(part.output, incoming)
             incoming = part.input.grad
+            if incoming is None and part.input.requires_grad:
+                incoming = torch.zeros_like(part.input)  # A frozen part is in front of detach().
             self._collect(layer.index)
             layer_done(layer.index)
         assert not isinstance(incoming, float)

@@ -158,6 +158,28 @@ def test_what_is_called_without_gradients_is_not_trained(trained, named):
         trainer.train()
 
 
+class Detaching(Extractor):
+    def forward(self, x):
+        return self.head(self.blocks[1](self.blocks[0](self.first(x))).detach())
+
+
+@pytest.mark.parametrize("trained", [["first"], ["blocks"], []])
+def test_what_gets_no_gradient_is_not_trained(trained):
+    torch.manual_seed(0)
+    module = Detaching()
+    for part in ["first", "blocks"]:
+        module.get_submodule(part).requires_grad_(part in trained)
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    trainer = sailor.Trainer(module, data, batch_size=2, steps=1)
+    if not trained:
+        before = module.head.weight.clone()
+        trainer.train()
+        assert not torch.equal(module.head.weight, before)
+        return
+    with pytest.raises(InputError, match="head hands no gradient to what is in front of it"):
+        trainer.train()
+
+
 class KeepsFirst(nn.Sequential):
     """Keeps a part in evaluation by a method of its own."""
 

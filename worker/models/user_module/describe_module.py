@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
 from worker.data.batch_tree import leaves_of, map_tensors
 from worker.models.random_numbers.microbatch_context import batch_on_device
@@ -47,6 +48,7 @@ def describe_module(
     one, two = (
         list(_traced(module, batch, losses, is_trained, splits, dtype)) for batch in batches
     )
+    _refuse_cut_off(module.cut, one, is_trained)
     tensors = _tensors(module, is_trained, splits)
     layers = [
         _layer(module.cut, index, tensors[index], first, second, splits, dtype)
@@ -67,6 +69,19 @@ def describe_module(
         learned_positions=False,
         tied=bool(module.cut.alias_of),
     )
+
+
+def _refuse_cut_off(
+    cut: ModuleCut, costs: Sequence[_Costs], is_trained: Callable[[str], bool]
+) -> None:
+    """Refuse to train layers in front of one that hands no gradient to its input."""
+    found = (index for index, (whole, _) in enumerate(costs) if index and not whole.has_gradient)
+    last = max(found, default=0)
+    for name, layer in cut.layer_of.items():
+        if layer < last and is_trained(name):
+            what = f"{cut.layer_name(last)} hands no gradient to what is in front of it, and {name}"
+            cure = "freeze it (requires_grad_(False)), or leave out detach() and the like"
+            raise InputError(Problem("model", f"{what} is to be trained", cure))
 
 
 def _gradients(tensors: Sequence[TensorSpec]) -> Term:

@@ -36,6 +36,8 @@ class PassCosts:
     input: int
     """Elements of the input."""
     output: torch.Size
+    has_gradient: bool
+    """Whether the input gets a gradient."""
 
 
 def pass_costs(
@@ -58,7 +60,8 @@ def pass_costs(
         if out.requires_grad:
             torch.autograd.backward(out, torch.empty_like(out))
     transient_bytes = meter.peak_bytes - before
-    return PassCosts(flops, kept, transient_bytes, traffic, hidden.numel(), out.shape)
+    has_gradient = hidden.grad is not None
+    return PassCosts(flops, kept, transient_bytes, traffic, hidden.numel(), out.shape, has_gradient)
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
