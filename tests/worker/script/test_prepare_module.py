@@ -158,6 +158,19 @@ def test_what_is_called_without_gradients_is_not_trained(trained, named):
         trainer.train()
 
 
+class Autocast(Extractor):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(self.blocks[1](self.blocks[0](self.first(x))))
+
+
+def test_autocast_around_blocks_is_refused():
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    trainer = sailor.Trainer(Autocast(), data, batch_size=2, steps=1)
+    with pytest.raises(InputError, match=r"blocks.0 is called under torch.autocast: give precis"):
+        trainer.train()
+
+
 class Detaching(Extractor):
     def forward(self, x):
         return self.head(self.blocks[1](self.blocks[0](self.first(x))).detach())

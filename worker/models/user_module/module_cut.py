@@ -217,6 +217,7 @@ class _Watch:
     def __init__(self, blocks: Sequence[str], uses: ParameterUses) -> None:
         self._blocks, self._uses = blocks, uses
         self.called = self.without_gradients = 0
+        self._autocast = _autocast()
         self.forms: list[tuple[Any, ...] | None] = []
         self._before: Tensor | None = None
 
@@ -234,6 +235,8 @@ class _Watch:
             if self._before is not None and hidden is not self._before:
                 between = f"between {self._blocks[index - 1]} and {name}"
                 raise CutError(f"code {between} changes the hidden state")
+            if _autocast() != self._autocast:
+                raise CutError(f"{name} is called under torch.autocast: give precision= instead")
             if not torch.is_grad_enabled():
                 self.without_gradients = index + 1
             self._uses.layer = index + 1
@@ -250,6 +253,10 @@ class _Watch:
             return repack(self.forms[index], self._before.detach()) if is_last else out
 
         return forward
+
+
+def _autocast() -> list[bool]:
+    return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
 
 
 def split_hidden(
