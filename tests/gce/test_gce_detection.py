@@ -56,6 +56,8 @@ def test_three_signals_of_one_preemption_cause_one_reconfiguration(tmp_path):
         async with detection_cluster(tmp_path) as here:
             before = len([one for one in here.events() if is_stopping(one)])
             await here.flip("TRUE")
+            # The agent's notice first: it tells when the node leaves, which would be news later.
+            await asyncio.to_thread(wait_until, lambda: any(map(is_noticed, here.events())))
             await asyncio.to_thread(here.post_notice)
             here.shut_down()
             await asyncio.to_thread(here.wait_until_moved)

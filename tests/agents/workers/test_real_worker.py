@@ -30,6 +30,16 @@ async def is_past(here: Place, name: str, generation: int, step: int) -> Report 
     return report if is_there else None
 
 
+async def sealed_by_both(here: Place) -> Point | None:
+    """Return the newest point after step 3 that both nodes have sealed."""
+    reports = [await here.report(name) for name in "ab"]
+    if None in reports:
+        return None
+    points = [{sealed.point for sealed in report.sealed} for report in reports]
+    newest = max(set.intersection(*points), default=None)
+    return newest if newest is not None and newest.step > 3 else None
+
+
 async def two_nodes(here: Place, roomless: str = "") -> tuple[NodeRecord, NodeRecord]:
     here.worker = "worker.control.worker_process"
     here.start("a")
@@ -98,13 +108,13 @@ async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_agai
         a, b = await two_nodes(here)
         both = {"plan": plan_on(a.id, b.id), "members": (a.id, b.id)}
         await here.open(a, 1, memory_every=1, **both)
-        held = (await until(lambda: is_past(here, "a", 1, 3))).sealed[-1]
+        held = await until(lambda: sealed_by_both(here))
         (deaf,), (dead,) = here.workers(1, "b").values(), here.workers(1, "a").values()
         os.kill(deaf, signal.SIGSTOP)
         os.kill(dead, signal.SIGKILL)
         await until(lambda: here.is_taking("failed"))
-        await here.open(a, 2, restore=Restore(held.point, "memory"), **both)
-        await until(lambda: is_past(here, "b", 2, held.point.step))
+        await here.open(a, 2, restore=Restore(held, "memory"), **both)
+        await until(lambda: is_past(here, "b", 2, held.step))
         assert deaf not in here.workers(2, "b").values()
         assert not Path("/proc", str(deaf)).exists()
 
