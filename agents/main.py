@@ -292,7 +292,8 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         if is_over:
             # The node leaves the store at once, and the next start registers another node.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(registration.leave(), LEAVE_S)
+                async with asyncio.timeout(LEAVE_S):
+                    await registration.leave()
             path.unlink(missing_ok=True)
     if stop.is_alone.is_set():
         raise SystemExit(ALONE)

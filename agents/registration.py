@@ -19,6 +19,7 @@ from agents.core.model import (
     StoreSetBack,
 )
 from agents.daemon.clock import Clock
+from agents.daemon.tasks import is_set_within
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import unpack
@@ -107,8 +108,7 @@ class Registration:
                 continue
             pause_s = self.lease_s / 4
             while not self._changed.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), pause_s)
+                if await is_set_within(self._changed, pause_s):
                     break
                 is_heard = await self._renew()
                 pause_s = self.lease_s / 4 if is_heard else RETRY_S
@@ -175,8 +175,7 @@ class Registration:
                 self.feed(StoreFailed(self.clock.now()))
                 await asyncio.sleep(RETRY_S)
                 continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), min(self.lease_s / 4, POLL_S_MAX))
+            await is_set_within(self.woken, min(self.lease_s / 4, POLL_S_MAX))
 
     async def _poll(self, node: NodeId, held: JobId | None) -> None:
         entry = await self.store.get(self.keys.leader)

@@ -14,6 +14,7 @@ from agents.daemon.bounded_file import keep_bounded
 from agents.daemon.clock import Clock
 from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
+from agents.daemon.tasks import is_set_within
 from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
 from agents.rpc.listener import Listener
@@ -240,8 +241,7 @@ class Daemon:
             except StoreError as error:
                 self._note_outage(error)
             await asyncio.sleep(READ_S_MIN)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.api.store_changed.wait(), READ_S)
+            await is_set_within(self.api.store_changed, READ_S)
 
     def _take_in(self, world: World) -> None:
         """Turn what was read into events for the controller."""

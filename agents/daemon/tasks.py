@@ -1,4 +1,4 @@
-"""Background tasks whose unexpected failure is logged with its trace; the process goes on."""
+"""Background tasks, whose unexpected failure is logged with its trace, and waits for events."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ async def run_in_batches(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         if len(tasks) % BEGUN_AT_ONCE == 0:
             await asyncio.sleep(0)
     await asyncio.gather(*tasks)
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; return whether it was set in time.
+
+    ``asyncio.wait_for`` of Python 3.11 would lose a cancellation that comes with the event, so that
+    a service told to stop never ends.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 @dataclass(eq=False)

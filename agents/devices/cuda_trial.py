@@ -46,7 +46,8 @@ async def try_cuda(count: int) -> str:
         if child.returncode is None:
             child.kill()
             with contextlib.suppress(TimeoutError):  # It may be blocked in the driver.
-                await asyncio.wait_for(child.communicate(), END_S)
+                async with asyncio.timeout(END_S):
+                    await child.communicate()
     if child.returncode != 0:
         return f"making a CUDA context ended the process with {child.returncode}: {REBOOT}"
     return output.decode("utf-8", "replace").strip()

@@ -7,7 +7,6 @@ what may have been made. Slow calls run as tasks and end in an event.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any, assert_never
 import structlog
 
 from agents.daemon.clock import Clock
-from agents.daemon.tasks import Tasks
+from agents.daemon.tasks import Tasks, is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import JobId, Order, OrderKind
 from agents.store.interface import Put, StoreError
@@ -267,8 +266,7 @@ class CapacityLoop:
     async def _keep(self) -> None:
         """Store the record every ``SAVE_S``, and as soon as instances came or went."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._unsaved.wait(), SAVE_S)
+            await is_set_within(self._unsaved, SAVE_S)
             self._unsaved.clear()
             if self._term is not None and self._saved != record_of(self.state):
                 await self._save()

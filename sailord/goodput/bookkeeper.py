@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import NodeRecord
 from agents.store.interface import Put, StoreError
@@ -109,8 +110,7 @@ class Bookkeeper:
         """Store it from time to time while this sailord is the leader."""
         while True:
             await asyncio.sleep(SAVE_S_MIN)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), SAVE_S - SAVE_S_MIN)
+            await is_set_within(self._changed, SAVE_S - SAVE_S_MIN)
             self._changed.clear()
             await self.save_now(term())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from agents.daemon.atomic_file import replace_file
+from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes
 from agents.protocol.records import NodeId
@@ -104,8 +105,7 @@ class NetworkProfiler:
                 except OSError as error:  # A full disk must not end sailord.
                     log.warning("a measured link cannot be written", error=str(error))
             self._woken.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), PAUSE_S)
+            await is_set_within(self._woken, PAUSE_S)
 
     def _pick(self) -> Pick | None:
         if self.cluster.term is None:

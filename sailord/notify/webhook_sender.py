@@ -19,6 +19,7 @@ import aiohttp
 import structlog
 
 from agents.daemon.backoff import Backoff
+from agents.daemon.tasks import is_set_within
 from agents.store.interface import Entry, Put, StoreError
 from sailord.config import Receiver
 from sailord.notify.message_formats import bodies_of, wants
@@ -99,8 +100,7 @@ class _ReceiverTask:
             if term is not None:
                 with contextlib.suppress(StoreError):  # The next round tries again.
                     await self._send_all(term)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), POLL_S)
+            await is_set_within(bell, POLL_S)
 
     async def _send_all(self, term: int) -> None:
         place = await self.by.outbox.gateway.store.get(self.by.key(self.receiver))

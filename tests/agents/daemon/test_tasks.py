@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agents.daemon.tasks import Tasks
+import pytest
+
+from agents.daemon.tasks import Tasks, is_set_within
 
 
 async def _ends() -> None:
@@ -37,3 +39,34 @@ def test_a_failed_task_is_reported_and_a_finished_one_is_not():
 
     asyncio.run(play())
     assert [str(about["exception"]) for about in told] == ["a bug"]
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_with_the_event_ends_the_waiter(turns):
+    async def waits(event: asyncio.Event) -> None:
+        while True:
+            await is_set_within(event, 60.0)
+            event.clear()
+
+    async def play() -> bool:
+        event = asyncio.Event()
+        task = asyncio.create_task(waits(event))
+        await asyncio.sleep(0.01)
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
+        return task.cancelled()
+
+    assert asyncio.run(play())
+
+
+def test_an_event_that_is_not_set_in_time_is_told():
+    async def play() -> tuple[bool, bool]:
+        event = asyncio.Event()
+        early = await is_set_within(event, 0.01)
+        event.set()
+        return early, await is_set_within(event, 0.01)
+
+    assert asyncio.run(play()) == (False, True)
