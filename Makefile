@@ -146,7 +146,7 @@ install: $(if $(DESTDIR),,$(FOR_ALL)) ## make .venv with all groups; with DESTDI
 
 .PHONY: uninstall
 uninstall: ## remove what `make install DESTDIR=/` installed, but no configuration or state (PURGE=1: these, too)
-	@$(PYTHON) scripts/installed.py --root "$(or $(DESTDIR),/)" uninstall $(if $(PURGE),--purge)
+	@$(PYTHON) scripts/installed.py --root "$(or $(DESTDIR),/)" uninstall $(if $(filter-out 0,$(PURGE)),--purge)
 
 $(FOR_PLAN) $(FOR_UP) $(FOR_ALL):
 	@$(PYTHON) scripts/install.py $@

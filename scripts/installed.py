@@ -33,6 +33,7 @@ STATE = (
 
 def main() -> None:
     """Read the arguments, and do as they say."""
+    os.umask(0o022)  # Other users run what is installed.
     parser = argparse.ArgumentParser(prog="sailor-system", description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, default=Path("/"), help="a tree other than /")
     orders = parser.add_subparsers(dest="order", required=True)

@@ -68,6 +68,7 @@ exec {python} -I /usr/lib/sailor/installed.py "$@"
 
 def main() -> None:
     """Read the arguments, build a version, and switch to it."""
+    os.umask(0o022)  # Other users run what is installed.
     parser = argparse.ArgumentParser(description="Lay Sailor out for systemd.")
     parser.add_argument("destination", type=Path)
     parser.add_argument("--group", action="append", default=[], help="as in pyproject.toml")

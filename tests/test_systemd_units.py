@@ -37,6 +37,15 @@ def tree(tmp_path_factory):
     return folder
 
 
+def test_users_of_the_units_can_read_what_root_installs_with_a_strict_umask(tmp_path):
+    script = ROOT / "scripts" / "system.py"
+    subprocess.run([sys.executable, script, tmp_path, "--files-only"], check=True, umask=0o077)
+    folders = [each for each in tmp_path.rglob("*") if each.is_dir() and not each.is_symlink()]
+    assert len(folders) > 5
+    closed = [each for each in folders if each.stat().st_mode & 0o005 != 0o005]
+    assert closed == []
+
+
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["systemd-analyze", *arguments], capture_output=True, text=True, check=False

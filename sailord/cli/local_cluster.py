@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,7 @@ def up(
     as the file says (docs/formats.md).
     """
     zones = None if zone_file is None else load_zones(zone_file)
-    cluster = LocalCluster(Place(folder or default_folder(), worker), zones=zones)
+    cluster = LocalCluster(Place((folder or default_folder()).absolute(), worker), zones=zones)
     raise SystemExit(_within(cluster, lambda: _train(cluster, steps, idle=idle)))
 
 
@@ -64,7 +65,7 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
 
     Nodes leave and join while two jobs train; exits with 0 if no step is lost for good.
     """
-    place = Place(folder or default_folder(), worker)
+    place = Place((folder or default_folder()).absolute(), worker)
     cluster = LocalCluster(place)
     raise SystemExit(_within(cluster, lambda: 0 if run_tour(cluster, out) else FAILED))
 
@@ -85,7 +86,8 @@ def _within(cluster: LocalCluster, act: Callable[[], int]) -> int:
         finally:
             ignore()
             if is_ours:
-                click.echo("stopping the cluster")
+                with contextlib.suppress(OSError):  # The terminal or the pipe may be closed.
+                    click.echo("stopping the cluster")
             cluster.close()
 
 

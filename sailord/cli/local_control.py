@@ -62,7 +62,7 @@ def link(
 
 def _ask(folder: Path | None, asked: dict[str, Any]) -> None:
     try:
-        click.echo(ask((folder or default_folder()) / CONTROL_SOCKET, asked))
+        click.echo(ask((folder or default_folder()).absolute() / CONTROL_SOCKET, asked))
     except ServerProblem as problem:
         click.echo(f"error: {problem}", err=True)
         raise SystemExit(FAILED) from None

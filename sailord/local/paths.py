@@ -92,6 +92,9 @@ class Place:
 
     def make(self) -> None:
         """Create both folders and the files that do not depend on nodes."""
+        if odd := set('#?%"\\\n').intersection(str(self.folder)):
+            what = f"has {' '.join(sorted(odd))!r}, which the addresses of its sockets cannot hold"
+            raise InputError(Problem(str(self.folder), what, "name another with --folder"))
         if len(bytes(self.folder / LONGEST)) > SOCKET_PATH_MAX:
             what = "is too long for the paths of the sockets in it"
             raise InputError(Problem(str(self.folder), what, "set TMPDIR to a shorter one"))

@@ -18,6 +18,7 @@ from sailord.screen.terminal import Terminal, is_usable
 from sailord.screen.ui import Asked, Ui
 from sailord.screen.watch import draw, take
 from sailord.text.cluster_text import event_text
+from sailord.text.printable import printable
 
 LOOK_S = 1.0
 HINTS = """\
@@ -85,7 +86,7 @@ def _as_lines(cluster: LocalCluster, control: Control, poller: Poller) -> None:
         look_at = time.monotonic() + LOOK_S
         told = _look(cluster, poller)
         for event in [event for event in poller.seen.events if event["id"] > shown]:
-            click.echo(event_text(dict(event)))
+            click.echo(printable(event_text(dict(event))))
         shown = poller.seen.last_event
         for line in (*told, *([poller.seen.outage] * bool(poller.seen.outage))):
             click.echo(line)

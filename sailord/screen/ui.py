@@ -60,7 +60,7 @@ def _press_in_prompt(
     if key == "escape":
         return replace(ui, verb=None, typed=""), None
     if key == "enter":
-        if len(found) != 1:
+        if len(found) != 1 or _is_another(ui.typed, found[0]):
             return ui, None
         return replace(ui, verb=None, typed=""), Asked(verb, found[0])
     if key == "tab" and len(found) == 1:
@@ -68,6 +68,11 @@ def _press_in_prompt(
     if key == "backspace":
         return replace(ui, typed=ui.typed[:-1]), None
     return (replace(ui, typed=ui.typed + key) if len(key) == 1 else ui), None
+
+
+def _is_another(typed: str, name: str) -> bool:
+    """Return whether a name may be of another node than the typed one: a10 instead of a1."""
+    return typed[-1:].isdigit() and name[len(typed) :][:1].isdigit()
 
 
 def matches(typed: str, nodes: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from sailord.screen.zone_map import zone_map
 from sailord.text.causes import short_cause
 from sailord.text.cluster_text import cure_of_hold, eta_s, number, share_of_prediction, usd_to_come
 from sailord.text.event_lines import EventLine, fold
+from sailord.text.printable import printable
 from sailord.text.units import YEAR_S, clock, counted, duration
 
 WIDTH_MIN, HEIGHT_MIN = 40, 10
@@ -47,6 +48,7 @@ def screen(
     else:
         lines = _lines(seen, ui, width, height)
     for line in lines:
+        line.plain = printable(line.plain, keep="")
         if is_ascii:
             line.plain = line.plain.translate(ASCII)
         line.truncate(width, overflow="ellipsis" if not is_ascii else "crop")

@@ -10,6 +10,8 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 
+from sailord.text.printable import printable
+
 GAP = "  "
 # A number with sign, currency, thousands, exponent; a second one after a slash; a short unit.
 # "-" and an empty cell are unknown numbers.
@@ -51,10 +53,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right_aligned: Sequence[b
 
 def _clean(cell: str, *, plain: bool) -> str:
     """Replace control characters, which names from files may contain."""
-    safe = "".join(
-        "?" if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp") else letter
-        for letter in cell
-    )
+    safe = printable(cell, keep="")
     return safe.encode("ascii", "replace").decode("ascii") if plain else safe
 
 

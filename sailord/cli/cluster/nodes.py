@@ -20,6 +20,7 @@ from sailord.cli.shared.server import (
 from sailord.client import Client, Patience
 from sailord.text import cluster_text as text
 from sailord.text.log_text import log_text, whole_lines
+from sailord.text.printable import printable
 from sailord.text.units import duration
 
 FOLLOW_S = 1.0
@@ -66,7 +67,7 @@ def logs(
             click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
         else:
             lines, rest = whole_lines(rest + fresh) if follow else (fresh, "")
-            click.echo(log_text(lines), nl=False)
+            click.echo(printable(log_text(lines)), nl=False)
         if not follow:
             return
         sys.stdout.flush()

@@ -14,6 +14,7 @@ from sailord.client import Client, Patience, ServerProblem
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
 from sailord.text.event_lines import fold, line_text
+from sailord.text.printable import printable
 
 WATCH_S = 1.0
 
@@ -77,10 +78,11 @@ def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
     found = (patience.insist(ask) if follow else ask())["events"]
     is_whole |= as_json
     for line in map(line_of, found) if is_whole else map(line_text, fold(found)):
-        click.echo(line)
+        click.echo(line if as_json else printable(line))
     if follow:
         sys.stdout.flush()
         for event in client.follow(found[-1]["id"] if found else 0, patience):
             if is_whole or not event.get("is_detail"):
-                click.echo(line_of(event))
+                line = line_of(event)
+                click.echo(line if as_json else printable(line))
                 sys.stdout.flush()

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from sailord.text.printable import printable
 from sailord.text.wrap import wrapped
 
 FILE = click.Path(path_type=Path)
@@ -38,7 +39,7 @@ def show(value: Any, as_json: bool, text_of: Callable[[Any], str]) -> None:
     if as_json:
         click.echo(json.dumps(value, indent=1, allow_nan=False))
         return
-    text = text_of(value)
+    text = printable(text_of(value))
     if sys.stdout.isatty():
         text = wrapped(text, shutil.get_terminal_size().columns)
     click.echo(text)

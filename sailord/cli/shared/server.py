@@ -13,6 +13,7 @@ import click
 from sailord.cli.shared.exit_codes import FAILED, INTERRUPTED
 from sailord.cli.shared.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
+from sailord.text.printable import printable
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
             command(client_from(server, token_file, tls, insecure=insecure), **kwargs)
         except ServerProblem as problem:
             for line in str(problem).splitlines():
-                click.echo(f"error: {line}", err=True)
+                click.echo(f"error: {printable(line)}", err=True)
             raise SystemExit(FAILED) from None
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None

@@ -186,3 +186,5 @@ def test_mistakes_are_reported(folder):
     long = Path(tempfile.gettempdir()) / ("x" * 90)
     with pytest.raises(InputError, match="too long for the paths"):
         Place(long, port=0).make()
+    with pytest.raises(InputError, match="'#', which the addresses of its sockets cannot hold"):
+        Place(Path(tempfile.gettempdir()) / "a#1", port=0).make()

@@ -37,6 +37,13 @@ def test_the_beginning_of_a_name_is_enough_if_one_begins_so():
     assert pressed("d", "a", "1", "enter")[1] == [Asked("drain", "a1")]
 
 
+def test_a_name_whose_node_is_gone_does_not_reach_another():
+    """The list of nodes is read anew while one types."""
+    typed = Ui(verb="drain", typed="a1")
+    assert press(typed, "enter", ["a10", "b1"], 0) == (typed, None)
+    assert press(typed, "enter", ["a1", "a10"], 0)[1] == Asked("drain", "a1")
+
+
 def test_escape_gives_no_order():
     assert pressed("k", "b", "escape", "enter") == (Ui(can_kill=True), [])
 

@@ -238,6 +238,13 @@ def test_the_first_hint_is_shown_if_not_all_fit(size, count):
     assert sum("another hint" in line for line in lines) == count - 1
 
 
+def test_what_a_job_prints_has_no_effect_on_the_terminal():
+    seen = held()
+    seen.status["job"]["phase"]["reason"] = "it failed: \x1b]52;c;cm0=\x07\x1b[2Jdone"
+    lines = shown(seen, 120, 40)
+    assert any("it failed: ?]52;c;cm0=?[2Jdone" in line for line in lines), lines
+
+
 def test_terminals_without_utf8_get_ascii():
     assert "\n".join(shown(eight(), 80, 24, is_ascii=True)).isascii()
 
