@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from pathlib import Path
 
 from agents.store.factory import open_store
@@ -28,8 +29,9 @@ async def back_up(config: Config, file: Path) -> int:
     try:
         await asyncio.to_thread(write_backup, early, world)
         os.replace(early, file)
-    except OSError as error:
-        what = f"cannot be written: {error.strerror}"
+    except (OSError, sqlite3.Error) as error:
+        early.unlink(missing_ok=True)
+        what = f"cannot be written: {getattr(error, 'strerror', None) or error}"
         raise InputError(Problem(str(file), what, "name a file in a folder of yours")) from None
     return sum(not entry.lease for entry in world.entries)
 

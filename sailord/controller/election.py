@@ -168,8 +168,8 @@ class Election:
         )
 
     def _is_dead(self, leader: Leader) -> bool:
-        """Whether the leader ran on our state folder, whose lock we hold now."""
-        return leader.state == self.state.id
+        """Whether the leader ran on our state folder, whose lock we hold now, and not on a copy."""
+        return leader.state == self.state.id and leader.address == self.address
 
 
 def _leader(value: bytes) -> Leader | None:

@@ -13,7 +13,7 @@ from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.protocol.codec import WireError
 from agents.protocol.records import JobId
-from agents.store.interface import StoreError, StoreRefused, WriteRejected
+from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway
 from sailord.controller.cluster_state import ClusterState
 from sailord.controller.inbox import Inbox
@@ -77,11 +77,12 @@ class StoreWriter:
         try:
             is_written = await self._write(term, write)
         except WriteRejected as error:
-            self._reject(write, str(error))
+            if term == self.cluster.term:
+                self._reject(write, str(error))
             return True
         except StoreError as error:
             cause, said = type(error).__name__, str(error)
-            self.cluster.store.refused_write = said if isinstance(error, StoreRefused) else ""
+            self.cluster.store.refused_write = said  # A full store answers reads.
             log.warning("write to the store failed; will retry", cause=cause, error=said, term=term)
             return False
         except WireError as error:
@@ -89,6 +90,8 @@ class StoreWriter:
             is_written = False
         name, generation = failpoint_of(write, self.cluster.state)
         failpoint(f"after {name}", generation)
+        if term != self.cluster.term:
+            return True  # It was of an earlier term: nothing follows for this one.
         if not is_written:
             self.inbox.put(WriteRefused(self.clock.now()))
         elif isinstance(write, WriteGeneration):

@@ -51,6 +51,8 @@ class Feed:
 
     kept: deque[FeedEvent] = field(default_factory=lambda: deque(maxlen=KEPT))
     _last: int = 0
+    _begun: int = 0
+    """The last id that an earlier leader gave."""
     _added: asyncio.Event = field(default_factory=asyncio.Event)
 
     def next_id(self, at: float) -> int:
@@ -70,10 +72,15 @@ class Feed:
         known = {event.id for event in self.kept}
         merged = [*self.kept, *(event for event in events if event.id not in known)]
         self.kept = deque(sorted(merged, key=lambda event: event.id), maxlen=KEPT)
-        self._last = max(self._last, *(event.id for event in merged), 0)
+        self._last = self._begun = max(self._last, *(event.id for event in merged), 0)
 
     def after(self, id_: int) -> list[FeedEvent]:
-        """Events with a higher id, oldest first."""
+        """Events with a higher id, oldest first.
+
+        An id that this feed has not reached is of a leader whose clock was ahead.
+        """
+        if id_ > self._last:
+            id_ = self._begun
         return [event for event in self.kept if event.id > id_]
 
     async def follow(self, after: int) -> AsyncIterator[FeedEvent]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from agents.protocol.codec import encode, plain
-from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
+from agents.protocol.records import Bill, Durable, GenerationRecord, JobId, JobRecord
 from agents.store.interface import Delete, Operation, Put, Snapshot, StoreError, WriteRejected
 from sailord.cluster_records import Gateway
 from sailord.notify.feed import FeedEvent
@@ -49,8 +49,8 @@ def job_stopped(job: JobRecord, at: float, term: int) -> Message | None:
     """Report that a job was held or has ended; ``None`` in any other state."""
     if job.state not in {"held", "done", "failed", "cancelled"}:
         return None
-    # A job may be held several times; the digest tells them apart.
-    digest = hashlib.sha256(encode(job)).hexdigest()[:12]
+    # A job may be held several times; the digest tells them apart. A bill changes meanwhile.
+    digest = hashlib.sha256(encode(replace(job, bill=Bill()))).hexdigest()[:12]
     id_ = f"{job.id}.{job.state}.{digest}"
     if job.state == "held":
         return id_, FeedEvent(0, at, "job_held", job.reason, job=job.id, term=term)

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
 from worker.distributed.proof import prove, receive_proof
+from worker.distributed.sockets import listener_at
 
 _PREFIX = "watch"
 GREETING_S = 30.0
@@ -205,7 +206,7 @@ def _connect(
     Both prove that they know the secret; others are sent away.
     """
     deadline = time.monotonic() + deadline_s
-    with socket.create_server((host, 0), backlog=size + STRANGERS_MAX) as server:
+    with listener_at(host, backlog=size + STRANGERS_MAX) as server:
         meeting = _Meeting(server, secret, rank, size)
         acceptor = threading.Thread(target=meeting.accept, daemon=True, name="peer acceptor")
         acceptor.start()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.distributed.proof import prove, receive_proof
+from worker.distributed.sockets import listener_at
 
 PURPOSE = b"store"
 LOOPBACK = "127.0.0.1"
@@ -36,7 +37,7 @@ def open_gate(host: str, secret: bytes, store: tuple[str, int], ranks: int) -> S
         receive_proof(caller, secret, PURPOSE, 0)
         return socket.create_connection(store, timeout=CONNECT_S)
 
-    server = socket.create_server((host, 0), backlog=ranks + STRANGERS_MAX)
+    server = listener_at(host, backlog=ranks + STRANGERS_MAX)
     return StoreRelay(server, admit, ranks + STRANGERS_MAX, "store gate")
 
 

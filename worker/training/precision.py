@@ -107,7 +107,9 @@ class LossScale:
         if not precision.scales_loss:
             return LossScale()
         if overflow:
-            return LossScale(max(self.factor / 2, 1.0), 0)
+            low = max(self.factor / 2, 1.0)
+            # At the floor it has to differ from a state that was saved without a scale.
+            return LossScale(low, int(low == 1.0))
         if self.good_steps + 1 == GROWTH_STEPS:
             return LossScale(min(self.factor * 2, SCALE_MOST), 0)
         return replace(self, good_steps=self.good_steps + 1)

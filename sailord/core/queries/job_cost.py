@@ -31,6 +31,8 @@ def charge(before: State, after: State) -> Step:
         is_due = until is None or after.now >= until + WRITTEN_EVERY_S
         if ran.usd_per_hour is None or not is_due or not costs(ran):
             return Step(after)
+    elif None not in (ran, now) and not costs(ran) and not costs(now):
+        return Step(after)  # A node of a closed generation is gone.
     bill = billed(after.job, ran, after.now)
     return write_job(after, replace(after.job, bill=bill))
 

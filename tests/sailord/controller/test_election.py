@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from contextlib import asynccontextmanager
 
@@ -56,6 +57,19 @@ async def test_a_stuck_controller_loses_its_lease_and_another_leads(tmp_path):
             await asyncio.sleep(0.05)
         assert not stuck.is_valid
         task.cancel()
+
+
+async def test_a_copied_state_folder_does_not_depose_the_living_leader(tmp_path):
+    """A standby may be made by cloning the head's disk."""
+    async with store_at(tmp_path) as store:
+        head = election_at(store, tmp_path / "one")
+        assert await store.run(head.campaign())
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        clone = election_at(store, tmp_path / "two")
+        clone.address = "127.0.0.2:1"
+        assert clone.state.id == head.state.id
+        assert not await store.run(clone.campaign())
+        assert head.is_valid
 
 
 async def test_a_resigned_leader_stays_resigned(tmp_path):

@@ -12,7 +12,7 @@ from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, JobRecord
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import ClusterKey
-from agents.store.interface import TRANSACTION_BYTES_MAX, Put, StoreRefused
+from agents.store.interface import TRANSACTION_BYTES_MAX, Put, StoreRefused, StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
@@ -71,12 +71,33 @@ def test_rejected_write_is_dropped_with_what_follows_for_its_job(tmp_path):
     with_a_writer(tmp_path, play)
 
 
-def test_refusal_that_may_end_blocks_until_it_does(tmp_path, monkeypatch):
+def test_late_answer_to_a_write_of_an_earlier_term_means_nothing_in_the_next_one(tmp_path):
+    async def play(controller, _, __, term):
+        async def late(*_) -> bool:
+            controller.cluster.state = replace(controller.cluster.state, term=term + 2)
+            return False
+
+        controller.writer._write = late
+        assert await controller.writer._try(term, WriteJob(JOB))
+        assert controller.inbox._events.empty()
+
+    with_a_writer(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreRefused("etcd refused: invalid user ID or password"),
+        StoreUnavailable("its disk is full: no password"),
+    ],
+    ids=["refused", "a full disk"],
+)
+def test_refusal_that_may_end_blocks_until_it_does(tmp_path, monkeypatch, error):
     """A wrong password says nothing about the write: no later one overtakes it."""
 
     async def play(controller, store, keys, term):
         async def refuse(*_):
-            raise StoreRefused("etcd refused: invalid user ID or password")
+            raise error
 
         with monkeypatch.context() as patched:
             patched.setattr(store, "transact", refuse)

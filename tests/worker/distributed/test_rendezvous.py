@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from worker.distributed.rendezvous import (
     RendezvousInfo,
     join_meeting,
     open_meeting,
+    open_transport,
     secret_of,
 )
 from worker.distributed.store_gate import STRANGERS_MAX, connect_gate
@@ -51,6 +53,22 @@ def test_ranks_with_the_secret_share_a_store(meeting):
         assert meeting.store.get("one") == two.store.get("one") == long
     with join(meeting, 1) as again:
         assert again.store.get("zero") == b"a"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
+def test_ranks_meet_at_an_ipv6_address():
+    places = [RendezvousInfo(1, rank, 2, "::1", torch.device("cpu"), 5.0) for rank in range(2)]
+    with contextlib.closing(open_meeting(places[0])) as first, join(first, 1) as second:
+
+        def sum_of(place: RendezvousInfo, meeting: Meeting) -> float:
+            with contextlib.closing(open_transport(place, meeting, lambda: None)) as transport:
+                transport.open([(0, 1)], [])
+                total = torch.ones(1) + place.rank
+                return float(transport.group((0, 1)).all_reduce(total))
+
+        with ThreadPoolExecutor() as pool:
+            sums = list(pool.map(sum_of, places, (first, second)))
+    assert sums == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("said", [b"", b"\0" * 52, b"\x01\x3c\x85\xf3\x03" + b"x" * 100])

@@ -118,7 +118,10 @@ def test_overflow_skips_the_update_on_all_ranks_and_halves_the_scale():
 def test_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps():
     fp16, scale = precision_of(small_job(precision="fp16")), LossScale(4.0)
     assert scale.after(fp16, overflow=True) == LossScale(2.0)
-    assert LossScale(1.0).after(fp16, overflow=True) == LossScale(1.0)
+    for before in (2.0, 1.0):
+        lowest = LossScale(before).after(fp16, overflow=True)
+        assert lowest.factor == 1.0
+        assert lowest.restored(fp16, small_job(precision="fp16")) == lowest, "no first scale again"
     for _ in range(GROWTH_STEPS):
         scale = scale.after(fp16, overflow=False)
     assert scale == LossScale(8.0)

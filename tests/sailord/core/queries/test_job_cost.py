@@ -8,8 +8,10 @@ from agents.protocol.records import Bill, GenerationRecord, JobRecord
 from sailord.core.model.commands import WriteGeneration, WriteJob
 from sailord.core.model.events import Elected, Event, GenerationWritten, Ticked
 from sailord.core.model.phases import Closing, Held, Opening, Running
+from sailord.core.model.rule import Step
 from sailord.core.model.state import State
 from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed, charge, over_budget, paid
+from sailord.notify.outbox import job_stopped
 from tests.sailord.core.states import (
     BEGAN,
     G4,
@@ -144,3 +146,16 @@ def test_a_job_without_a_budget_goes_on() -> None:
     after, _ = act(running(usd=1e9), Ticked(NOW + 1))
     assert isinstance(phase(after), Running)
     assert A in active_of(after).generation.members
+
+
+def test_nodes_that_leave_a_held_job_change_neither_its_record_nor_its_message() -> None:
+    """Each change of the record would tell receivers again that the job is held."""
+    closed = replace(PRICED, state="closed")
+    held = job(state="held", reason="no plan", bill=Bill(usd=1.0, until=NOW))
+    before = state(Held("no plan", NOW), node(A), node(B), job=held, generation=closed)
+    after = replace(before, now=NOW + 5, nodes=before.nodes.with_({A: node(A, lost_at=NOW + 5)}))
+    assert charge(before, after) == Step(after)
+    messages = [job_stopped(replace(held, bill=Bill(usd=usd)), NOW, 1) for usd in (1.0, 2.0)]
+    assert messages[0] == messages[1]
+    again = replace(held, past=replace(held.past, held_at=NOW + 9))
+    assert job_stopped(again, NOW, 1) != messages[0]
