@@ -135,7 +135,7 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert {member.partition(".")[0] for member in one["members"]} <= {"a1", "a2"}
     assert "no disk\nexited with 7" in told["setup"]["b1"]
     assert "$ pip install" in told["setup"]["a1"]
-    # While it lasts, `status` names the node and what failed there.
+    # While it lasts, `nodes` names the node and what failed there.
     why = f"b1: setup `{FAILS_ON_B1}` exited with 7: no disk"
     assert why in one["seen"]
     # Another version for the next job, though workers come from the same fork servers.
