@@ -65,7 +65,7 @@ class AgentServer:
     strangers: Strangers = field(default_factory=Strangers)
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, Listener]:
-        """Listen; return the runner and the listener, which is to be closed first."""
+        """Start to listen; return the runner and the listener. Close the listener first."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
         app[UNSIGNED] = {}
         self.snapshots.add_to(app.router)

@@ -40,7 +40,7 @@ _ORDERED = re.compile(
 )
 RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
 OF_HISTORY: tuple[EventKind, ...] = ("transition", "order", "reconfigured", *RISKS)
-"""Events that stand in a job's history, too."""
+"""Kinds of events that are also written to a job's history."""
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest without a message are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0

@@ -59,7 +59,7 @@ def _goal(request: CapacityRequest) -> Goal | None:
     try:
         return read_job(request.spec).objective.goal
     except InputError:
-        return None  # Whoever plans says why.
+        return None  # The search reads the job again, and reports the mistake.
 
 
 def _choose(request: CapacityRequest) -> CapacityAnswer:

@@ -7,8 +7,8 @@ once per GPU kind. Recomputation is not chosen, as in the public comparison.
 
 ``published`` keeps what ``AcesoRepairs`` lists. Both modes keep these quirks: actions expect all
 links to be within a node and compare times with messages to goals without, so that a stage with a
-large output hardly ever sheds operators. Numbers of trials, hops and configurations stand in for
-limits of time.
+large output hardly ever gives operators to its neighbours. The published limits in seconds are
+limits on the numbers of trials, hops and configurations here.
 """
 
 from __future__ import annotations
