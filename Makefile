@@ -1,10 +1,12 @@
 # Every target installs what it needs into .venv, again when pyproject.toml or constraints.txt
-# change in content. Nothing but python3 and make need be there before.
+# change in content, this folder was moved or copied, or Python is another one. Nothing but python3
+# and make need be there before.
 
 PYTHON ?= python3
 BIN := .venv/bin
 CONTENT := $(shell cat pyproject.toml constraints.txt scripts/install.py | $(PYTHON) -c \
-	'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+	'import hashlib, os, sys; place = str((os.getcwd(), sys.version_info[:2])).encode(); \
+	print(hashlib.sha256(sys.stdin.buffer.read() + place).hexdigest()[:12])')
 FOR_PLAN := .venv/.installed-plan-$(CONTENT)
 FOR_UP := .venv/.installed-up-$(CONTENT)
 FOR_ALL := .venv/.installed-all-$(CONTENT)

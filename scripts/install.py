@@ -90,12 +90,27 @@ def _install(level: str) -> None:
 def _create() -> None:
     # pip is the last thing that an environment gets, so without it one is half made.
     if (VENV / "bin" / "python").exists() and (VENV / "bin" / "pip").exists():
-        return
+        if is_made_for(VENV, sys.version_info[:2]):
+            return
+        _say("    anew: the one here is for another folder or another Python")
     if _run([sys.executable, "-m", "venv", "--clear", str(VENV)]) != 0:
         sys.exit(
             "`python3 -m venv` failed: install your distribution's package for it "
             "(on Debian and Ubuntu: `apt-get install python3-venv`), then try again."
         )
+
+
+def is_made_for(venv: Path, version: tuple[int, int]) -> bool:
+    """Return whether an environment's commands work: it may have been copied or moved here."""
+    try:
+        lines = (venv / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    said = {
+        name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)
+    }
+    is_here = said.get("command", f" {venv}").endswith(f" {venv}")
+    return is_here and said.get("version", "").split(".")[:2] == [str(each) for each in version]
 
 
 def _pin(name: str) -> str:

@@ -224,4 +224,9 @@ def _read(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PermissionError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}: do this as root, with sudo")
+    except OSError as error:
+        sys.exit(f"error: {error}")

@@ -253,4 +253,9 @@ def _write_bytes(target: Path, content: bytes, *, mode: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PermissionError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}: do this as root, with sudo")
+    except OSError as error:
+        sys.exit(f"error: {error}")

@@ -46,6 +46,14 @@ def test_users_of_the_units_can_read_what_root_installs_with_a_strict_umask(tmp_
     assert closed == []
 
 
+def test_a_destination_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, ROOT / "scripts" / "system.py", tmp_path / "file" / "tree"]
+    done = subprocess.run([*command, "--files-only"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch("error: .*Not a directory.*\n", done.stderr)
+
+
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["systemd-analyze", *arguments], capture_output=True, text=True, check=False

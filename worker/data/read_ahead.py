@@ -6,13 +6,15 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.data.batch import DataSource, Samples
 
 AHEAD = 2
 """How many micro batches are loaded ahead."""
+_CHECK_S = 0.1
+"""How often a rank that waits for samples looks whether others were lost."""
 
 Micro = tuple[int, range]
 """A micro batch: the step, and the positions of its samples in the step's batch."""
@@ -27,10 +29,19 @@ class ReadAhead:
     """
 
     def __init__(
-        self, source: DataSource, positions: Sequence[range], *, steps: int | None
+        self,
+        source: DataSource,
+        positions: Sequence[range],
+        *,
+        steps: int | None,
+        check: Callable[[], None],
     ) -> None:
-        """Load micro batches at these positions of steps below ``steps``, if that is known."""
+        """Load micro batches at these positions of steps below ``steps``, if that is known.
+
+        ``check`` raises what ends the rank's wait, such as the loss of another rank.
+        """
         self._shelf = _Shelf(source, tuple(positions), steps)
+        self._check = check
         # The thread refers to the shelf only, so it ends when this object is deleted. Do not wait
         # for it then: the caller may hold a lock that the thread waits for.
         weakref.finalize(self, self._shelf.end).atexit = False
@@ -38,7 +49,7 @@ class ReadAhead:
     def batch(self, step: int, positions: range) -> Samples:
         """Return a micro batch; waits until it is loaded."""
         assert positions in self._shelf.positions, "a rank's micro batches are known beforehand"
-        return self._shelf.take((step, positions))
+        return self._shelf.take((step, positions), self._check)
 
     def close(self) -> None:
         """Stop loading; wait for the micro batch that is being loaded."""
@@ -61,7 +72,7 @@ class _Shelf:
     _is_closed: bool = False
     _thread: threading.Thread | None = None
 
-    def take(self, asked: Micro) -> Samples:
+    def take(self, asked: Micro, check: Callable[[], None]) -> Samples:
         with self._changed:
             coming = self._loaded[0][0] if self._loaded else self._next
             if coming != asked:
@@ -76,7 +87,8 @@ class _Shelf:
                 atexit.register(self.close)
             while not self._loaded:
                 assert not self._is_closed, "nothing is asked for after the end"
-                self._changed.wait()
+                check()
+                self._changed.wait(_CHECK_S)
             _, found = self._loaded.popleft()
             self._changed.notify_all()
         if isinstance(found, BaseException):

@@ -97,7 +97,8 @@ class PipelineRank:
         self._order: list[Op] = orders[place.stage]
         # All schedules begin the micro batches in their order.
         self._all_positions = [self._positions(number) for number in range(count)]
-        self._data = ReadAhead(data, self._all_positions, steps=steps)
+        self._check = transport.check
+        self._data = ReadAhead(data, self._all_positions, steps=steps, check=self._check)
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
         senders = {
@@ -171,7 +172,8 @@ class PipelineRank:
 
     def evaluate(self, data: MapData) -> dict[str, list[float]]:
         """Run forward passes over a data set; the last stage returns sums and counts."""
-        ahead = ReadAhead(OneEpoch(data), self._all_positions, steps=data.batches())
+        count = data.batches()
+        ahead = ReadAhead(OneEpoch(data), self._all_positions, steps=count, check=self._check)
         try:
             return self._evaluate(data, ahead)
         finally:

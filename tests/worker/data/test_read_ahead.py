@@ -40,13 +40,17 @@ class Noting:
             assert self.noted.wait_for(lambda: len(self.loaded) >= count, timeout=60)
 
 
+def nothing_lost():
+    """All ranks are there."""
+
+
 def places(steps):
     return [(step, positions) for step in steps for positions in POSITIONS]
 
 
 def test_micro_batches_are_loaded_in_order_up_to_the_last_step():
     source = Noting()
-    ahead = ReadAhead(source, POSITIONS, steps=3)
+    ahead = ReadAhead(source, POSITIONS, steps=3, check=nothing_lost)
     for step, positions in places(range(3)):
         assert ahead.batch(step, positions).inputs == (step, positions)
     ahead.close()
@@ -55,7 +59,7 @@ def test_micro_batches_are_loaded_in_order_up_to_the_last_step():
 
 def test_two_micro_batches_are_loaded_before_they_are_asked_for():
     source = Noting()
-    ahead = ReadAhead(source, POSITIONS, steps=None)
+    ahead = ReadAhead(source, POSITIONS, steps=None, check=nothing_lost)
     ahead.batch(0, POSITIONS[0])
     source.wait_for(1 + AHEAD)
     ahead.close()
@@ -65,7 +69,7 @@ def test_two_micro_batches_are_loaded_before_they_are_asked_for():
 
 def test_a_repeated_step_is_loaded_again():
     source = Noting()
-    ahead = ReadAhead(source, POSITIONS, steps=None)
+    ahead = ReadAhead(source, POSITIONS, steps=None, check=nothing_lost)
     for step, positions in [*places(range(2)), *places(range(1, 3))]:
         assert ahead.batch(step, positions).inputs == (step, positions)
     ahead.close()
@@ -73,7 +77,7 @@ def test_a_repeated_step_is_loaded_again():
 
 def test_an_error_is_raised_for_its_own_micro_batch():
     source = Noting(bad=(0, POSITIONS[2]))
-    ahead = ReadAhead(source, POSITIONS, steps=None)
+    ahead = ReadAhead(source, POSITIONS, steps=None, check=nothing_lost)
     ahead.batch(0, POSITIONS[0])
     source.wait_for(3)
     assert ahead.batch(0, POSITIONS[1]).inputs == (0, POSITIONS[1]), "the fault is not yet due"
@@ -86,7 +90,7 @@ def test_an_error_is_raised_for_its_own_micro_batch():
 
 def test_the_thread_ends_when_its_owner_is_deleted():
     source = Noting()
-    ahead = ReadAhead(source, POSITIONS, steps=None)
+    ahead = ReadAhead(source, POSITIONS, steps=None, check=nothing_lost)
     ahead.batch(0, POSITIONS[0])
     (thread,) = source.threads
     del ahead
@@ -107,7 +111,7 @@ def test_deleting_a_reader_does_not_wait_for_its_load_under_way():
             return found
 
     source = Slow()
-    ahead = ReadAhead(source, POSITIONS, steps=None)
+    ahead = ReadAhead(source, POSITIONS, steps=None, check=nothing_lost)
     ahead.batch(0, POSITIONS[0])
     source.wait_for(2)
     (thread,) = source.threads
@@ -118,6 +122,28 @@ def test_deleting_a_reader_does_not_wait_for_its_load_under_way():
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(source.loaded) == 2
+
+
+def test_a_rank_that_waits_for_samples_notices_a_loss():
+    """Slow storage may keep it for minutes, and its last steps count if it saves them in time."""
+    may_go_on, lost = threading.Event(), threading.Event()
+
+    class Slow(Noting):
+        def batch(self, step, positions):
+            found = super().batch(step, positions)
+            lost.set()
+            assert may_go_on.wait(timeout=60)
+            return found
+
+    def check():
+        if lost.is_set():
+            raise ConnectionError("rank 3 is lost")
+
+    ahead = ReadAhead(Slow(), POSITIONS, steps=None, check=check)
+    with pytest.raises(ConnectionError, match="rank 3"):
+        ahead.batch(0, POSITIONS[0])
+    may_go_on.set()
+    ahead.close()
 
 
 def test_random_numbers_drawn_elsewhere_do_not_affect_a_sample():
@@ -137,7 +163,7 @@ def test_random_numbers_drawn_elsewhere_do_not_affect_a_sample():
     apart = random.random(), torch.rand(1).item()
     random.seed(5)
     torch.manual_seed(5)
-    ahead = ReadAhead(data(), POSITIONS, steps=4)
+    ahead = ReadAhead(data(), POSITIONS, steps=4, check=nothing_lost)
     found = [ahead.batch(*place).inputs for place in places(range(4))]
     ahead.close()
     assert all(map(torch.equal, found, wanted))
