@@ -194,27 +194,28 @@ class PlannerPool:
         self, what: Literal["shortest_s", "least_usd"], request: EndRequest, *, timeout_s: float
     ) -> float | str:
         """Return what all steps left take at least, or why that is not known."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                found: float | str = await self._capacity_worker.run(
-                    child.call, f"capacity_search.{what}", request
-                )
-                return found
-        except TimeoutError:
-            return NoAnswer(f"the planner found nothing within {timeout_s:g} s")
-        except BrokenProcessPool:
-            self._capacity_worker.kill()
-            return NoAnswer("the planner process died")
+        late = f"the planner found nothing within {timeout_s:g} s"
+        found: float | str = await self._tell(f"capacity_search.{what}", request, timeout_s, late)
+        return found
 
     async def ask_timeline(self, request: PlanRequest, *, timeout_s: float) -> Any:
         """Return the predicted schedule of the running plan, or a text: why there is none."""
+        late = f"the planner is busy: no schedule within {timeout_s:g} s"
+        return await self._tell("timeline.timeline", request, timeout_s, late)
+
+    async def _tell(self, what: str, request: object, timeout_s: float, late: str) -> Any:
+        """Answer a person in the process that plans capacity."""
+        worker = self._capacity_worker
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._capacity_worker.run(child.call, "timeline.timeline", request)
+                return await worker.run(child.call, what, request)
         except TimeoutError:
-            return NoAnswer(f"the planner is busy: no schedule within {timeout_s:g} s")
+            # The search would go on, unread, and the next question wait for it.
+            if not worker.waiting:
+                worker.kill()
+            return NoAnswer(late)
         except BrokenProcessPool:
-            self._capacity_worker.kill()
+            worker.kill()
             return NoAnswer("the planner process died")
 
     async def preload(self) -> None:

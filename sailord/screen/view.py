@@ -199,7 +199,7 @@ def _troubles(status: Mapping[str, Any], job: Mapping[str, Any] | None) -> list[
         if job["phase"]["name"] == "held":
             found.append(cure_of_hold(job["id"], job["spent"]))
         if job["storage_trouble"]:
-            found.append(f"checkpoints fail: {job['storage_trouble']}")
+            found.append(f"checkpoints: {job['storage_trouble']}")
         found += list(job["troubles"][:2])
     paused = status.get("paused", ())
     found += [f"{each['id']} is {each['state']}: {each['reason']}" for each in paused[:2]]

@@ -118,7 +118,7 @@ def _job_problems(
         cures = _cures_of_wait(nodes) if job.phase.reason.startswith(NO_NODE) else []
         yield "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
     if job.storage_trouble:
-        yield f"checkpoints fail: {job.storage_trouble}"
+        yield f"checkpoints: {job.storage_trouble}"
     yield from (f"{job.id}: {risk}" for risk in risks)
 
 

@@ -27,7 +27,10 @@ from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import some
+from sailord.text.units import duration
 
+CHECK_LONG_S = 60.0
+"""Report a checkpoint that has been read for so long before a restore: its storage may hang."""
 NO_OTHER_NODE = (
     "no other node can take over its part: add nodes, start its agent again, or "
     "cancel the drain (sailorctl withdraw {name})"
@@ -304,7 +307,7 @@ def active_view(
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
         steps_at_risk=max(active.progress.step - durable_step, 0),
-        storage_trouble=active.checkpointing.trouble,
+        storage_trouble=_storage_trouble(active, now),
         troubles=_troubles(state, members),
         failures=active.attempts.failures,
         spent=_spent(state, active, now),
@@ -334,6 +337,17 @@ def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     texts = [f"{name}: {trouble}" for name, trouble in said if trouble]
     texts += [f"{n.record.name} is slow: {slow[n.record.id]}" for n in nodes if n.record.id in slow]
     return tuple(texts)
+
+
+def _storage_trouble(active: Active, now: float) -> str:
+    """Return what is wrong with checkpoints; a check before a restore may hang with its storage."""
+    known = active.checkpointing
+    check = known.check
+    is_open = check is not None and check.found is None and not check.why_none
+    if check is None or not is_open or now - check.since < CHECK_LONG_S:
+        return known.trouble
+    took = f"{duration(now - check.since)} for the checkpoint of step {check.of.point.step}"
+    return f"training has waited {took} to be read; does its storage answer?"
 
 
 def _spent(state: State, active: Active, now: float) -> types.Spent:

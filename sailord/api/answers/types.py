@@ -223,7 +223,7 @@ class ActiveView:
     steps_at_risk: int
     """Steps since the last durable one."""
     storage_trouble: str
-    """Why the last upload to the storage failed."""
+    """Why the last upload to the storage failed, or that a checkpoint takes long to be read."""
     troubles: tuple[str, ...]
     """Recent problems of its nodes with uploading and replicating snapshots."""
     failures: int

@@ -109,6 +109,8 @@ class Check:
     """The newest readable one; ``None``: not known yet, or there is none."""
     why_none: str = ""
     """Why no checkpoint is readable."""
+    since: float = 0.0
+    """When the check began."""
 
 
 @dataclass(frozen=True, slots=True)

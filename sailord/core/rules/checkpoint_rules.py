@@ -54,7 +54,7 @@ def take_storage_outcome(
                 known = replace(known, check=None, retry_at=_later(state), trouble=event.why)
             else:
                 why_none = event.why if event.found is None else ""
-                known = replace(known, check=Check(event.of, event.found, why_none))
+                known = replace(known, check=replace(check, found=event.found, why_none=why_none))
         case ManifestWritten() if commit == Commit(event.durable.point):
             known = replace(known, commit=Commit(commit.point, event.durable))
         case CheckpointCommitted() if commit is not None and commit.durable == event.durable:
@@ -239,4 +239,4 @@ def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     has_stepped = active.progress.step != restore.point.step
     is_suspect = last is not None and last.restore == restore and not has_stepped
     command = CheckDurable(state.job, durable, is_suspect)
-    return Step(_changed(state, active, check=Check(durable)), (command,))
+    return Step(_changed(state, active, check=Check(durable, since=state.now)), (command,))

@@ -216,3 +216,21 @@ async def test_a_process_that_dies_while_it_builds_tables_is_replaced(monkeypatc
     finally:
         monkeypatch.undo()
         service.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_search_that_nobody_waits_for_is_ended_unless_another_question_is_behind_it(
+    monkeypatch, others
+):
+    async def hangs(*_):
+        await asyncio.Event().wait()
+
+    killed = []
+    monkeypatch.setattr(PlannerProcess, "run", hangs)
+    monkeypatch.setattr(PlannerProcess, "kill", lambda worker: killed.append(worker))  # noqa: PLW0108 - bound as a method
+    service = PlannerPool()
+    service._capacity_worker.waiting = others
+    said = await service.ask_timeline(QUESTION, timeout_s=0.01)
+    assert isinstance(said, NoAnswer)
+    assert killed == ([] if others else [service._capacity_worker])

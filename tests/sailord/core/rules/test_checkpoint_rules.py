@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import FIRST, Durable, Holding, NodeId, Point, Restore, Sealed
+from sailord.api.answers import render
+from sailord.controller.step_rate import StepRate
 from sailord.core.model.commands import (
     CheckDurable,
     CommitCheckpoint,
@@ -278,6 +280,22 @@ def test_checkpoint_is_checked_before_it_is_restored() -> None:
     assert isinstance(opening, Opening)
     assert opening.record.restore == Restore(Point(30, 3), "durable")
     assert commands == (WriteGeneration(opening.record, replaces=G),)
+
+
+def test_a_check_that_takes_long_is_told() -> None:
+    """Its storage may hang, and until it answers nothing else would say what the job waits for."""
+
+    def trouble(known: State, later_s: float) -> str:
+        view = render.active_view(known, StepRate(), None, {}, {}, known.now + later_s)
+        assert view is not None
+        return view.storage_trouble
+
+    looks, _ = act(lost_memory(), PlanFound(NOW, 4, proposal()))
+    assert trouble(looks, 59) == ""
+    said = trouble(looks, 90)
+    assert said.startswith("training has waited 90.0 s for the checkpoint of step 30 to be read")
+    opened, _ = act(looks, DurableChecked(NOW + 90, JOB, durable(30), durable(30)))
+    assert trouble(opened, 90) == ""
 
 
 def test_check_of_an_older_checkpoint_does_not_count_for_the_newest() -> None:
