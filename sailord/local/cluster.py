@@ -27,6 +27,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
 """An address without a metadata server, so that no node takes itself to be in a cloud."""
 START_S = 60.0
+GUARD_S = 2.0
+"""How long cleaning up after a killed launcher may take before its folder counts as in use."""
 SLOW = "SAILOR_SLOW"
 """The variable that tells workers how slow their node is (``worker.profiling.compute_time``)."""
 KINDS: Mapping[str, str] = {"large": "emulated-large", "small": "emulated-small"}
@@ -112,7 +114,7 @@ class LocalCluster:
             check_can_shape()
         place = self.place
         try:
-            self._lock = lock_file(place.folder.with_name(f"{place.folder.name}.lock"))
+            self._lock = self._lock_folder()
         except OSError as error:
             what, cure = f"cannot be created: {error.strerror}", "name another with --folder"
             raise InputError(Problem(str(place.folder), what, cure)) from None
@@ -130,6 +132,14 @@ class LocalCluster:
         place.make()
         if self.zones is not None:
             place.write_zones(self.zones)
+
+    def _lock_folder(self) -> int | None:
+        """Lock the folder; a killed launcher's guard has the lock until it has cleaned up."""
+        path = self.place.folder.with_name(f"{self.place.folder.name}.lock")
+        deadline = time.monotonic() + GUARD_S
+        while (lock := lock_file(path)) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return lock
 
     def start(self) -> None:
         """Start sailord and the first nodes; return when all are ready."""
@@ -188,6 +198,8 @@ class LocalCluster:
                     "GCE_METADATA_HOST": NO_CLOUD,
                 },
                 start_new_session=True,
+                # The folder stays locked until the guard has cleaned up.
+                pass_fds=() if is_marked or self._lock is None else (self._lock,),
             )
 
     # ---- nodes ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 from agents.daemon.process_cleanup import MARK, cluster_pids, kill_all, mark
 from sailord.client import ServerProblem
+from sailord.local.cluster import LocalCluster
 from sailord.local.control_client import ask
 from sailord.local.paths import Place
 from simulator.documents.problems import InputError
@@ -136,6 +137,34 @@ except InputError as error:
     assert "another cluster runs there" in str(error)
     print("taken")
 one.close()
+"""
+
+
+def test_the_guard_of_a_killed_launcher_spares_the_next_cluster(folder):
+    killed = subprocess.run(
+        [sys.executable, "-c", IS_KILLED, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    after = LocalCluster(Place(folder, "none", 0))
+    after.claim()
+    try:
+        guard = Path("/proc", killed.stdout.strip())
+        wait_until(lambda: not guard.exists() or not (guard / "cmdline").read_bytes())
+        assert (folder / "sailord.toml").exists()
+    finally:
+        after.close()
+
+
+IS_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sailord.local.cluster import LocalCluster
+from sailord.local.paths import Place
+cluster = LocalCluster(Place(Path(sys.argv[1]), "none", 0))
+cluster.claim()
+guard = cluster._run("guard", "sailord.local.guard", sys.argv[1], is_marked=False)
+print(guard.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
