@@ -38,8 +38,9 @@ def test_samples_draw_the_same_alone_and_together(name):
     act = DRAWING[name]
     together = computed(act, [4, 9, 6], X)
     alone = [computed(act, [number], X[i : i + 1]) for i, number in enumerate([4, 9, 6])]
-    # Not equal to the bit: on some processors products of fewer rows are summed in another order.
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
+    # Not equal to the bit: on some processors products of fewer rows are summed in another order,
+    # which a norm of four numbers magnifies. Another draw would differ by 0.01 or more.
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-4)
     assert torch.equal(together, computed(act, [4, 9, 6], X))
     assert not torch.equal(together, computed(act, [4, 9, 6], X, step=3))
     assert not torch.equal(together, computed(act, [4, 9, 6], X, layer=4))
