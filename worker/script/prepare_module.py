@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from simulator.documents.problems import InputError, Problem
 from worker.models.user_module.module_cut import ModuleCut
@@ -47,6 +48,23 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
             found.append(path)
     how = "is trained in evaluation (without dropout), as the script left it"
     return [f"model: {path} {how}" for path in found]
+
+
+def refuse_unknown_shapes(module: nn.Module) -> None:
+    """Refuse a module whose parameters have no sizes yet, and one that lengthens its input."""
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            what = f"{name} has no size before a first batch (a lazy module)"
+            cure = "let the module compute one batch before it is handed over, or name the sizes"
+            raise InputError(Problem("model", what, cure))
+    for path, part in module.named_modules():
+        # A model of peft has configurations by name; other modules may use the word for more.
+        adapters = getattr(part, "peft_config", None)
+        for adapter in adapters.values() if isinstance(adapters, dict) else ():
+            if getattr(adapter, "is_prompt_learning", False):
+                what = f"{path or 'it'} learns prompts ({type(adapter).__name__}), which cannot"
+                cure = "use an adapter of weights, such as LoraConfig"
+                raise InputError(Problem("model", f"{what} be cut into stages", cure))
 
 
 def refuse_without_gradients(cut: ModuleCut, trained: Iterable[str]) -> None:

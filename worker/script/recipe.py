@@ -46,6 +46,7 @@ from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
 from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
+    refuse_unknown_shapes,
     refuse_without_gradients,
     switch_caches_off,
     switch_to_training,
@@ -122,6 +123,7 @@ class Recipe:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 module = self.model()
+        refuse_unknown_shapes(module)
         module, was_compiled = uncompiled(module.to("cpu"))
         if was_compiled:
             self._changed.append("model: torch.compile is left out: ranks compute parts of it")

@@ -158,6 +158,24 @@ def test_what_is_called_without_gradients_is_not_trained(trained, named):
         trainer.train()
 
 
+def test_a_lazy_module_is_refused_until_its_sizes_are_known():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    with pytest.raises(InputError, match=r"1\.weight has no size before a first batch"):
+        sailor.Trainer(module, data, batch_size=2, steps=1).train()
+    module(torch.ones(2))
+    sailor.Trainer(module, data, batch_size=2, steps=1).train()
+
+
+def test_learnt_prompts_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module.peft_config = {"default": SimpleNamespace(is_prompt_learning=True)}
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    with pytest.raises(InputError, match=r"it learns prompts .* cannot be cut"):
+        sailor.Trainer(module, data, batch_size=2, steps=1).train()
+
+
 class Autocast(Extractor):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
