@@ -6,10 +6,22 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from simulator.documents.problems import InputError, Problem
 from worker.models.user_module.module_cut import ModuleCut
+
+
+def prepared(module: nn.Module) -> tuple[nn.Module, list[str], list[Any]]:
+    """Return a module made ready, notes for its user, and the configurations that had a cache."""
+    refuse_unknown_shapes(module)
+    module, was_compiled = uncompiled(module)
+    out = "model: torch.compile is left out: ranks compute parts of it"
+    notes = [out] if was_compiled else []
+    caching = switch_caches_off(module)
+    leave_blocks_to_the_plan(module)
+    switch_to_training(module)
+    return module, [*notes, *trained_in_evaluation(module)], caching
 
 
 def uncompiled(module: nn.Module) -> tuple[nn.Module, bool]:
@@ -53,7 +65,7 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
 def refuse_unknown_shapes(module: nn.Module) -> None:
     """Refuse a module whose parameters have no sizes yet, and one that lengthens its input."""
     for name, parameter in module.named_parameters():
-        if is_lazy(parameter):
+        if isinstance(parameter, UninitializedParameter):
             what = f"{name} has no size before a first batch (a lazy module)"
             cure = "let the module compute one batch before it is handed over, or name the sizes"
             raise InputError(Problem("model", what, cure))

@@ -45,13 +45,8 @@ from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
 from worker.script.prepare_module import (
-    leave_blocks_to_the_plan,
-    refuse_unknown_shapes,
+    prepared,
     refuse_without_gradients,
-    switch_caches_off,
-    switch_to_training,
-    trained_in_evaluation,
-    uncompiled,
 )
 from worker.script.torch_settings import (
     OptimizerSettings,
@@ -123,14 +118,9 @@ class Recipe:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 module = self.model()
-        refuse_unknown_shapes(module)
-        module, was_compiled = uncompiled(module.to("cpu"))
-        if was_compiled:
-            self._changed.append("model: torch.compile is left out: ranks compute parts of it")
-        self._caching.extend(switch_caches_off(module))
-        leave_blocks_to_the_plan(module)
-        switch_to_training(module)
-        self._changed.extend(trained_in_evaluation(module))
+        module, notes, caching = prepared(module.to("cpu"))
+        self._changed.extend(notes)
+        self._caching.extend(caching)
         return module
 
     @cached_property
