@@ -240,7 +240,11 @@ class _Watch:
             if not torch.is_grad_enabled():
                 self.without_gradients = index + 1
             self._uses.layer = index + 1
+            version = hidden._version
             out = repack(self.forms[like], hidden) if compute is None else compute(*args, **kwargs)
+            if hidden._version != version:
+                cure = "let it make a new one (x = x + ..., not x += ...)"
+                raise CutError(f"{name} writes into its input: {cure}")
             self.forms.append(form_of(name, out))
             is_last = index + 1 == len(self._blocks)
             self._uses.layer = index + 2 if is_last else -1

@@ -116,6 +116,18 @@ def chained(self, x):
     return x
 
 
+class InPlace(nn.Linear):
+    def forward(self, x):
+        x += super().forward(x)
+        return x
+
+
+def of_blocks_in_place():
+    module = Blocks(chained)
+    module.blocks = nn.ModuleList(InPlace(4, 4) for _ in range(3))
+    return module
+
+
 def without_the_last(self, x):
     return self.blocks[1](self.blocks[0](x))
 
@@ -131,6 +143,7 @@ def samples_last(self, x):
         (Blocks(backwards), "blocks.2 is called before blocks.0"),
         (Blocks(without_the_last), "blocks.2 is not called"),
         (Blocks(chained, shared=True), "blocks.0 is called again"),
+        (of_blocks_in_place(), "blocks.0 writes into its input: let it make a new one"),
         (nn.Linear(4, 4), "Linear has no list of blocks"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
