@@ -453,6 +453,7 @@ OrderKind = Literal[
     "cancel",
     "pause",
     "resume",
+    "budget",
     "replan",
     "checkpoint",
     "rollback",
@@ -476,3 +477,5 @@ class Order:
     node that registers later under that name."""
     wrong_bits: bool = False
     """For a quarantine: of a node whose bits were contradicted, not of a straggler."""
+    usd_max: float | None = None
+    """For a budget: the most that the job may cost in all, with what it has cost."""

@@ -56,6 +56,12 @@ BODIES: dict[str, Any] = {
         leaves_at=_MOMENT,
         notice_s={"type": "number", "minimum": 0, "maximum": 86_400},
     ),
+    "Budget": _object(
+        ("max_usd_total",),
+        id=_NAME,
+        reason=_TEXT,
+        max_usd_total={"type": "number", "exclusiveMinimum": 0},
+    ),
     "Rollback": _object(id=_NAME, reason=_TEXT),
     "Report": _object(is_open=True),
     "CertificateRequest": {"type": "string", "description": "A request in PEM."},

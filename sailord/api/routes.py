@@ -81,6 +81,8 @@ ROUTES: tuple[Route, ...] = (
     _get(f"{_JOB}/why", "why", jobs.show_why, types.Why, refuses=(503,)),
     _post(_JOB_ORDER, "order_job", jobs.order_job, types.Taken, body="Order", success=202,
           refuses=(409, 503)),
+    _post(f"{_JOB}/budget", "budget", jobs.set_budget, types.Taken, body="Budget", success=202,
+          refuses=(409, 503)),
     _get(f"{_JOB}/moves", "moves", checkpoints.list_moves, checkpoints.Moves, refuses=(503,)),
     _get(f"{_JOB}/checkpoints", "checkpoints", checkpoints.list_checkpoints,
          checkpoints.CheckpointsView, refuses=(502,)),

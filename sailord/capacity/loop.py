@@ -459,6 +459,7 @@ class CapacityLoop:
             past=self.cluster.move_context,
             has_deadline=has_deadline,
             begun=0 if record is None else record.begun,
+            usd_max=None if record is None else record.bill.usd_max,
         )
         asked = asyncio.ensure_future(self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S))
         try:

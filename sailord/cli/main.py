@@ -68,6 +68,10 @@ SECTIONS: Sections = {
             "Pause a job at the end of its step; the next queued job gets the cluster.",
         ),
         "resume": ("cluster.jobs", "Resume a job that is paused or held."),
+        "budget": (
+            "cluster.jobs",
+            "Set the most that a job may cost in all, with what it has cost so far.",
+        ),
         "cancel": ("cluster.jobs", "End a job for good; its checkpoints stay in storage."),
         "checkpoint": (
             "checkpoints.checkpoint",

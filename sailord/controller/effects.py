@@ -72,7 +72,7 @@ class Effects:
     plan_requests: int = 0
     is_behind: Callable[[JobId], bool] = lambda _job: False
     """Whether on-demand instances are rented for a job's deadline."""
-    _precomputed_for: tuple[JobId, int, bool] | None = None
+    _precomputed_for: tuple[JobId, int, bool, float | None] | None = None
     """The job, generation and goal (``is_behind``) whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -226,6 +226,7 @@ class Effects:
             past=past,
             is_behind=self.is_behind(job),
             begun=record.begun,
+            usd_max=record.bill.usd_max,
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:
@@ -239,7 +240,8 @@ class Effects:
             return
         if not isinstance(active.phase, Running):
             return
-        asked = active.job, active.generation.number, self.is_behind(active.job)
+        budget = self.cluster.state.job.bill.usd_max
+        asked = active.job, active.generation.number, self.is_behind(active.job), budget
         if asked != self._precomputed_for:
             self._precomputed_for = asked
             self._tasks.start(self._precompute(active, active.generation))

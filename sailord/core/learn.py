@@ -179,6 +179,9 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
                 node = marked.get(id_) or state.nodes.get(id_)
                 if node is not None and not node.is_lost:
                     marked[id_] = mark(node, order, state.now)
+            case "budget":
+                state, settled = _set_budget(state, order)
+                commands += settled
             case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
                 state, settled = _order(state, order)
                 commands += settled
@@ -230,6 +233,20 @@ def _order(state: State, order: Order) -> Step:
         commands = (*commands, SettleOrder(rollbacks.pop(job.id).id))
         state = replace(state, rollbacks=rollbacks)
     return Step(state, (*commands, settle))
+
+
+def _set_budget(state: State, order: Order) -> Step:
+    """Change a job's total budget at once; one without a plan that waits asks for a plan again."""
+    settle = SettleOrder(order.id)
+    job = state.jobs.get(JobId(order.target))
+    if job is None or job.state in ("done", "cancelled") or order.usd_max is None:
+        return Step(state, (settle,))
+    state, written = write_job(state, replace(job, bill=replace(job.bill, usd_max=order.usd_max)))
+    active = state.active
+    if active is not None and active.job == job.id and active.asked.is_refused:
+        asked = replace(active.asked, nodes=frozenset(), is_refused=False)
+        state = replace(state, active=replace(active, asked=asked))
+    return Step(state, (*written, settle))
 
 
 def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:

@@ -8,7 +8,7 @@ from sailord.core.model.events import OrderGiven
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Closing, Held, Waiting
 from sailord.core.model.state import Active, State
-from sailord.core.queries.job_cost import why_not_afforded
+from sailord.core.queries.job_cost import bill_now, why_not_afforded
 from sailord.core.queries.replan_triggers import last_steering_order, why_waiting
 from sailord.text.cures import SPEND_MORE
 from simulator.documents.problems import Problem
@@ -33,6 +33,8 @@ def why_without_effect(state: State, order: Order) -> Problem | None:
         return None
     if order.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, order)
+    if order.kind == "budget":
+        return _of_budget(state, order)
     if active is not None and active.job == order.target:
         return _of_active(state, active, order.kind, why_not_afforded(state, active.job))
     job = state.jobs.get(JobId(order.target))
@@ -52,6 +54,21 @@ def _of_job(state: State, job: JobRecord, order: Order, unpaid: str) -> Problem 
     if (after.jobs, after.rollbacks) != (state.jobs, state.rollbacks):
         return None
     return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
+
+
+def _of_budget(state: State, order: Order) -> Problem | None:
+    job = state.jobs.get(JobId(order.target))
+    if job is None or order.usd_max is None:
+        return None
+    if job.state in {"done", "cancelled"}:
+        return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
+    bill = bill_now(state, job)
+    if order.usd_max <= bill.usd:
+        what = f"${order.usd_max:,.2f} is not more than the ${bill.usd:,.2f} that it has cost"
+        return Problem(job.id, what, "give more, or pause or cancel it")
+    if order.usd_max == bill.usd_max:
+        return _nothing(job.id, order.kind, "it has that budget", "give another one")
+    return None
 
 
 def _of_active(state: State, active: Active, kind: OrderKind, unpaid: str) -> Problem | None:

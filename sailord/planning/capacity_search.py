@@ -102,7 +102,8 @@ class _Asker:
 
     @staticmethod
     def of(request: CapacityRequest) -> _Asker:
-        job = _within_budget(read_job(request.spec, begun=request.begun), request.usd_per_hour_max)
+        job = read_job(request.spec, begun=request.begun, usd_max=request.usd_max)
+        job = _within_budget(job, request.usd_per_hour_max)
         nodes = [*_nodes_of(request.pools, "up"), *_nodes_of(request.pools, "obtainable")]
         cluster = _priced(cluster_of(request.cluster_file, nodes), request.pools)
         measurements = load_measurements(

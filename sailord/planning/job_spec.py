@@ -15,10 +15,11 @@ NAMES_OTHERS = ("config", "hf_config", "file", "description")
 make sailord read files of its own machine."""
 
 
-def read_job(spec: str, *, begun: int = 0) -> Job:
+def read_job(spec: str, *, begun: int = 0, usd_max: float | None = None) -> Job:
     """Parse a submitted job; it must be self-contained and name no other file for its model.
 
     Of one that continues from a checkpoint, its limits in total are for the steps since ``begun``.
+    ``usd_max`` is a total budget that was given since.
     """
     document = parse_document(spec.encode(), name="job", flaws_raise=False)
     model = document.data.get("model")
@@ -33,6 +34,8 @@ def read_job(spec: str, *, begun: int = 0) -> Job:
         what = f"names a file of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))
     job = job_from_document(document)
+    if usd_max is not None:
+        job = replace(job, objective=replace(job.objective, max_usd_total=usd_max))
     return job if job.steps is None else replace(job, steps=max(job.steps - begun, 1))
 
 

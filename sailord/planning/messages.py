@@ -68,6 +68,8 @@ class PlanRequest:
     """On-demand machines were rented for the job's deadline: speed counts, not cost."""
     begun: int = 0
     """The step of the checkpoint that the job was submitted to continue from."""
+    usd_max: float | None = None
+    """The job's total budget; ``None``: that of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class CapacityRequest:
     """The job has to be done by a deadline: on-demand machines are looked at apart."""
     begun: int = 0
     """The step of the checkpoint that the job was submitted to continue from."""
+    usd_max: float | None = None
+    """The job's total budget; ``None``: that of its file."""
 
 
 @dataclass(frozen=True, slots=True)

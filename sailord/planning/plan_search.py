@@ -45,7 +45,7 @@ HURRIED = "found in a hurry, and may leave nodes unused"
 def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
     try:
-        job = in_haste(read_job(request.spec, begun=request.begun), is_behind=request.is_behind)
+        job = _key_of(request).job()
         before = _running_plan(request)
         nodes, left_out = priced_nodes(job, request, before)
         if left_out and not nodes:
@@ -64,19 +64,34 @@ def answer(request: PlanRequest) -> FoundPlan | str:
         return "; ".join(map(str, error.problems))
 
 
+@dataclass(frozen=True, slots=True)
+class _JobKey:
+    """What a request says of its job."""
+
+    spec: str
+    begun: int
+    usd_max: float | None
+    is_behind: bool
+
+    def job(self) -> Job:
+        job = read_job(self.spec, begun=self.begun, usd_max=self.usd_max)
+        return in_haste(job, is_behind=self.is_behind)
+
+
+def _key_of(request: PlanRequest) -> _JobKey:
+    return _JobKey(request.spec, request.begun, request.usd_max, request.is_behind)
+
+
 @lru_cache(maxsize=4)
 def _replanner(
-    spec: str,
+    about: _JobKey,
     file: Path,
     profiles: Path | None,
     links: tuple[Path, int] | None,
     kinds: tuple[Node, ...],
     live: tuple[Correction, ...],
-    is_behind: bool,
-    begun: int,
 ) -> Replanner:
-    cluster = cluster_of(file, kinds)
-    job = in_haste(read_job(spec, begun=begun), is_behind=is_behind)
+    cluster, job = cluster_of(file, kinds), about.job()
     found = load_measurements(
         profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
@@ -95,8 +110,8 @@ def replanner_for(
 ) -> Replanner:
     """The replanner, cached by kinds of machines; past moves are those of this request."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
-    about = request.spec, request.cluster_file, request.profiles, request.links
-    found = _replanner(*about, tuple(kinds.values()), live, request.is_behind, request.begun)
+    files = request.cluster_file, request.profiles, request.links
+    found = _replanner(_key_of(request), *files, tuple(kinds.values()), live)
     found.times = replace(DEFAULT_TIMES, past=request.past.moves)
     return found
 
@@ -326,7 +341,7 @@ def start_precomputing(request: PlanRequest) -> None:
     if before is None:
         return
     replanner, running = _tables_for(request, before)
-    job = in_haste(read_job(request.spec, begun=request.begun), is_behind=request.is_behind)
+    job = _key_of(request).job()
     nodes, _ = priced_nodes(job, request, before)
     ahead = Precomputed(replanner, running, nodes)
     _AHEAD.append(_Ahead(request, job, ahead, ahead.steps()))

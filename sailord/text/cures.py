@@ -2,7 +2,4 @@
 
 from __future__ import annotations
 
-SPEND_MORE = (
-    "submit it under another id with a larger max_usd_total; sailorctl checkpoint export and import"
-    " copy its state"
-)
+SPEND_MORE = "raise it with sailorctl budget JOB USD, and resume the job"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +25,13 @@ from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
 from sailord.api.handlers.capacity import deadline_of
 from sailord.api.handlers.context import CONTEXT, ApiContext
-from sailord.api.handlers.orders import handle_order, wait_until
+from sailord.api.handlers.orders import (
+    handle_order,
+    named,
+    read_order,
+    store_order,
+    wait_until,
+)
 from sailord.api.handlers.packages import check_package, delete_unused, package_storage
 from sailord.api.handlers.plans import read_plan
 from sailord.capacity.core.planner_view import possible_supplies
@@ -245,6 +252,20 @@ async def show_why(request: web.Request) -> web.Response:
 async def order_job(request: web.Request) -> web.Response:
     """Cancel, pause, resume, replan or checkpoint a job."""
     return await handle_order(request, job_of(request).id)
+
+
+async def set_budget(request: web.Request) -> web.Response:
+    """Set the most that a job may cost in all, with what it has cost."""
+    api, job = request.app[CONTEXT], job_of(request)
+    kinds: dict[str, type] = {"id": str, "reason": str, "max_usd_total": float}
+    body = await read_object(request, kinds, ("max_usd_total",))
+    usd = float(body["max_usd_total"])
+    if not 0 < usd < math.inf:
+        raise InputError(Problem("max_usd_total", "is no amount", "give dollars above 0"))
+    why = f": {body['reason']}" if body.get("reason") else ""
+    body["reason"] = f"at most ${usd:,.2f} in all{why}"
+    order = replace(read_order("budget", job.id, body), usd_max=usd)
+    return await store_order(api, named(request, order))
 
 
 async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, ...], float | None]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from sailord.cli.shared.options import show
+from sailord.cli.shared.options import FiniteRange, show
 from sailord.cli.shared.server import (
     ask_about,
     job_question,
     order_command,
+    order_options,
     question,
     server_command,
 )
@@ -42,4 +45,25 @@ pause = order_command(
     "job", "pause", "Pause a job at the end of its step; the next queued job gets the cluster."
 )
 resume = order_command("job", "resume", "Resume a job that is paused or held.")
+
+
+@click.command()
+@click.argument("job")
+@click.argument("usd", type=FiniteRange(0.0, min_open=True))
+@order_options
+@server_command
+def budget(client: Client, job: str, usd: float, order: dict[str, Any], as_json: bool) -> None:
+    """Set the most that a job may cost in all, with what it has cost so far.
+
+    It replaces max_usd_total of its job file. A job that is held as its budget is spent goes on
+    with `sailorctl resume` after that.
+    """
+    body = {**order, "max_usd_total": usd}
+    path = "/v1/jobs/{}/budget"
+    full, answer = ask_about(
+        client, "job", job, lambda each: client.order(path.format(each), body), is_order=True
+    )
+    show(answer, as_json, lambda _: f"budget {full}: ordered, at most ${usd:,.2f} in all")
+
+
 cancel = order_command("job", "cancel", "End a job for good; its checkpoints stay in storage.")

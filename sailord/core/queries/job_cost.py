@@ -87,13 +87,18 @@ def over_budget(state: State) -> str:
 def why_not_afforded(state: State, id_: JobId) -> str:
     """Return why the budget of a job does not pay for going on; empty if it does."""
     active = state.active
-    if active is not None and active.job == id_:
-        last = active.generation
-        bill = billed(state.job, paid(state, last), state.now)
-    else:
-        last, bill = state.generations.get(id_), state.jobs[id_].bill
+    is_active = active is not None and active.job == id_
+    last = active.generation if active is not None and is_active else state.generations.get(id_)
     rate = None if last is None else last.usd_per_hour
-    return why_unpaid(bill, rate, state.options.reserve_s)
+    return why_unpaid(bill_now(state, state.jobs[id_]), rate, state.options.reserve_s)
+
+
+def bill_now(state: State, job: JobRecord) -> Bill:
+    """Return the bill of a job up to now."""
+    active = state.active
+    if active is None or active.job != job.id:
+        return job.bill
+    return billed(job, paid(state, active.generation), state.now)
 
 
 def why_unpaid(bill: Bill, usd_per_hour: float | None = None, reserve_s: float = 0.0) -> str:

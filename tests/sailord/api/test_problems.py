@@ -138,7 +138,7 @@ def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
     poor = PausedJob("first", "paused", f"second has the cluster; held: {spent}", spent)
     (said,) = problems_of(WELL, None, (NODE,), 1000.0, (poor,))
     assert "sailorctl resume" not in said
-    assert "larger max_usd_total" in said
+    assert "sailorctl budget" in said
 
 
 @pytest.mark.parametrize("reserve_s", [0.0, 190.0])

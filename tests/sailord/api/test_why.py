@@ -50,7 +50,7 @@ def test_a_job_that_has_spent_its_budget_is_not_told_to_resume() -> None:
         return why_text(plain(why_view(spent, view, {}, (), None)))
 
     assert SPEND_MORE in told(usd_max=10.0)
-    assert "resume" not in told(usd_max=10.0)
+    assert f"sailorctl resume {JOB}" not in told(usd_max=10.0)
     assert f"sailorctl resume {JOB}" in told(usd_max=11.0)
 
 

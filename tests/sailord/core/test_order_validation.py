@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import Bill, JobId, JobState
+from agents.protocol.records import Bill, JobId, JobState, Order
 from sailord.core.decide import decide
-from sailord.core.model.commands import GiveOrder, Note, SettleOrder
-from sailord.core.model.events import GenerationWritten, OrderGiven, Ticked
+from sailord.core.model.commands import GiveOrder, Note, RequestPlan, SettleOrder, WriteJob
+from sailord.core.model.events import GenerationWritten, OrderGiven, PlanRefused, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.state import State
 from sailord.core.order_validation import why_without_effect
 from tests.sailord.core.states import (
     BEGAN,
+    FROM_NOTHING,
     JOB,
     KEPT,
     NOW,
@@ -23,6 +24,8 @@ from tests.sailord.core.states import (
     A,
     B,
     G,
+    act,
+    active_of,
     job,
     node,
     order,
@@ -169,7 +172,7 @@ def test_a_job_that_has_spent_its_budget_is_not_resumed(before: State, target: s
     problem = why_without_effect(before, order("resume", target))
     assert problem is not None
     assert problem.what == "resume would change nothing: its budget of $5.00 is spent"
-    assert "larger max_usd_total" in problem.cure
+    assert "sailorctl budget JOB USD" in problem.cure
     assert not has_effect(before, "resume", target)
 
 
@@ -185,7 +188,46 @@ def test_a_job_is_not_resumed_on_the_money_that_is_kept_for_saving_its_state(
     problem = why_without_effect(before, order("resume", target))
     assert problem is not None
     assert "$4.60 of its budget of $5.00 are spent, and the rest pays only for" in problem.what
-    assert "larger max_usd_total" in problem.cure
+    assert "sailorctl budget JOB USD" in problem.cure
+
+
+def budget(usd: float, target: str = JOB) -> Order:
+    return replace(order("budget", target, "more"), usd_max=usd)
+
+
+@pytest.mark.parametrize(
+    ("before", "target"), [(poor(HELD, 5.0), JOB), (parked(5.0), OTHER)], ids=["held", "paused"]
+)
+def test_a_job_that_has_spent_its_budget_is_resumed_after_it_was_raised(
+    before: State, target: str
+) -> None:
+    assert why_without_effect(before, budget(9.0, target)) is None
+    after, commands = decide(before, OrderGiven(NOW, budget(9.0, target)))
+    assert WriteJob(after.jobs[JobId(target)]) in commands
+    assert SettleOrder("more") in commands
+    assert after.jobs[JobId(target)].bill.usd_max == 9.0
+    assert why_without_effect(after, order("resume", target)) is None
+    assert has_effect(after, "resume", target)
+
+
+def test_a_budget_below_what_the_job_has_cost_is_refused() -> None:
+    problem = why_without_effect(poor(HELD, 4.6), budget(4.5))
+    assert problem is not None
+    assert problem.what == "$4.50 is not more than the $4.60 that it has cost"
+    same = why_without_effect(poor(HELD, 4.6), budget(5.0))
+    assert same is not None
+    assert "it has that budget" in same.what
+    ended = why_without_effect(waits("done"), budget(5.0, OTHER))
+    assert ended is not None
+    assert "it is done" in ended.what
+
+
+def test_a_job_without_a_plan_asks_for_one_once_its_budget_is_another() -> None:
+    before = state(FROM_NOTHING)
+    before, _ = act(before, PlanRefused(NOW, 4, "no plan keeps max_usd_total"))
+    assert active_of(before).asked.is_refused
+    _, commands = act(before, OrderGiven(NOW + 1, budget(9.0)))
+    assert any(isinstance(each, RequestPlan) for each in commands)
 
 
 def test_a_resume_beside_a_pause_does_not_queue_a_job_without_a_budget() -> None:

@@ -32,6 +32,12 @@ def test_job_shape_counts_shared_tensors_as_one_more_layer_and_piece():
     assert job_shape(read_job(SPEC)) == (7, 3)
 
 
+def test_a_budget_that_was_given_since_replaces_that_of_the_file():
+    spec = SPEC + "\n[objective]\nmax_usd_total = 10.0\n"
+    assert read_job(spec, usd_max=25.0).objective.max_usd_total == 25.0
+    assert read_job(spec).objective.max_usd_total == 10.0
+
+
 def test_the_limits_of_a_job_that_continues_are_for_the_steps_left():
     spec = SPEC + "\n[objective]\nmax_usd_total = 10.0\n"
     steps = read_job(spec).steps
