@@ -13,17 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from agents.daemon.process_cleanup import children_of
 from simulator.documents.problems import InputError, Problem
 from worker.cli.local_launcher import PeerFailedError, RanksFailedError, RunFailedError, run_ranks
 from worker.profiling.activity_board import ActivityBoard
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREVER_S = 600.0
-
-
-def children() -> list[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
 
 def run(body, ranks=3):
@@ -41,9 +37,9 @@ def run(body, ranks=3):
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing():
-    before, files = children(), len(os.listdir("/proc/self/fd"))
+    before, files = set(children_of(os.getpid())), len(os.listdir("/proc/self/fd"))
     yield
-    assert children() == before
+    assert set(children_of(os.getpid())) == before
     assert len(os.listdir("/proc/self/fd")) == files
 
 
