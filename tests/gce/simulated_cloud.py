@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core import model
-from sailord.capacity.core.decide import decide, obtainable, record_of
+from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityPolicy, CapacityState
+from sailord.capacity.core.supply import obtainable
 from sailord.providers.interface import (
     DeleteResult,
     Granted,

@@ -12,8 +12,8 @@ import pytest
 
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd
-from sailord.capacity.core.decide import supply
 from sailord.capacity.core.model import BootsRetried, CapacityPolicy, TargetSet
+from sailord.capacity.core.supply import supply
 from tests.conftest import the_first_quick
 from tests.gce.simulated_cloud import POOLS, RUN_S, Run
 

@@ -16,10 +16,10 @@ from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity.core.decide import obtainable
 from sailord.capacity.core.model import CapacityState, Cooldown, Stop
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
+from sailord.capacity.core.supply import obtainable
 from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of

@@ -25,8 +25,6 @@ from sailord.capacity.core.budget import (
     is_affordable,
     spent_usd,
     stop_due,
-    usd_per_hour,
-    usd_per_hour_limit,
 )
 from sailord.capacity.core.cooldowns import cool_down, end_stockouts
 from sailord.capacity.core.deadline import keep_deadline, keep_job_budget, pace_of, pace_record
@@ -34,6 +32,8 @@ from sailord.capacity.core.model import CapacityState
 from sailord.capacity.core.reconcile import adopt, observe
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.retirement import is_replaced, retire
+from sailord.capacity.core.supply import obtainable, supply
+from sailord.capacity.core.surplus import drain_of, shrink
 from sailord.providers.interface import (
     Granted,
     InDoubt,
@@ -60,7 +60,7 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
     state, doubted = _expire_doubts(state)
     state, faulty = _mark_unusable(state)
     state, retired = retire(state)
-    state, drained = _shrink(state)
+    state, drained = shrink(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
     return state, (
@@ -86,31 +86,6 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
         state.spent_gpu_us,
         state.ended_nodes,
     )
-
-
-def supply(state: CapacityState) -> Counter[Pool]:
-    """Return usable and requested instances, by pool."""
-    found = Counter(m.instance.pool for m in state.machines.values() if m.is_live)
-    for asked in state.asks.values():
-        found[asked.ask.pool] += asked.ask.count
-    return found
-
-
-def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | None = None) -> int:
-    """Return how many more instances of a pool may be requested now.
-
-    ``there`` is the result of ``supply``, passed by callers that ask about many pools.
-    """
-    rest = state.cooldowns.get(pool)
-    if state.quotas is None or pool not in state.prices or state.stop:
-        return 0
-    if boots.why_stopped(state, pool):
-        return 0
-    if rest is not None and state.now < rest.until:
-        return 0
-    limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
-    most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
-    return max(min([most, *map(int, limits)]), 0)
 
 
 # ---- events -------------------------------------------------------------------------------------
@@ -174,7 +149,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
         spent_gpu_us=books.spent_gpu_us,
         ended_nodes=books.ended_nodes,
     )
-    return state, tuple(_drain(m) for m in books.machines if m.is_drained and not m.why)
+    return state, tuple(drain_of(m) for m in books.machines if m.is_drained and not m.why)
 
 
 def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
@@ -308,9 +283,16 @@ def _mark_unusable(state: CapacityState) -> Decision:
         if machine.why or machine.is_missed or not machine.instance.request_id:
             continue
         fault = _fault_of(state, machine)
+        if fault and machine.instance.node in state.in_use | state.holding:
+            # Its memory may have the only copy of a state: that is moved off first.
+            if not machine.is_drained:
+                drained = replace(machine, is_drained=True)
+                state = replace(state, machines={**state.machines, id_: drained})
+                told.append(model.Drain(machine.instance.node, fault))
+            fault = ""
         why = fault or _why_unneeded(state, machine)
         if why:
-            marked = replace(machine, why=why)
+            marked = replace(state.machines[id_], why=why)
             state = replace(state, machines={**state.machines, id_: marked})
         if fault and boots.counts(state, machine):
             pool = machine.instance.pool
@@ -352,95 +334,6 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
 def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bool:
     """Return whether this many seconds passed since then in which agents were counted."""
     return since is not None and state.looked_at >= max(since, state.counting_since) + seconds
-
-
-def _shrink(state: CapacityState) -> Decision:
-    """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
-
-    Above the hourly limit it goes at once. An unused instance whose memory the job may need is
-    drained instead of deleted.
-    """
-    if not state.is_target_set:
-        return state, ()
-    # A quarantined one stays to be looked at for as long as anything is wanted.
-    is_any_wanted = any(state.target.values())
-    live: dict[Pool, list[RentedInstance]] = {}
-    for machine in state.machines.values():
-        is_here = machine.is_live if is_any_wanted else machine.is_staying
-        if is_here and machine.instance.request_id:
-            live.setdefault(machine.instance.pool, []).append(machine)
-    since: dict[Pool, float] = {}
-    spare: list[RentedInstance] = []
-    held: list[RentedInstance] = []
-    machines = dict(state.machines)
-    for pool, present in sorted(live.items()):
-        too_many = len(present) - state.target.get(pool, 0)
-        if too_many <= 0:
-            continue
-        since[pool] = state.surplus_since.get(pool, state.now)
-        if state.now < since[pool] + state.policy.surplus_s and is_affordable(state, 0.0):
-            continue
-        unused = [m for m in present if m.instance.node not in state.in_use]
-        unused.sort(
-            key=lambda m: (
-                m.instance.node in state.holding,
-                m.joined_at is not None,
-                -m.instance.created_at,
-            )
-        )
-        for machine in unused[:too_many]:
-            if machine.instance.node in state.holding:
-                held.append(replace(machine, is_drained=True))
-                machines[machine.instance.id] = held[-1]
-            else:
-                machines[machine.instance.id] = replace(machine, why="surplus")
-        used = [m for m in present if m.instance.node in state.in_use]
-        spare += used[: max(too_many - len(unused), 0)]
-    state = replace(state, surplus_since=since, machines=machines)
-    leaving = spare if _has_all(state, live) else _blocking_surplus(state, spare)
-    drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
-    return replace(state, machines={**machines, **drained}), tuple(map(_drain, held + leaving))
-
-
-def _drain(machine: RentedInstance) -> model.Drain:
-    return model.Drain(machine.instance.node, f"{machine.instance.pool} is surplus")
-
-
-def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) -> bool:
-    """Return whether the whole target is up; until then the job keeps the instances it uses."""
-    return all(
-        sum(m.joined_at is not None for m in live.get(pool, ())) >= count
-        for pool, count in state.target.items()
-    )
-
-
-def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
-    """Return the surplus in use that must go so that the budget pays for the rest and the target.
-
-    Without this the job would keep it forever, and the target would never be requested.
-    """
-    most = usd_per_hour_limit(state)
-    if most is None or not spare:
-        return []
-    running = [m for m in state.machines.values() if m.ended_at is None]
-    going = (m.usd_per_hour or 0.0 for m in running if not m.is_staying)
-    room = most - usd_per_hour(state) + sum(going)
-    within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
-    needed, there = 0.0, supply(state)
-    for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):
-        for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool, there))):
-            if needed + state.prices[pool] <= within_reach:
-                needed += state.prices[pool]
-
-    def usd_per_gpu(machine: RentedInstance) -> float:
-        return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
-
-    leaving: list[RentedInstance] = []
-    for machine in sorted(spare, key=usd_per_gpu, reverse=True):
-        if room < needed:
-            leaving.append(machine)
-            room += machine.usd_per_hour or 0.0
-    return leaving
 
 
 def _delete(state: CapacityState) -> Decision:

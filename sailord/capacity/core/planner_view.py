@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from agents.protocol.records import NodeId, name_in
-from sailord.capacity.core.decide import obtainable, supply
 from sailord.capacity.core.model import (
     Agent,
     CapacityState,
@@ -15,6 +14,7 @@ from sailord.capacity.core.model import (
     DeadlineOptions,
     JobProgress,
 )
+from sailord.capacity.core.supply import obtainable, supply
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal

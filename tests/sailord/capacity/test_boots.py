@@ -8,7 +8,7 @@ import pytest
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core.boots import why_stopped
-from sailord.capacity.core.decide import obtainable, record_of
+from sailord.capacity.core.decide import record_of
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
@@ -24,6 +24,7 @@ from sailord.capacity.core.model import (
     Tick,
 )
 from sailord.capacity.core.retirement import LAST_DRAIN_S, RETIRE_S
+from sailord.capacity.core.supply import obtainable
 from sailord.providers.interface import Granted, Preemption
 from tests.sailord.capacity.story import A, B, Story, machine
 

@@ -8,7 +8,7 @@ import pytest
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
-from sailord.capacity.core.decide import decide, obtainable, record_of, supply
+from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
@@ -32,6 +32,7 @@ from sailord.capacity.core.model import (
     TookOver,
     request_id_of,
 )
+from sailord.capacity.core.supply import obtainable, supply
 from sailord.providers.gce.requests import request_uuid
 from sailord.providers.interface import (
     Granted,
@@ -237,6 +238,22 @@ def test_surplus_in_use_is_drained_then_deleted():
     assert story.of(Delete) == []
     story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
     assert story.of(Delete) == [Delete(("1",))]
+
+
+@pytest.mark.parametrize("depends", ["in_use", "holding"])
+def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
+    """Its memory may have the only copy of a state."""
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    needed = {depends: frozenset({"n1"})}
+    story.hear(AgentsCounted(40.0, {"n1": Agent(3)}, **needed))
+    assert story.of(Drain) == [Drain("n1", "it has 3 of its 4 GPUs")]
+    assert story.of(Delete) == []
+    story.hear(AgentsCounted(50.0, {"n1": Agent(3, is_leaving=True)}, **needed))
+    assert (story.of(Drain), story.of(Delete)) == ([], [])
+    story.hear(AgentsCounted(60.0, {"n1": Agent(3, is_leaving=True)}))
+    assert story.of(Delete) == [Delete(("1",))]
+    assert story.state.machines["1"].why == "it has 3 of its 4 GPUs"
 
 
 def test_a_new_leader_repeats_stored_drains():

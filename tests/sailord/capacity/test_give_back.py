@@ -8,7 +8,6 @@ import pytest
 
 from agents.protocol.records import JobId, Point, Restore, name_in
 from agents.saved_state import SavedState
-from sailord.capacity.core.decide import supply
 from sailord.capacity.core.model import (
     AgentsCounted,
     CapacityPolicy,
@@ -19,6 +18,7 @@ from sailord.capacity.core.model import (
     TargetSet,
 )
 from sailord.capacity.core.planner_view import agents_of, holding, pool_supplies
+from sailord.capacity.core.supply import supply
 from sailord.core.model.events import Ticked
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.phases import Starting

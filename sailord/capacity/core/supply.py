@@ -1,0 +1,35 @@
+"""How many instances of each pool there are, and how many more may be requested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from sailord.capacity.core import boots
+from sailord.capacity.core.model import CapacityState
+from sailord.providers.interface import Pool
+
+
+def supply(state: CapacityState) -> Counter[Pool]:
+    """Return usable and requested instances, by pool."""
+    found = Counter(m.instance.pool for m in state.machines.values() if m.is_live)
+    for asked in state.asks.values():
+        found[asked.ask.pool] += asked.ask.count
+    return found
+
+
+def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | None = None) -> int:
+    """Return how many more instances of a pool may be requested now.
+
+    ``there`` is the result of ``supply``, passed by callers that ask about many pools.
+    """
+    rest = state.cooldowns.get(pool)
+    if state.quotas is None or pool not in state.prices or state.stop:
+        return 0
+    if boots.why_stopped(state, pool):
+        return 0
+    if rest is not None and state.now < rest.until:
+        return 0
+    limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
+    most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
+    return max(min([most, *map(int, limits)]), 0)

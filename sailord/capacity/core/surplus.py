@@ -1,0 +1,103 @@
+"""Which surplus instances are deleted, which are drained, and which stay for now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sailord.capacity.core import model
+from sailord.capacity.core.budget import is_affordable, usd_per_hour, usd_per_hour_limit
+from sailord.capacity.core.model import CapacityState
+from sailord.capacity.core.rented_instance import RentedInstance
+from sailord.capacity.core.supply import obtainable, supply
+from sailord.providers.interface import Pool
+
+
+def shrink(state: CapacityState) -> tuple[CapacityState, tuple[model.Command, ...]]:
+    """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
+
+    Above the hourly limit it goes at once. An unused instance whose memory the job may need is
+    drained instead of deleted.
+    """
+    if not state.is_target_set:
+        return state, ()
+    # A quarantined one stays to be looked at for as long as anything is wanted.
+    is_any_wanted = any(state.target.values())
+    live: dict[Pool, list[RentedInstance]] = {}
+    for machine in state.machines.values():
+        is_here = machine.is_live if is_any_wanted else machine.is_staying
+        if is_here and machine.instance.request_id:
+            live.setdefault(machine.instance.pool, []).append(machine)
+    since: dict[Pool, float] = {}
+    spare: list[RentedInstance] = []
+    held: list[RentedInstance] = []
+    machines = dict(state.machines)
+    for pool, present in sorted(live.items()):
+        too_many = len(present) - state.target.get(pool, 0)
+        if too_many <= 0:
+            continue
+        since[pool] = state.surplus_since.get(pool, state.now)
+        if state.now < since[pool] + state.policy.surplus_s and is_affordable(state, 0.0):
+            continue
+        unused = [m for m in present if m.instance.node not in state.in_use]
+        unused.sort(
+            key=lambda m: (
+                m.instance.node in state.holding,
+                m.joined_at is not None,
+                -m.instance.created_at,
+            )
+        )
+        for machine in unused[:too_many]:
+            if machine.instance.node in state.holding:
+                held.append(replace(machine, is_drained=True))
+                machines[machine.instance.id] = held[-1]
+            else:
+                machines[machine.instance.id] = replace(machine, why="surplus")
+        used = [m for m in present if m.instance.node in state.in_use]
+        spare += used[: max(too_many - len(unused), 0)]
+    state = replace(state, surplus_since=since, machines=machines)
+    leaving = spare if _has_all(state, live) else _blocking_surplus(state, spare)
+    drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
+    return replace(state, machines={**machines, **drained}), tuple(map(drain_of, held + leaving))
+
+
+def drain_of(machine: RentedInstance) -> model.Drain:
+    """Return the command that drains an instance for which there is no use any more."""
+    return model.Drain(machine.instance.node, f"{machine.instance.pool} is surplus")
+
+
+def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) -> bool:
+    """Return whether the whole target is up; until then the job keeps the instances it uses."""
+    return all(
+        sum(m.joined_at is not None for m in live.get(pool, ())) >= count
+        for pool, count in state.target.items()
+    )
+
+
+def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
+    """Return the surplus in use that must go so that the budget pays for the rest and the target.
+
+    Without this the job would keep it forever, and the target would never be requested.
+    """
+    most = usd_per_hour_limit(state)
+    if most is None or not spare:
+        return []
+    running = [m for m in state.machines.values() if m.ended_at is None]
+    going = (m.usd_per_hour or 0.0 for m in running if not m.is_staying)
+    room = most - usd_per_hour(state) + sum(going)
+    within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
+    needed, there = 0.0, supply(state)
+    for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):
+        for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool, there))):
+            if needed + state.prices[pool] <= within_reach:
+                needed += state.prices[pool]
+
+    def usd_per_gpu(machine: RentedInstance) -> float:
+        return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
+
+    leaving: list[RentedInstance] = []
+    for machine in sorted(spare, key=usd_per_gpu, reverse=True):
+        if room < needed:
+            leaving.append(machine)
+            room += machine.usd_per_hour or 0.0
+    return leaving
