@@ -369,6 +369,8 @@ class Checker:
         last = Opened(0.0, record, record, None)
         heads = self.world.heads.values()
         state = max((head.state for head in heads), key=lambda each: each.term or 0)
+        if job.id in state.rollbacks:
+            return  # An operator gave those steps up: it begins at an older one when it is resumed.
         known = {id_ for id_, node in state.nodes.items() if not node.is_lost}
         points = self.world.gangs.points_in_memory(job.id, among=known)
         lost = [p for p in points if p.step > kept and self._is_ancestor(p, last)]

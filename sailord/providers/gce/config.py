@@ -78,6 +78,8 @@ class GceConfig:
     """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)
     """Managed instance groups that make the instances of a pool, GKE's node pools included."""
+    reservations: Mapping[Pool, str] = field(default_factory=dict)
+    """Reservations in which the on-demand instances of a pool are made, and nowhere else."""
     billing: bool = False
     """Read prices from the Cloud Billing catalogue."""
     credentials: Path | None = None
@@ -142,6 +144,7 @@ def read_gce(
     package = table.value("package", _PACKAGE)
     credentials = table.text("credentials")
     groups = _groups(table, pools)
+    reservations = _reservations(table, pools, groups)
     config = GceConfig(
         project=project or "",
         cluster_name=cluster_name,
@@ -161,6 +164,7 @@ def read_gce(
         key_secret=secret or "",
         package=package or "",
         groups=groups,
+        reservations=reservations,
         billing=table.flag("billing", default=False),
         credentials=None if credentials is None else folder / credentials,
         endpoint=table.text("endpoint"),
@@ -206,6 +210,25 @@ def _groups(table: Table, pools: tuple[Pool, ...]) -> dict[Pool, str]:
     return groups
 
 
+def _reservations(
+    table: Table, pools: tuple[Pool, ...], groups: Mapping[Pool, str]
+) -> dict[Pool, str]:
+    found: dict[Pool, str] = {}
+    for entry in table.tables("reservation"):
+        zone, machine = entry.text("zone", required=True), entry.text("machine", required=True)
+        name = entry.value("name", _RESERVATION, required=True)
+        entry.finish()
+        fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, False)]
+        if zone is not None and machine is not None and not fitting:
+            cure = 'list its zone, its machine and the contract "on-demand" above'
+            entry.report("zone", f"{machine} in {zone} (on demand) is not a pool", cure)
+        if any(pool in groups for pool in fitting):
+            cure = "name the reservation in the template of the group"
+            entry.report("machine", "a managed instance group makes its instances", cure)
+        found |= dict.fromkeys(fitting, name or "")
+    return found
+
+
 def _texts(table: Table, key: str) -> dict[str, str]:
     section = table.section(key)
     found = {name: section.text(name, default="") for name in section.values}
@@ -239,5 +262,9 @@ _STORE = _matching(
 )
 _SECRET = _matching(
     SECRET, "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
+)
+_RESERVATION = _matching(
+    re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?\Z"),
+    "give the reservation's name, as `gcloud compute reservations list` shows it",
 )
 _PACKAGE = _matching(PACKAGE, "pin a wheel: sailor[worker]@gs://BUCKET/NAME.whl#sha256=SUM")

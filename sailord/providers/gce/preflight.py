@@ -192,7 +192,7 @@ async def _check_account(api: GceClient, config: GceConfig, default: str) -> Asy
 async def _check_named(
     api: GceClient, config: GceConfig, regions: Sequence[str]
 ) -> AsyncIterator[Finding]:
-    """Check that placement policies and managed instance groups exist."""
+    """Check that placement policies, managed instance groups and reservations exist."""
     for region, policy in sorted(config.placement.items()):
         if region not in regions:
             continue
@@ -207,6 +207,18 @@ async def _check_named(
             what = f'{pool.zone} has no managed instance group "{group}"'
             cure = "`gcloud compute instance-groups managed list` shows them"
             yield Problem("provider.group", what, cure), True
+    for pool, name in sorted(config.reservations.items()):
+        reserved = await or_none(api.call("Reservations", "get", zone=pool.zone, reservation=name))
+        shows = "`gcloud compute reservations list` shows them"
+        if reserved is None:
+            what = f'{pool.zone} has no reservation "{name}"'
+            yield Problem("provider.reservation", what, shows), True
+            continue
+        kept = reserved.specific_reservation.instance_properties.machine_type
+        machine, _, _ = machine_shape(pool.machine)
+        if kept != machine:
+            what = f'"{name}" in {pool.zone} is of {kept or "no machine type"}, not of {machine}'
+            yield Problem("provider.reservation", what, shows), True
 
 
 def cure_of(failure: GceError, config: GceConfig) -> str:

@@ -15,6 +15,7 @@ from simulator.documents.fields import toml_value
 CLUSTER_LABEL = "sailor-cluster"
 REQUEST_LABEL = "sailor-request"
 MACHINE_LABEL = "sailor-machine"
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 NOTICE_S = 120
 """The longest preemption notice that Google offers for Spot."""
 INSTALL_S = 1800
@@ -102,6 +103,12 @@ def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     if cards:
         kind = {"accelerator_type": card, "accelerator_count": cards}
         properties["guest_accelerators"] = [kind]
+    if pool in config.reservations:
+        properties["reservation_affinity"] = {
+            "consume_reservation_type": "SPECIFIC_RESERVATION",
+            "key": RESERVATION_KEY,
+            "values": [config.reservations[pool]],
+        }
     if config.tags:
         properties["tags"] = {"items": list(config.tags)}
     if region in config.placement:

@@ -83,6 +83,8 @@ class Cloud:
     """Service accounts that the caller may use."""
     placements: set[str] = field(default_factory=lambda: {"near"})
     """Placement policies of every region."""
+    reservations: dict[str, str] = field(default_factory=dict)
+    """Their machine types, by name; those of every zone."""
     is_expired: bool = False
     """Credentials are not accepted any more."""
     unreachable: set[str] = field(default_factory=set)

@@ -54,6 +54,7 @@ class Rest:
             ("GET", ROOT + "/regions/{region}/subnetworks/{subnet}", self.subnetwork),
             ("GET", ROOT + "/regions/{region}/routers", self.routers),
             ("GET", ROOT + "/regions/{region}/resourcePolicies/{policy}", self.policy),
+            ("GET", ZONE + "/reservations/{reservation}", self.reservation),
             ("GET", IMAGES + "/family/{name}", self.image),
             ("GET", IMAGES + "/{name}", self.image),
             ("POST", "/v1/projects/-/serviceAccounts/{account}", self.account),
@@ -188,6 +189,17 @@ class Rest:
         if name not in self.cloud.placements:
             raise ApiError(404, "notFound", f"The resource 'resourcePolicies/{name}' was not found")
         return {"name": name}
+
+    def reservation(self, request: Request) -> Answer:
+        self.cloud.need("compute.reservations.get")
+        name = request.match_info["reservation"]
+        if name not in self.cloud.reservations:
+            raise ApiError(404, "notFound", f"The resource 'reservations/{name}' was not found")
+        machine = self.cloud.reservations[name]
+        return {
+            "name": name,
+            "specificReservation": {"instanceProperties": {"machineType": machine}},
+        }
 
     def image(self, request: Request) -> Answer:
         own = request.match_info["owner"] == self.cloud.project

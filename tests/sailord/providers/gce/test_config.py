@@ -73,6 +73,22 @@ def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
     assert ["is not a pool" in str(problem) for problem in problems] == [True]
 
 
+def test_reservations_are_read_and_must_match_an_on_demand_pool(tmp_path: Path):
+    spot_only = GOOD.replace(', "on-demand"', "")
+    entry = '[[reservation]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mine"\n'
+    usual = pool("us-east1-b", spot=False)
+    found, problems = read(tmp_path, GOOD + entry)
+    assert problems == []
+    assert found.reservations == {usual: "mine"}
+    _, problems = read(tmp_path, spot_only + entry)
+    assert ['the contract "on-demand"' in str(problem) for problem in problems] == [True]
+    _, problems = read(tmp_path, GOOD + entry.replace('"mine"', '"../x"'))
+    assert ["gcloud compute reservations list" in str(problem) for problem in problems] == [True]
+    group = entry.replace("reservation", "group") + "spot = false\n"
+    _, problems = read(tmp_path, GOOD + group + entry)
+    assert ["the template of the group" in str(problem) for problem in problems] == [True]
+
+
 @pytest.mark.parametrize(
     ("line", "wrong", "words"),
     [

@@ -169,6 +169,18 @@ CUSTOM = {("us-central1", "lab"): {"ipCidrRange": "10.1.0.0/16"}}
         ),
         (
             {},
+            {"reservations": {pool(spot=False): "none"}},
+            "provider.reservation",
+            f'{HERE} has no reservation "none"',
+        ),
+        (
+            {},
+            {"reservations": {pool(spot=False): "large"}},
+            "provider.reservation",
+            "is of a2-highgpu-8g, not of a2-highgpu-1g",
+        ),
+        (
+            {},
             {"groups": {pool(): "none"}},
             "provider.group",
             f"{HERE} has no managed instance group",
@@ -177,6 +189,7 @@ CUSTOM = {("us-central1", "lab"): {"ipCidrRange": "10.1.0.0/16"}}
 )
 def test_what_an_instance_needs_is_checked_before_it_is_rented(network, changes, place, words):
     cloud = Cloud(networks={} if network is None else {"default": Network(**network)})
+    cloud.reservations["large"] = "a2-highgpu-8g"
     cloud.images["lab/global/images/old"] = {
         "deprecated": {"state": "OBSOLETE", "replacement": "projects/lab/global/images/new"}
     }

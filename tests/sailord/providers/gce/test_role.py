@@ -28,6 +28,7 @@ IMAGE, OTHER = (f"test-project/global/images/{name}" for name in ("family/sailor
 EVERYTHING = {
     "groups": {GROUPED: "pool"},
     "placement": {"us-central1": "near"},
+    "reservations": {T4: "mine"},
     "tags": ("sailor",),
     "image": f"projects/{IMAGE}",
     "service_account": ACCOUNT,
@@ -43,6 +44,7 @@ def world() -> Cloud:
         groups={"pool": Group("pool", THERE, PROPERTIES)},
         networks={"default": Network(routers={"us-central1": [NAT]})},
         images={IMAGE: {}, OTHER: {}},
+        reservations={"mine": "n1-standard-8"},
         quotas={("us-central1", metric): 99.0 for metric in metrics},
     )
 
