@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agents.protocol.records import (
     Fence,
     GenerationRecord,
+    Hang,
     JobId,
     Measured,
     NodeId,
@@ -70,6 +71,8 @@ class Gang:
     """They have left their process groups or have ended: their devices are free."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes of ranks whose bits most others contradict."""
+    hang: Hang | None = None
+    """For whom they wait unusually long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ class GangReported(_Event):
     sealing: Sealing | None = None
     """Some workers still seal their state after a loss."""
     contradicted: tuple[NodeId, ...] = ()
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,16 @@ class Sealing:
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """Workers wait unusually long for other ranks."""
+
+    text: str
+    """Which ranks, and what they do."""
+    nodes: tuple[NodeId, ...] = ()
+    """Where these ranks are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Uploaded:
     """An object that one node has uploaded for a point; its URI is never reused."""
 
@@ -288,6 +298,8 @@ class Report(Measured):
     """After a loss, until all its workers have sealed their state or failed to."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes of ranks whose bits most others contradict: why ``taking`` is ``failed``."""
+    hang: Hang | None = None
+    """Since its last step a worker waits longer than steps take."""
 
     def speaks_of(self, generation: GenerationRecord) -> bool:
         """Return whether this is about the generation; other jobs use the same numbers."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.core.model import GangReported
-from agents.protocol.records import Evaluation, Measured, NodeId, Point, Sealing, Taking
+from agents.protocol.records import Evaluation, Hang, Measured, NodeId, Point, Sealing, Taking
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 
@@ -48,6 +48,8 @@ class WorkerStatus:
     """Nodes of ranks whose bits most others contradict."""
     sealing: Sealing | None = None
     """It has lost a peer, and still seals its state."""
+    hang: Hang | None = None
+    """It waits for another rank, longer than a step takes."""
 
 
 def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReported:
@@ -63,6 +65,7 @@ def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReporte
         failure=next((f"rank {at.rank}: {at.failure}" for at in statuses if at.failure), ""),
         measured=_measured(statuses),
         sealing=sealing_of(statuses),
+        hang=next((status.hang for status in statuses if status.hang is not None), None),
     )
 
 

@@ -17,6 +17,7 @@ from worker.training.trainer import StepReport
 
 OF_ONE_GENERATION = (
     *("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew", "contradicted"),
+    "hang",
 )
 """Keys that leave a worker's status with its generation."""
 

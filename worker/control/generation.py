@@ -30,6 +30,7 @@ from worker.checkpoint.snapshots.snapshot_manager import (
 )
 from worker.control.after_loss import OF_ONE_GENERATION, AfterLoss
 from worker.control.assignment import Assignment, OpenJob
+from worker.control.hang_report import hang_reporter
 from worker.control.state_fetch import StateFetch
 from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
@@ -251,6 +252,9 @@ class GenerationRun:
         if isinstance(self._transport, ProcessTransport):
             self._transport.activity = lambda: self._recorder.activity_text
             self._transport.on_failure = self._after_loss.announce
+            self._transport.on_stall = hang_reporter(
+                self._extra_status, self._after_loss.nodes_of, self._report_now
+            )
         return self._transport
 
     def _join_rendezvous(self, rank: int) -> Meeting:
@@ -335,6 +339,7 @@ class GenerationRun:
         if "first_step" not in self._phases:
             self._end_phase("first_step")
         self.step = step_report.step + 1
+        self._extra_status.pop("hang", None)
         if isinstance(self._transport, ProcessTransport):
             self._transport.expect_steps(step_report.seconds)
         self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None

@@ -108,7 +108,7 @@ class ProcessTransport:
         """Whom to blame for the present wait, if that is longer than ``stall_after_s``."""
         self.activity: Callable[[], str] = lambda: "computing"
         """Returns what this rank does while it waits for no operation."""
-        self.on_stall: Callable[[Blame], None] = _print_blame
+        self.on_stall: Callable[[Blame], None] = print_blame
         self.on_failure: Callable[[TransportError], None] = lambda _: None
         """Called once, in whatever thread notices a failure first; others may be computing."""
         self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
@@ -415,7 +415,8 @@ class _Closed:
 _CLOSED: Any = _Closed()
 
 
-def _print_blame(blame: Blame) -> None:
+def print_blame(blame: Blame) -> None:
+    """Write a hang to the worker's log."""
     print(f"a hang: {blame.text}", flush=True)
 
 

@@ -24,6 +24,7 @@ from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
+from sailord.core.queries.timeouts import stall_s
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import some
@@ -308,7 +309,7 @@ def active_view(
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
         steps_at_risk=max(active.progress.step - durable_step, 0),
         storage_trouble=_storage_trouble(active, now),
-        troubles=_troubles(state, members),
+        troubles=(*_hang(state, active, members, now), *_troubles(state, members)),
         failures=active.attempts.failures,
         spent=_spent(state, active, now),
         drift=_drift(active, about),
@@ -328,6 +329,19 @@ def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a profile and the steps differ; a computed prediction is not expected to hold."""
     is_measured = (about.get("estimate") or {}).get("source") in ("measured", "interpolated")
     return drifts(active) if is_measured else ()
+
+
+def _hang(state: State, active: Active, members: Sequence[NodeId], now: float) -> tuple[str, ...]:
+    """Return for whom the ranks wait, if they wait longer than steps take."""
+    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
+    told = [n.report.hang for n in nodes if n.report is not None and n.report.hang is not None]
+    if not told:
+        return ()
+    names = [state.nodes[id_].record.name for id_ in told[0].nodes if id_ in state.nodes]
+    where = f" on {some(names)}" if names else ""
+    since = duration(now - active.progress.advanced_at)
+    limit = duration(stall_s(state.options, active))
+    return (f"no step for {since}: {told[0].text}{where}; given up after {limit}",)
 
 
 def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import NodeId, Sealing
+from agents.protocol.records import Hang, NodeId, Sealing
 from agents.workers.status import WorkerStatus, combine, contradicted_of
 
 
@@ -24,6 +24,13 @@ def test_node_has_sealed_when_its_slowest_worker_has():
     ]
     assert combine(statuses).sealing == Sealing(41, 3.0)
     assert combine(statuses[:1]).sealing is None
+
+
+def test_a_hang_that_any_worker_sees_is_reported():
+    seen = Hang("rank 2 has not arrived (computing)", (NodeId("c"),))
+    statuses = [WorkerStatus(3, 0, "running"), WorkerStatus(3, 1, "running", hang=seen)]
+    assert combine(statuses).hang == seen
+    assert combine(statuses[:1]).hang is None
 
 
 def test_all_contradicted_nodes_are_reported():

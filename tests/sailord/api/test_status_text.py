@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Bill, Durable, GenerationRecord, JobId, Point
+from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, Point
 from sailord.api.answers import render
 from sailord.api.answers.problems import Service, problems_of
 from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView
@@ -290,6 +290,20 @@ def test_a_speed_far_from_the_prediction_is_told_in_words():
     assert "than predicted" not in line(1000.0)
     assert "60% of it), much slower than predicted" in line(600.0)
     assert "200% of it), much faster than predicted" in line(2000.0)
+
+
+def test_a_hang_is_told_with_whom_the_ranks_wait_for_and_until_when():
+    hang = Hang("rank 2 has not arrived (computing)", (B,))
+    known = state(None, node(A, replace(SAID, hang=hang)), node(B))
+    view = render.active_view(known, StepRate(), None, {}, {}, NOW)
+    assert view is not None
+    assert known.active is not None
+    (said,) = view.troubles
+    waited = NOW - known.active.progress.advanced_at
+    assert said == (
+        f"no step for {waited:.1f} s: rank 2 has not arrived (computing) on machine-b; "
+        "given up after 2 min"
+    )
 
 
 def test_a_few_names_more_than_usual_are_not_hidden():

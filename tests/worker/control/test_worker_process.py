@@ -136,6 +136,23 @@ def test_survivor_announces_no_seal_that_the_lost_rank_alone_could_complete(agen
 
 
 @pytest.mark.slow
+def test_a_hang_is_reported_with_the_node_until_the_next_step(agents):
+    agents.start(TWO, 1)
+    agents.wait_taking(1, "running", step=3)
+    waits, stands = agents.gang(1)
+    os.kill(stands.pid, signal.SIGSTOP)
+    try:
+        agents.wait(lambda: "hang" in waits.status, needs=[waits])
+    finally:
+        os.kill(stands.pid, signal.SIGCONT)
+    hang = waits.status["hang"]
+    assert hang["text"].startswith("rank 1 does not answer (")
+    assert hang["nodes"] == ["b"]
+    step = waits.status["step"]
+    agents.wait(lambda: waits.status["step"] > step and "hang" not in waits.status, needs=[waits])
+
+
+@pytest.mark.slow
 def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
     """A stopped process breaks no connection, so only the deadline detects it."""
     agents.start(TWO, 1, memory_every=1000, wait_s=10.0)
