@@ -220,26 +220,6 @@ def test_only_instances_with_a_request_id_are_deleted():
     assert supply(story.state)[A] == 1
 
 
-def test_surplus_is_deleted_after_surplus_s_unused_first():
-    both = machine(1), machine(2)
-    story = Story().see(11.0, *both).hear(TargetSet(11.0, {A: 2}))
-    agents = {"n1": Agent(4), "n2": Agent(4)}
-    story.hear(AgentsCounted(20.0, agents, frozenset({"n2"})))
-    assert story.hear(TargetSet(30.0, {A: 1})).of(Delete) == []
-    assert story.hear(Tick(329.0)).of(Delete) == []
-    assert story.hear(Tick(331.0)).of(Delete) == [Delete(("1",))]
-
-
-def test_surplus_in_use_is_drained_then_deleted():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
-    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
-    story.hear(Tick(320.0))
-    assert [order.node for order in story.of(Drain)] == ["n1"]
-    assert story.of(Delete) == []
-    story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
-    assert story.of(Delete) == [Delete(("1",))]
-
-
 @pytest.mark.parametrize("depends", ["in_use", "holding"])
 def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     """Its memory may have the only copy of a state."""
@@ -276,64 +256,6 @@ def test_a_new_leader_deletes_nothing_before_agents_are_counted():
     assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(Delete) == [Delete(("1",))]
 
 
-def _surplus_in_use(usd_per_hour_max) -> Story:
-    """The job stands on two machines of A, and one of B is wanted instead."""
-    story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max)).see(
-        11.0, machine(1), machine(2)
-    )
-    agents = {"n1": Agent(4), "n2": Agent(4)}
-    return story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
-
-
-def test_surplus_in_use_that_blocks_the_target_by_cost_is_drained():
-    story = _surplus_in_use(11.0).hear(TargetSet(30.0, {B: 1}))
-    assert story.hear(Tick(310.0)).orders == ()
-    story.hear(Tick(331.0))
-    assert [order.node for order in story.of(Drain)] == ["n1"], "one is enough"
-    assert story.hear(Tick(340.0)).orders == (), "the money of the first counts on"
-    agents = {"n1": Agent(4, is_leaving=True), "n2": Agent(4)}
-    story.hear(AgentsCounted(350.0, agents, frozenset({"n2"})))
-    assert story.of(Delete) == [Delete(("1",))]
-    assert story.see(360.0, machine(2)).asks() == [(B, 1)]
-    assert story.of(Drain) == []
-
-
-@pytest.mark.parametrize("usd_per_hour_max", [None, 14.5, 7.2], ids=["no limit", "enough", "never"])
-def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
-    story = _surplus_in_use(usd_per_hour_max).hear(PricesRead(25.0, {**PRICES, B: 7.3}))
-    story.hear(TargetSet(30.0, {B: 1}))
-    assert story.hear(Tick(331.0)).of(Drain) == []
-    assert story.hear(Tick(9999.0)).of(Drain) == []
-
-
-def test_surplus_above_the_hourly_limit_is_deleted_at_once():
-    agents = {"n1": Agent(4), "n2": Agent(4)}
-    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
-    story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))
-    assert story.of(Delete) == []
-    assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(Delete) == [Delete(("1",))]
-    story = _surplus_in_use(7.1).hear(TargetSet(30.0, {}))
-    assert [order.node for order in story.of(Drain)] == ["n1", "n2"], "the whole target is there"
-    story = _surplus_in_use(7.1).hear(TargetSet(30.0, {B: 1}))
-    assert [order.node for order in story.of(Drain)] == ["n1"], "the job keeps the other one"
-
-
-def test_surplus_in_use_stays_while_the_target_is_unavailable():
-    story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (Quota("GPUS", (B,), 3.0, 0.0),)))
-    assert story.hear(TargetSet(30.0, {B: 1})).hear(Tick(331.0)).of(Drain) == []
-    assert [d.node for d in story.hear(QuotasRead(400.0, ())).of(Drain)] == ["n1"]
-
-
-def test_the_most_expensive_surplus_in_use_is_drained_first():
-    cheap, dear = machine(1), replace(machine(2), pool=B)
-    story = Story(CapacityPolicy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
-    agents = {"n1": Agent(4), "n2": Agent(4)}
-    story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
-    c = replace(A, zone="zone-c")
-    story.hear(PricesRead(25.0, {**PRICES, c: 6.0})).hear(TargetSet(30.0, {c: 1}))
-    assert [order.node for order in story.hear(Tick(331.0)).of(Drain)] == ["n2"]
-
-
 def test_a_replacement_is_requested_at_the_notice():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
@@ -363,14 +285,6 @@ def test_a_quarantined_instance_goes_once_nothing_is_wanted():
     story.hear(AgentsCounted(30.0, agents)).hear(TargetSet(40.0, {}))
     assert story.count(330.0, agents).of(Delete) == []
     assert story.count(350.0, agents).of(Delete) == [Delete(("1", "2", "3", "4"))]
-
-
-def test_the_cost_of_a_quarantined_instance_is_not_freed():
-    """It stays, so the job must not move off another one in the hope of its money."""
-    story = _surplus_in_use(10.7)
-    agents = {"n1": Agent(4), "n2": Agent(4, is_out=True)}
-    story.hear(TargetSet(30.0, {B: 1})).count(400.0, agents, frozenset({"n1"}))
-    assert [order.node for order in story.of(Drain)] == []
 
 
 def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
@@ -407,16 +321,6 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     assert story.asks() == [(A, 1)]
     assert story.count(89.0, {}).of(Delete) == []
     assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
-
-
-def test_nothing_is_surplus_before_the_planner_has_answered():
-    first = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
-    first.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
-    story = Story(books=record_of(first.state)).see(100.0, machine())
-    story.count(1000.0, {"n1": Agent(4)}, frozenset({"n1"}))
-    assert (story.of(Drain), story.of(Delete)) == ([], [])
-    story.hear(TargetSet(1001.0, {})).count(1400.0, {"n1": Agent(4)}, frozenset({"n1"}))
-    assert story.state.machines["1"].is_drained
 
 
 def test_an_unseen_zone_leaves_its_instances_unchanged():

@@ -52,20 +52,6 @@ def test_instances_are_created_observed_and_deleted():
         asyncio.run(story(cloud, gce))
 
 
-def test_on_demand_instances_of_a_pool_may_be_made_in_a_reservation():
-    cloud, usual = Cloud(), pool(spot=False)
-    with provider(cloud, reservations={usual: "mine"}) as gce:
-        asyncio.run(gce.create(ask(1)))
-        asyncio.run(gce.create(ask(1, of=usual, number=1)))
-    spot, reserved = cloud.vms
-    assert "reservationAffinity" not in spot.body
-    assert reserved.body["reservationAffinity"] == {
-        "consumeReservationType": "SPECIFIC_RESERVATION",
-        "key": "compute.googleapis.com/reservation-name",
-        "values": ["mine"],
-    }
-
-
 def test_a_request_matches_the_configuration():
     cloud = Cloud()
     with provider(cloud, network="lab", placement={"us-central1": "near"}) as gce:

@@ -35,6 +35,19 @@ def test_attached_gpus_are_requested_as_accelerators():
     ]
 
 
+def test_on_demand_instances_of_a_pool_may_be_made_in_a_reservation():
+    usual, settled = pool(spot=False), replace(config(""), reservations={pool(spot=False): "mine"})
+    assert bulk_insert_body(ask(1, of=usual), settled)["instance_properties"][
+        "reservation_affinity"
+    ] == {
+        "consume_reservation_type": "SPECIFIC_RESERVATION",
+        "key": "compute.googleapis.com/reservation-name",
+        "values": ["mine"],
+    }
+    spot = bulk_insert_body(ask(1), settled)["instance_properties"]
+    assert "reservation_affinity" not in spot
+
+
 def test_a_bulk_insert_names_instances_by_keys():
     asked = bulk_insert_body(ask(2), config(""))
     assert asked["per_instance_properties"] == {name: {} for name in instance_names(ask(2), "prod")}
