@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sailord.cli.shared.exit_codes import FAILED, INTERRUPTED
+from sailord.cli.shared.exit_codes import FAILED, INTERRUPTED, UNUSABLE_INPUT
 from sailord.cli.shared.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
 from sailord.text.printable import printable
@@ -20,6 +20,8 @@ T = TypeVar("T")
 GONE = ("done", "failed", "cancelled", "lost")
 """States of jobs that have ended, and of lost nodes."""
 NAMES_MAX = 12
+INVALID = 422
+"""The HTTP status with which sailord refuses a request that is wrong in itself."""
 
 
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,7 +69,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
         except ServerProblem as problem:
             for line in str(problem).splitlines():
                 click.echo(f"error: {printable(line)}", err=True)
-            raise SystemExit(FAILED) from None
+            raise SystemExit(UNUSABLE_INPUT if problem.status == INVALID else FAILED) from None
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 

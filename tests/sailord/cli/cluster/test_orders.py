@@ -143,6 +143,14 @@ def test_an_answer_of_another_server_is_an_error(reply, command):
     assert "ordered" not in done.output
 
 
+@pytest.mark.parametrize(("status", "code"), [(422, 2), (409, 1), (503, 1)])
+def test_what_is_wrong_in_itself_exits_like_other_wrong_input(status, code):
+    with head(lambda *_: refused("reason: is too long", status)) as server:
+        done = sailorctl(server, "pause", "j")
+    assert done.exit_code == code
+    assert "is too long" in done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [("cancel", "j"), ("preempt", "a1", "--notice", "30"), ("checkpoint", "rollback", "j", "7")],
