@@ -51,6 +51,7 @@ from sailord.core.model.state import Active
 from sailord.core.queries.replan_triggers import usable
 from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, repeat_plan
 from sailord.planning.pool import PlannerPool
+from sailord.planning.precomputed import NextPlan
 
 log = structlog.get_logger("sailord")
 
@@ -232,6 +233,14 @@ class Effects:
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:
         known = self.plans.get(record.plan)
         return known.plan if known is not None else await self.gateway.read_plan(job, record.plan)
+
+    def following(self, lost: NodeId) -> NextPlan | None:
+        """Return the plan that would follow the loss of a node; ``None``: not computed, or none."""
+        active, known = self.cluster.state.active, self._precomputed_for
+        if active is None or active.generation is None or known is None:
+            return None
+        is_of_it = known[:2] == (active.job, active.generation.number)
+        return self.planner.following(lost) if is_of_it else None
 
     def precompute_losses(self) -> None:
         """Have the next plan for each loss of a node computed, once per generation and goal."""

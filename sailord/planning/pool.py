@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
+from agents.protocol.records import NodeId
 from sailord.planning import child
 from sailord.planning.messages import (
     CapacityAnswer,
@@ -29,7 +30,7 @@ from sailord.planning.messages import (
     NoAnswer,
     PlanRequest,
 )
-from sailord.planning.precomputed import PrecomputedPlans
+from sailord.planning.precomputed import NextPlan, PrecomputedPlans
 
 log = structlog.get_logger("sailord")
 T = TypeVar("T")
@@ -238,6 +239,11 @@ class PlannerPool:
             self._precomputing.cancel()
         self._precomputed = PrecomputedPlans(request)
         self._precomputing = asyncio.create_task(self._precompute(self._precomputed))
+
+    def following(self, lost: NodeId) -> NextPlan | None:
+        """Return the precomputed plan that would follow the loss of a node."""
+        known = self._precomputed
+        return None if known is None else known.following.get(frozenset([lost]))
 
     @property
     def precomputed_losses(self) -> int:

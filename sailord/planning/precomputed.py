@@ -11,6 +11,15 @@ from planner.replan.past_moves import corrected, phase_factors
 from sailord.planning.messages import FoundPlan, PlanRequest
 
 
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    """The plan that would follow a loss, in short."""
+
+    nodes: int
+    step_s: float
+    """The predicted duration of a step."""
+
+
 @dataclass(eq=False)
 class PrecomputedPlans:
     """Next plans by lost nodes, for one running plan."""
@@ -18,6 +27,8 @@ class PrecomputedPlans:
     request: PlanRequest
     by_loss: dict[frozenset[str], tuple[frozenset[str], bytes]] = field(default_factory=dict)
     """By the ids of the lost nodes: the nodes of the next plan, and the compressed answer."""
+    following: dict[frozenset[str], NextPlan] = field(default_factory=dict)
+    """By the ids of the lost nodes."""
     used: frozenset[str] = frozenset()
     """Nodes of the running plan."""
     size_bytes: int = 0
@@ -28,6 +39,7 @@ class PrecomputedPlans:
         self.used = used
         self.by_loss[lost] = frozenset(found.proposal.members), packed
         self.size_bytes += len(packed)
+        self.following[lost] = NextPlan(len(found.proposal.members), found.proposal.iteration_s)
 
     def answer(self, request: PlanRequest) -> FoundPlan | None:
         """Return the stored answer to this request, if there is one.
@@ -59,7 +71,7 @@ def _asked(request: PlanRequest) -> tuple[object, ...]:
     Not links that were measured since: an answer at once is worth more, and the planner is asked
     again after ``reconsider_s``.
     """
-    return request.running, request.spec, request.is_behind
+    return request.running, request.spec, request.is_behind, request.usd_max
 
 
 def _for_plans(node: NodeRecord) -> tuple[object, ...]:

@@ -19,6 +19,10 @@ def goodput_text(found: dict[str, Any]) -> str:
          f"${each['usd']:,.2f}", each["text"])
         for each in found["causes"]
     ]  # fmt: skip
+    if (wasted_s := found.get("not_training_gpu_s")) is not None:  # An older sailord has no sum.
+        share = wasted_s / max(sum(each["gpu_s"] for each in found["causes"]), 1e-9)
+        cost = f"${found['not_training_usd']:,.2f}"
+        rows.append(("not training", f"{share:.1%}", _hours(wasted_s), cost, "in all"))
     rows.append(("all", "100.0%", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
     lines = [
         f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "

@@ -10,6 +10,7 @@ from sailord.goodput.core.ledger import Ledger, gpus_of
 def goodput_view(ledger: Ledger) -> GoodputView:
     """Return the sums by cause, the largest first."""
     gpu_us = sum(each.gpu_us for each in ledger.accounts)
+    wasted = [each for each in ledger.accounts if each.cause not in ("training", "step_under_way")]
     accounts = sorted(ledger.accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
     return GoodputView(
         since=None if ledger.since_us is None else ledger.since_us / 1e6,
@@ -33,4 +34,6 @@ def goodput_view(ledger: Ledger) -> GoodputView:
             )
             for each in accounts
         ),
+        not_training_gpu_s=sum(each.gpu_us for each in wasted) / 1e6,
+        not_training_usd=sum(each.usd for each in wasted),
     )

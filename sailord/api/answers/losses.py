@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
-from sailord.text.units import duration
+from sailord.planning.precomputed import NextPlan
+from sailord.text.units import counted, duration
 
 NAMES_MAX = 4
 
 
-def losses_view(state: State) -> dict[NodeId, LossView]:
-    """Return by node what the active job would lose if it died now."""
+def losses_view(
+    state: State, following: Callable[[NodeId], NextPlan | None] = lambda _: None
+) -> dict[NodeId, LossView]:
+    """Return by node what the active job would lose if it died now, and what would follow."""
     found = {}
     for id_, loss in node_losses(state).items():
         names = tuple(state.nodes[other].record.name for other in loss.kept_on)
         step_s = None if state.active is None else state.active.progress.step_s
         seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
         text = _sentence(loss, names, seconds)
+        then = None if loss.source is None else following(id_)
+        if then is not None:
+            now_s = "" if step_s is None else f" (now {duration(step_s)})"
+            text += f"; then {counted(then.nodes, 'node')}, {duration(then.step_s)} a step{now_s}"
         found[id_] = LossView(
-            loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text
+            *(loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text),
+            next_nodes=None if then is None else then.nodes,
+            next_step_s=None if then is None else then.step_s,
         )
     return found
 

@@ -60,6 +60,10 @@ class LossView:
     keepers: int
     """How many such nodes there are."""
     text: str
+    next_nodes: int | None = None
+    """Nodes of the plan that would follow; null: not computed yet, or there is none."""
+    next_step_s: float | None = None
+    """The predicted duration of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +407,9 @@ class GoodputView:
     """The same in time."""
     causes: tuple[CauseView, ...]
     """The largest first."""
+    not_training_gpu_s: float
+    """The sum over all causes but training and the step under way, which is not decided yet."""
+    not_training_usd: float
 
 
 @dataclass(frozen=True, slots=True)

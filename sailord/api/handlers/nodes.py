@@ -26,14 +26,16 @@ async def list_nodes(request: web.Request) -> web.Response:
     api = request.app[CONTEXT]
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
-    return answer(render.nodes_view(api.last_led, unreadable, losses_view(api.last_led)))
+    losses = losses_view(api.last_led, api.controller.effects.following)
+    return answer(render.nodes_view(api.last_led, unreadable, losses))
 
 
 async def show_node(request: web.Request) -> web.Response:
     """Show the nodes of one id or name: one that rejoined has a new id."""
     ids = {node.record.id for node in nodes_of(request)}
-    state = request.app[CONTEXT].last_led
-    return answer(render.nodes_view(state, losses=losses_view(state), only=ids))
+    api = request.app[CONTEXT]
+    losses = losses_view(api.last_led, api.controller.effects.following)
+    return answer(render.nodes_view(api.last_led, losses=losses, only=ids))
 
 
 async def list_scrape_targets(request: web.Request) -> web.Response:

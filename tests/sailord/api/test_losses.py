@@ -14,6 +14,7 @@ from sailord.api.answers.losses import losses_view
 from sailord.api.answers.render import nodes_view
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Progress
+from sailord.planning.precomputed import NextPlan
 from sailord.text.cluster_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
 from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node
@@ -59,6 +60,19 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
         "if it died now  0 steps lost, state is kept on machine-b and machine-c"
     )
     assert node_text(shown[3]).endswith("0 steps lost: the job does not train on it")
+
+
+def test_the_plan_that_would_follow_is_told_if_it_was_computed() -> None:
+    known = of_three_layers(*RING, keeps(D))
+    assert known.active is not None
+    known = replace(known, active=replace(known.active, progress=Progress(40, NOW, 2.5)))
+    plans = {A: NextPlan(2, 4.0), D: NextPlan(3, 2.5)}
+    views = losses_view(known, plans.get)
+    assert (views[A].next_nodes, views[A].next_step_s) == (2, 4.0)
+    assert views[A].text.endswith("and machine-c; then 2 nodes, 4.0 s a step (now 2.5 s)")
+    assert views[B].next_nodes is None
+    assert "then" not in views[B].text
+    assert views[D].next_nodes is None, "the job does not train on it"
 
 
 def test_what_a_loss_costs_in_seconds_is_told_beside_the_steps() -> None:

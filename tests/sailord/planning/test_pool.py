@@ -58,6 +58,10 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
         members = sorted(first.proposal.members)
         while service.precomputed_losses < len(members):
             await asyncio.sleep(0.01)
+        follows = service.following(members[0])
+        assert follows is not None
+        assert follows.nodes > 0
+        assert first.proposal.iteration_s <= follows.step_s
         for lost in members:
             left = tuple(record for record in NODES if record.id != lost)
             question = running_question(first, nodes=left)
