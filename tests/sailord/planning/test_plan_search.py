@@ -144,6 +144,7 @@ def test_a_job_behind_its_deadline_is_planned_for_speed():
     ahead.add(frozenset(), frozenset(), found)
     assert ahead.answer(grown) is not None
     assert ahead.answer(replace(grown, is_behind=True)) is None
+    assert ahead.answer(replace(grown, usd_max=9.0)) is None, "another budget was given since"
 
 
 @pytest.mark.slow
