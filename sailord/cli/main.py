@@ -48,6 +48,10 @@ SECTIONS: Sections = {
             "cluster.jobs",
             "Show how long each reconfiguration took, measured and predicted.",
         ),
+        "timeline": (
+            "cluster.jobs",
+            "Show one step of the plan, pass by pass, as predicted and as measured.",
+        ),
         "why": ("cluster.jobs", "Explain a job's state, its generation and its plan."),
         "logs": ("cluster.nodes", "Show the last output of a node's workers."),
         "goodput": (

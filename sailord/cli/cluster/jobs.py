@@ -17,6 +17,7 @@ from sailord.cli.shared.server import (
 )
 from sailord.client import Client
 from sailord.text import cluster_text as text
+from sailord.text.schedule_text import schedule_text
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")
 
@@ -39,6 +40,11 @@ moves = job_question(
     "moves",
     lambda v: text.moves_text(v["moves"]),
     "Show how long each reconfiguration took, measured and predicted.",
+)
+timeline = job_question(
+    "timeline",
+    schedule_text,
+    "Show one step of the plan, pass by pass, as predicted and as measured.",
 )
 why = job_question("why", text.why_text, "Explain a job's state, its generation and its plan.")
 pause = order_command(

@@ -125,6 +125,7 @@ LINES = (
     *both("nodes a", "if it died now"),
     *both("capacity", ""),
     *both("goodput", "training"),
+    *both("timeline j", "each letter is"),
     *both("profile network --show", "no link was measured yet"),
     *both("jobs", "queued"),
     *both("events", "started on 1 node from step 0"),

@@ -1,0 +1,81 @@
+"""One step of a job's plan as rows of letters: as predicted, and as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sailord.text.units import duration
+
+WIDTH = 60
+"""Letters of a row, which is as long as the longer of both steps."""
+IDLE = "."
+UPDATE = "U"
+
+
+def schedule_text(found: Mapping[str, Any]) -> str:
+    """Return the rows of each stage, under what both steps took."""
+    predicted, measured = found["timeline"], found["measured"]
+    if predicted is None:
+        return f"there is no schedule: {found['why_none']}"
+    length_s = max(predicted["iteration_s"], 0.0 if measured is None else measured["length_s"])
+    lines = [_head(predicted, measured, length_s)]
+    seen = {} if measured is None else {each["number"]: each for each in measured["pipelines"]}
+    for pipeline in predicted["pipelines"]:
+        number, *alike = pipeline["numbers"]
+        more = f", and {len(alike)} more like it" if alike else ""
+        lines += ["", f"pipeline {number}{more}"]
+        rows = seen.get(number, {}).get("groups", ())
+        for index, group in enumerate(pipeline["groups"]):
+            ran = rows[index] if index < len(rows) else None
+            lines += _group_lines(group, ran, length_s)
+    if (hidden := predicted["shapes"] - len(predicted["pipelines"])) > 0:
+        lines += ["", f"{hidden} more pipelines, which differ from these, are not shown"]
+    return "\n".join(lines)
+
+
+def _head(predicted: Mapping[str, Any], measured: Mapping[str, Any] | None, length_s: float) -> str:
+    said = f"a step is predicted to take {duration(predicted['iteration_s'])}"
+    if measured is None:
+        said += "; none was measured yet"
+    else:
+        took, ago = duration(measured["length_s"]), duration(measured["age_s"])
+        said += f"; step {measured['step']:,} took {took}, {ago} ago"
+    letters = f"F forward, B backward, {UPDATE} update, {IDLE} nothing of these"
+    return f"{said}\neach letter is {length_s / WIDTH * 1e3:.3g} ms: {letters}"
+
+
+def _group_lines(
+    group: Mapping[str, Any], ran: Mapping[str, Any] | None, length_s: float
+) -> list[str]:
+    first, end = group["layers"]
+    where = group["node"] or group["zone"]
+    lines = [
+        f"  stage {group['stage']}, layers {first} to {end - 1}, "
+        f"{group['tp']} x {group['gpu']} of {where}"
+    ]
+    lines.append(f"    predicted {_row(group['passes'], group['update'], length_s)}")
+    if ran is not None:
+        row = ran["why_none"] or _row(ran["passes"], ran["update"], length_s)
+        lines.append(f"    measured  {row}")
+    return lines
+
+
+def _row(passes: Iterable[Sequence[Any]], update: Sequence[float], length_s: float) -> str:
+    """Return what takes most of the time of each letter, if it takes half of it."""
+    spans = [(kind, begin, end) for kind, begin, end, *_ in passes]
+    if len(update) == 2:
+        spans.append((UPDATE, update[0], update[1]))
+    letter_s = length_s / WIDTH
+    shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
+    for kind, begin, end in spans:
+        for n in range(max(int(begin / letter_s), 0), min(int(end / letter_s) + 1, WIDTH)):
+            inside = min(end, (n + 1) * letter_s) - max(begin, n * letter_s)
+            shares[n][kind] = shares[n].get(kind, 0.0) + max(inside, 0.0)
+    return "".join(_letter(share, letter_s) for share in shares)
+
+
+def _letter(share: Mapping[str, float], letter_s: float) -> str:
+    if sum(share.values()) < letter_s / 2:
+        return IDLE
+    return max(share, key=lambda kind: share[kind])
