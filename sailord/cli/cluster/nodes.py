@@ -20,6 +20,7 @@ from sailord.cli.shared.server import (
 from sailord.client import Client, Patience
 from sailord.text import cluster_text as text
 from sailord.text.log_text import log_text, whole_lines
+from sailord.text.pools_text import cluster_file_text
 from sailord.text.printable import printable
 from sailord.text.units import duration
 
@@ -28,14 +29,24 @@ FOLLOW_S = 1.0
 
 @click.command()
 @click.argument("node", required=False)
+@click.option("--as-cluster", is_flag=True, help="Print a cluster file of the usable nodes.")
 @server_command
-def nodes(client: Client, node: str | None, as_json: bool) -> None:
-    """List all nodes, or show one: what would its loss cost?"""
-    if node is None:
+def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> None:
+    """List all nodes, or show one: what would its loss cost?
+
+    What would other nodes bring? `sailorctl nodes --as-cluster > now.toml`, change the counts, and
+    `sailorctl plan JOB now.toml`.
+    """
+    if as_cluster and (node is not None or as_json):
+        raise click.UsageError("--as-cluster prints all nodes, as TOML.")
+    if as_cluster:
+        click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"]))
+    elif node is None:
         show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
-        return
-    _, found = ask_about(client, "node", node, lambda name: client.ask("GET", f"/v1/nodes/{name}"))
-    show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
+    else:
+        path = "/v1/nodes/{}"
+        _, found = ask_about(client, "node", node, lambda n: client.ask("GET", path.format(n)))
+        show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
 
 
 @click.command()
