@@ -312,7 +312,8 @@ def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
         return replace(state, notices=left), ()  # Another notice remains.
     stays: NodeState = "ready" if state.is_healthy else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
-    order = Order(f"{event.id}-withdrawn", "withdraw", node.id, None, "notice withdrawn")
+    id_, reason = f"{event.id}-withdrawn", "notice withdrawn"
+    order = Order(id_, "withdraw", node.id, None, reason, of_notice=True)
     return replace(state, node=node, notices=left), (Register(node), StoreOrder(order))
 
 

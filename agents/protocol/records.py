@@ -489,5 +489,7 @@ class Order:
     node that registers later under that name."""
     wrong_bits: bool = False
     """For a quarantine: of a node whose bits were contradicted, not of a straggler."""
+    of_notice: bool = False
+    """For a withdrawal: a notice was taken back; drains that were ordered still hold."""
     usd_max: float | None = None
     """For a budget: the most that the job may cost in all, with what it has cost."""

@@ -83,7 +83,8 @@ RULES: tuple[Rule, ...] = (
 """Asked in this order while a job has the cluster; if none has, only ``take_next_job`` is."""
 
 STEPS_MAX = 32
-"""Most steps after one event, plus one for each open order; after more, rules undo each other."""
+"""Most steps after one event, plus one for each open order and each node whose bits are
+contradicted; after more, rules undo each other."""
 
 
 def decide(state: State, event: Event) -> Step:
@@ -93,6 +94,8 @@ def decide(state: State, event: Event) -> Step:
         led = before.term is not None and isinstance(event, WriteRefused)
         return Step(state, (Resign("the store holds what another leader wrote"),) if led else ())
     steps_max = STEPS_MAX + (0 if state.active is None else len(state.active.orders))
+    heard = (state.nodes[id_].report for id_ in state.nodes.notable)
+    steps_max += len({id_ for each in heard if each is not None for id_ in each.contradicted})
     for _ in range(steps_max):
         step = next_step(state)
         if step is None:

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from agents.protocol.records import LIVE
 from sailord.core.model.commands import AbortGeneration, Command, WriteGeneration, WriteJob
-from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping
+from sailord.core.model.phases import (
+    Closing,
+    Held,
+    Opening,
+    Running,
+    Starting,
+    Stopping,
+    Waiting,
+)
 from sailord.core.model.state import State
 
 
@@ -66,7 +74,8 @@ def _check_abort(state: State, command: AbortGeneration) -> None:
     assert active is not None, "a generation is aborted and no job is active"
     generation = active.generation
     assert generation is not None, "a generation is aborted and there is none"
-    is_over = command.generation < generation.number or isinstance(active.phase, Held)
+    # After a hold, or a resume that came with it.
+    is_over = command.generation < generation.number or isinstance(active.phase, Held | Waiting)
     assert is_over, "the present generation is aborted"
 
 

@@ -127,7 +127,16 @@ def _take_over(state: State, event: events.Elected) -> Step:
         taken, written = write_job(taken, queued)
         commands += written
     taken, heard = _note_orders(taken, event.orders)
-    return Step(taken, (*commands, *heard))
+    return Step(_still_held(taken), (*commands, *heard))
+
+
+def _still_held(state: State) -> State:
+    """Keep a held job held: a rollback in the store may be older than the hold."""
+    active = state.active
+    if active is None or not isinstance(active.phase, Held):
+        return state
+    tried = tuple(order.id for order in active.orders if order.kind == "rollback")
+    return replace(state, active=replace(active, phase=replace(active.phase, tried=tried)))
 
 
 def _without_jobs(state: State, ids: Iterable[JobId]) -> State:

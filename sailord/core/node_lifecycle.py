@@ -49,8 +49,10 @@ def observe_nodes(
         if record.state == "draining" and draining is None:
             draining = state.now
         elif record.state != "draining" and node.record.state == "draining":
-            draining = None  # A false alarm, or a new start: the agent itself withdrew it.
-            node = replace(node, returned_at=state.now)
+            # A false alarm, or a new start: the agent itself withdrew it, unless it was ordered.
+            is_over = not node.exclusion.is_drain_ordered
+            draining = None if is_over else draining
+            node = replace(node, returned_at=state.now if is_over else node.returned_at)
         # An earlier notice may have said when the node leaves; its own record may not.
         is_told = draining is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
@@ -195,11 +197,15 @@ def mark(node: Node, order: Order, now: float) -> Node:
             leaves_at = node.record.leaves_at if order.leaves_at is None else order.leaves_at
             since = exclusion.draining_since if node.is_draining else now
             record = replace(node.record, leaves_at=leaves_at)
-            return replace(node, exclusion=replace(exclusion, draining_since=since), record=record)
+            is_ordered = exclusion.is_drain_ordered or order.kind == "drain"
+            leaves = replace(exclusion, draining_since=since, is_drain_ordered=is_ordered)
+            return replace(node, exclusion=leaves, record=record)
+        case "withdraw" if order.of_notice and exclusion.is_drain_ordered:
+            return replace(node, record=replace(node.record, leaves_at=None))
         case "withdraw":
             back = now if node.is_draining else node.returned_at
             record = replace(node.record, leaves_at=None)
-            stays = replace(exclusion, draining_since=None)
+            stays = replace(exclusion, draining_since=None, is_drain_ordered=False)
             return replace(node, exclusion=stays, returned_at=back, record=record)
         case "cordon":
             return replace(node, exclusion=replace(exclusion, is_cordoned=True))

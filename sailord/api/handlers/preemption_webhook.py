@@ -100,4 +100,5 @@ def _order(id_: str, kind: OrderKind, node: str, leaves_at: float | None, reason
         raise InputError(Problem("body", "invalid node name", "give the name of a node"))
     # The hash is a safe key, whatever characters the sender's id has.
     key = f"hook-{hashlib.sha256(id_.encode('utf-8', 'replace')).hexdigest()[:32]}"
-    return Order(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())
+    reason = reason[:200].encode("utf-8", "replace").decode()
+    return Order(key, kind, node, leaves_at, reason, of_notice=kind == "withdraw")

@@ -24,6 +24,8 @@ class Exclusion:
 
     draining_since: float | None = None
     """When a notice, a drain order or the agent itself announced its departure."""
+    is_drain_ordered: bool = False
+    """By an operator or for capacity: neither its agent nor the end of a notice takes that back."""
     is_cordoned: bool = False
     slow: str = ""
     """Why it is left out as a straggler; empty if it is not."""

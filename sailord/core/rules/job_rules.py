@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailord.core.model.commands import AbortGeneration
-from sailord.core.model.phases import Closing, Held, Running, Waiting
+from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.job_cost import over_budget
 from sailord.core.queries.job_queue import next_in_queue
+from sailord.core.queries.replan_triggers import last_steering_order
 from sailord.core.queries.restore_choice import holders_reported, unsaved_steps
 from sailord.core.rules.transitions import close, finish
 
@@ -85,11 +86,17 @@ def hold_rejected(state: State, active: Active) -> RuleAnswer:
 def keep_budget(state: State, active: Active) -> RuleAnswer:
     """Hold a job that has spent its budget; its snapshots stay in memory.
 
-    One that has done all its steps ends by itself, within the time for storing the last one.
+    One that has done all its steps ends by itself, within the time for storing the last one; one
+    that is being paused, once its last step is saved or cannot be.
     """
     why, steps = over_budget(state), state.job.steps
     if not why or is_writing(active) or isinstance(active.phase, Held):
         return PASS
     if isinstance(active.phase, Running) and steps is not None and active.progress.step >= steps:
+        return PASS
+    saves = isinstance(active.phase, Waiting) and active.checkpointing.securing is not None
+    if isinstance(active.phase, Stopping) and active.phase.then == "paused":
+        return PASS
+    if saves and last_steering_order(active) == "pause":
         return PASS
     return close(state, active, "held", why)

@@ -60,7 +60,7 @@ FAILED = replace(RUNS, taking="failed", failure="no memory")
 JOINING = replace(NODE, state="joining")
 LEAVING = replace(NODE, state="draining", leaves_at=NOW + 30)
 PREEMPTED = Order("n1", "preempt", ME, NOW + 30, "the machine announced its end")
-KEPT = Order("n1-withdrawn", "withdraw", ME, None, "notice withdrawn")
+KEPT = Order("n1-withdrawn", "withdraw", ME, None, "notice withdrawn", of_notice=True)
 
 
 def aborted(at: float = NOW) -> Gang:

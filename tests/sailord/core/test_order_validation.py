@@ -76,7 +76,7 @@ USELESS = [
     (nodes(), "uncordon", "machine-a", "it is not cordoned", "cordoned"),
     (nodes(), "withdraw", "machine-a", "it is not draining", "drained"),
     (nodes(is_cordoned=True), "cordon", "machine-a", "cordoned already", "uncordon"),
-    (nodes(draining_since=NOW), "drain", A, "draining already", "withdraw"),
+    (nodes(draining_since=NOW, is_drain_ordered=True), "drain", A, "draining already", "withdraw"),
     (nodes(lost_at=NOW, why_lost="it is dead"), "drain", A, "lost (it is dead)", "back"),
 ]  # fmt: skip
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId
+from sailord.core import invariants
+from sailord.core.decide import decide
 from sailord.core.model.commands import AbortGeneration, WriteGeneration, WriteJob
 from sailord.core.model.events import Elected, GenerationWritten, WriteRejected
-from sailord.core.model.phases import Closing, Held, Phase, Running
+from sailord.core.model.phases import Closing, Held, Phase, Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
 from tests.sailord.core.states import (
@@ -29,6 +31,7 @@ from tests.sailord.core.states import (
     active_of,
     job,
     node,
+    order,
     state,
 )
 
@@ -51,6 +54,15 @@ def test_agents_are_told_if_the_store_does_not_even_take_the_end_of_the_generati
     held, commands = act(state(Closing("cancelled", "no more")), TOO_LONG)
     assert isinstance(active_of(held).phase, Held)
     assert AbortGeneration(JOB, G.number, G.members) in commands
+
+
+def test_a_resume_between_two_rejected_writes_is_carried_out():
+    """The end of the generation is rejected while an operator resumes the job."""
+    before = state(Closing("held", "the store rejects it"), orders=(order("resume", JOB),))
+    after, commands = decide(before, TOO_LONG)
+    invariants.check(before, after, commands)
+    assert AbortGeneration(JOB, G.number, G.members) in commands
+    assert isinstance(active_of(after).phase, Waiting)
 
 
 def test_rejected_write_of_a_job_without_the_cluster_changes_nothing():

@@ -49,7 +49,7 @@ from sailord.core.model.events import (
     Reported,
     Ticked,
 )
-from sailord.core.model.phases import Held, Opening, Running
+from sailord.core.model.phases import Held, Opening, Running, Stopping
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.report_reply import answer_to
@@ -334,6 +334,24 @@ def test_budget_that_ends_while_the_last_step_is_stored_does_not_hold_the_job():
     world.tell(CheckpointCommitted, JOB, durable(20))
     (closed,) = world.ordered(WriteGeneration)
     assert closed.record.reason == "all 20 steps are done"
+
+
+def test_budget_that_ends_while_a_pause_saves_the_last_step_does_not_hold_the_job():
+    world = World()
+    world.tell(OrderGiven, Order("i", "pause", JOB))
+    (stopping,) = world.ordered(WriteGeneration)
+    world.tell(GenerationWritten, stopping.record)
+    spent = replace(world.state.job, bill=Bill(usd=2.0, until=world.at, usd_max=1.0))
+    world.state = replace(world.state, jobs={JOB: spent})
+    end(world)
+    world.tell(Ticked)
+    assert isinstance(world.state.active.phase, Stopping)
+    assert world.ordered(WriteGeneration) == [], "it is not closed before its step is durable"
+    world.report(A, "stopped", 20, sealed=[seal(20, 0, 1)], uploaded=whole(20))
+    world.tell(ManifestWritten, JOB, durable(20))
+    world.tell(CheckpointCommitted, JOB, durable(20))
+    (closed,) = world.ordered(WriteGeneration)
+    assert closed.record.reason == "pause was ordered"
 
 
 def test_job_without_checkpoints_is_done_at_once():

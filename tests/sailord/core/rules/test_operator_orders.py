@@ -461,6 +461,18 @@ def test_rollback_that_was_pending_before_a_hold_waits_for_a_resume() -> None:
         assert active_of(again).orders == left
 
 
+def test_rollback_that_was_pending_before_a_hold_waits_for_a_resume_under_a_new_leader() -> None:
+    closed = replace(G, state="closed")
+    kept = job(state="held", reason="no node can be prepared")
+    elected = Elected(NOW, TERM + 1, (node(A).record,), (kept,), (closed,), orders=(BACK,))
+    led, _ = decide(State(), elected)
+    after, _ = decide(led, Ticked(NOW + 9))
+    assert isinstance(phase(after), Held)
+    assert active_of(after).orders == (BACK,)
+    again, _ = decide(after, OrderGiven(NOW + 9, order("resume", id_="on")))
+    assert isinstance(phase(again), Waiting)
+
+
 def test_rollback_that_was_ordered_while_the_job_waits_is_shown_and_is_the_reason_later() -> None:
     waits = Waiting("machine-b is lost", NOW - 1)
     back = order("rollback", durable=durable(20))

@@ -65,6 +65,16 @@ def test_contradicted_node_is_left_out_and_the_failure_does_not_count():
     assert again.nodes[B] == asked.nodes[B]
 
 
+def test_any_number_of_contradicted_nodes_is_decided_about_at_once():
+    """A wrong driver on a third of a hundred replicas names them all in one report."""
+    many = [NodeId(f"n{number:03}") for number in range(100)]
+    known = state(None, *map(node, many), considered=frozenset(many), generation=generation(*many))
+    _, commands = decide(known, failed(many[0], *many[60:]))
+    assert sum(isinstance(each, GiveOrder) for each in commands) == 25
+    said = [each.text for each in commands if isinstance(each, Note)]
+    assert sum("is it the software?" in text for text in said) == 15
+
+
 def test_node_stays_out_under_a_new_leader_until_it_is_uncordoned():
     elected = Elected(NOW + 5, 9, tuple(map(record, ALL)), (four().job,), (G,), orders=(MARK,))
     led, _ = decide(State(), elected)
