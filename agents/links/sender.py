@@ -14,7 +14,7 @@ from agents.links.receiver import CONNECT_S, FLOWS_MAX, SECONDS_MAX
 from agents.links.traffic import busy
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes, Listening, ListenOrder, SizeTimes
-from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.client import CallFailed, SignedClient, agent_of
 
 ROUND_TRIPS = 9
 REPEATS = 5
@@ -51,6 +51,7 @@ class Sender:
                     "POST",
                     "/v1/links/listen",
                     encode(wanted),
+                    to=agent_of(order.name) if order.name else "agent",
                     timeout_s=order.look_s + 2.0,
                 )
                 if status != 200:

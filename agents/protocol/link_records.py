@@ -24,6 +24,8 @@ class LinkOrder:
     """Nothing is measured if one of the two nodes has more traffic than this."""
     look_s: float = 0.25
     """How long the nodes watch their traffic before they measure."""
+    name: str = ""
+    """The peer's name; empty from a sailord of an older version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,15 @@ class SignedClient:
         path: str,
         body: bytes = b"",
         *,
-        to: str = "agent",
+        to: str,
         timeout_s: float = TIMEOUT_S,
         stream: Stream | None = None,
     ) -> tuple[int, bytes]:
         """Send a request; return the status and body of the answer, whose signature is valid.
 
-        ``to`` is what the receiver's certificate must say: a role, or ``NAME.ROLE``. A stream is
-        sent as the body without being signed, and has its own timeout.
+        ``to`` is what the receiver's certificate must say: a role, or ``NAME.ROLE`` (``agent_of``)
+        where the caller knows the name. A stream is sent as the body without being signed, and has
+        its own timeout.
         """
         header, nonce = sign_request(self.key, address, method, path, body, at=time.time())
         try:
@@ -81,6 +82,11 @@ class SignedClient:
                 return reply.status, answer
         except (aiohttp.ClientError, OSError, TimeoutError, SignatureError, ValueError) as error:
             raise CallFailed(f"{address}{path}: {_why(error)}") from None
+
+
+def agent_of(node: str) -> str:
+    """Return what the certificate of this node's agent says."""
+    return f"{node}.agent"
 
 
 def scheme_of(tls: Tls | None) -> str:

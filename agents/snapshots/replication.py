@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from agents.protocol.records import JobId, NodeId, NodeRecord
-from agents.rpc.client import CallFailed, SignedClient, Stream
+from agents.rpc.client import CallFailed, SignedClient, Stream, agent_of
 from agents.snapshots.memory import SnapshotFile, head_checksum
 from agents.snapshots.partial_file import read_pieces
 from worker.checkpoint import snapshot_file
@@ -217,7 +217,9 @@ class Replicator:
             # aiohttp's own limit does not cover the time in which a body is sent.
             async with asyncio.timeout(SILENT_S) as limit:
                 stream = Stream(self._stream(snapshot, copy, lost, limit), headers, timeout)
-                status, answer = await self.client.call(node.address, "PUT", path, stream=stream)
+                status, answer = await self.client.call(
+                    node.address, "PUT", path, to=agent_of(node.name), stream=stream
+                )
         except TimeoutError:
             raise CopyRefused(f"took no bytes for {SILENT_S:g} s") from None
         except CallFailed as error:

@@ -140,14 +140,13 @@ class GenerationJoiner:
         """Ask rank 0's node until it answers; an agent that restarted may have a new address."""
         job, generation = spec["job"], spec["generation"]
         peer = spec["peers"].get(first)
-        address = None if peer is None else peer["address"]
+        at = None if peer is None else (peer["address"], peer["name"])
         while True:
-            if address is not None:
-                meeting = await self.rendezvous.ask(address, job, generation)
+            if at is not None:
+                meeting = await self.rendezvous.ask(*at, job, generation)
                 if meeting is not None:
                     self.gang.send_rendezvous(generation, meeting)
                     return
             await asyncio.sleep(ASK_AGAIN_S)
-            address = next(
-                (node.address for node in await self.nodes() if node.id == first), address
-            )
+            now = (node for node in await self.nodes() if node.id == first)
+            at = next(((node.address, node.name) for node in now), at)

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from agents.protocol.records import JobId
-from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.client import CallFailed, SignedClient, agent_of
 
 WAIT_S = 5.0
 """How long an agent that does not know the address yet delays its answer."""
@@ -43,11 +43,13 @@ class Rendezvous:
         known = self._known
         return known[2] if known is not None and known[:2] == (job, generation) else None
 
-    async def ask(self, agent: str, job: JobId, generation: int) -> str | None:
-        """Ask the agent of rank 0's node for the address; ``None``: it gave none."""
+    async def ask(self, address: str, name: str, job: JobId, generation: int) -> str | None:
+        """Ask the agent of rank 0's node, which has this name; ``None``: it gave no address."""
         path = f"/v1/meeting/{job}/{generation}"
         with contextlib.suppress(CallFailed, UnicodeDecodeError):
-            status, answer = await self.client.call(agent, "GET", path, timeout_s=WAIT_S + ANSWER_S)
+            status, answer = await self.client.call(
+                address, "GET", path, to=agent_of(name), timeout_s=WAIT_S + ANSWER_S
+            )
             if status == 200:
                 return answer.decode()
         return None

@@ -277,13 +277,13 @@ class Effects:
         node = self._node(id_)
         if node is not None:
             with contextlib.suppress(CallFailed):  # The agent will read it from the store.
-                await self.agents.abort(node.record.address, abort)
+                await self.agents.abort(node.record, abort)
 
     async def _wake(self, id_: NodeId) -> None:
         node = self._node(id_)
         if node is not None:
             try:
-                await self.agents.wake(node.record.address)
+                await self.agents.wake(node.record)
             except CallFailed as error:
                 log.debug("agent not woken", node=id_, error=str(error))
 
@@ -292,7 +292,7 @@ class Effects:
         try:
             if node is None:
                 raise CallFailed("unknown node, or a node without an address")
-            report = await self.agents.report(node.record.address)
+            report = await self.agents.report(node.record)
         except CallFailed as error:
             log.info("agent does not answer probe", node=id_, cause="ProbeFailed", error=str(error))
             self.inbox.put(ProbeFailed(self.clock.now(), id_))

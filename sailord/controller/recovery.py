@@ -82,7 +82,7 @@ class Recovery:
             if node.report is None or node.report.heard.generation <= number:
                 continue  # It had read a record that was stored just after our read.
             try:
-                known = await self.agents.known_generation(node.record.address)
+                known = await self.agents.known_generation(node.record)
             except CallFailed as error:
                 log.warning("the store was set back, and a node does not say what it knows",
                             job=job.id, node=node.record.id, error=str(error))  # fmt: skip

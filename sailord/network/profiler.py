@@ -131,6 +131,7 @@ class NetworkProfiler:
             return
         order = LinkOrder(
             peer=ends[1].record.address,
+            name=ends[1].record.name,
             flows=pick.question.flows,
             both_ways=pick.question.both_ways,
             sizes_bytes=pick.sizes_bytes,
@@ -142,7 +143,7 @@ class NetworkProfiler:
         begun, at = time.monotonic(), time.time()
         try:
             body = await self.agents.call(
-                ends[0].record.address, "POST", "/v1/links/measure", encode(order),
+                ends[0].record, "POST", "/v1/links/measure", encode(order),
                 timeout_s=policy.seconds_each + ANSWER_S,
             )  # fmt: skip
             found = decode(LinkTimes, body)

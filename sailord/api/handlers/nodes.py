@@ -84,7 +84,7 @@ async def logs(request: web.Request) -> web.Response:
         if node.record.address:
             path = f"/v1/logs/{which}".rstrip("/") + (mark and f"?after={mark}")
             try:
-                said = await api.controller.effects.agents.call(node.record.address, "GET", path)
+                said = await api.controller.effects.agents.call(node.record, "GET", path)
                 written = decode(Output, said)
             except (CallFailed, WireError) as error:
                 cure = "check that sailor-agent runs there and is reachable from this host"

@@ -114,7 +114,7 @@ async def _ask_agents(
         path = f"/v1/steps/{generation.job}/{generation.number}/{rank}"
         agents = api.controller.effects.agents
         try:
-            said = await agents.call(node.record.address, "GET", path, timeout_s=AGENT_S)
+            said = await agents.call(node.record, "GET", path, timeout_s=AGENT_S)
             return decode(KeptSteps, said)
         except (CallFailed, WireError) as error:
             return f"{node.record.name}: {error}"

@@ -164,13 +164,13 @@ def test_agents_measure_each_other_over_signed_requests():
             async def ask(**limits: float) -> tuple[int, bytes]:
                 asked = order(int(two.rpartition(":")[2]), **limits)
                 return await client.call(
-                    one, "POST", "/v1/links/measure", encode(asked), timeout_s=30.0
+                    one, "POST", "/v1/links/measure", encode(asked), to="agent", timeout_s=30.0
                 )
 
             status, body = await ask()
             _, loud = await ask(quiet_bytes_per_s=-1.0)
             unsigned = await session.post(f"http://{one}/v1/links/measure", data=b"{}")
-            wrong, _ = await client.call(one, "POST", "/v1/links/listen", b"{}")
+            wrong, _ = await client.call(one, "POST", "/v1/links/listen", b"{}", to="agent")
             for runner in runners:
                 await runner.cleanup()
             return status, decode(LinkTimes, body), decode(LinkTimes, loud), unsigned.status, wrong

@@ -46,7 +46,9 @@ class Others:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "peers", [{FIRST: {"address": "before:1"}}, {}], ids=["was started anew", "was not there"]
+    "peers",
+    [{FIRST: {"address": "before:1", "name": "b"}}, {}],
+    ids=["was started anew", "was not there"],
 )
 async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
     peers: dict[str, Any], monkeypatch

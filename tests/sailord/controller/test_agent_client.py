@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agents.protocol.records import Abort, Fence
+from agents.protocol.records import Abort, Fence, NodeId, NodeRecord
 from agents.rpc.client import CallFailed
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_reply
 from sailord.controller.agent_client import AgentClient
@@ -22,22 +22,22 @@ async def test_agent_answers_only_requests_signed_with_the_clusters_key(tmp_path
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
-        assert (await client.report(node.address)).node == node.id
-        await client.wake(node.address)
-        await client.abort(node.address, Abort(JOB, Fence(0, 1)))
+        assert (await client.report(node)).node == node.id
+        await client.wake(node)
+        await client.abort(node, Abort(JOB, Fence(0, 1)))
         with pytest.raises(CallFailed, match="answered 404"):
-            await client.call(node.address, "GET", "/v1/nothing")
+            await client.call(node, "GET", "/v1/nothing")
         with pytest.raises(CallFailed, match="not signed with the cluster's key"):
-            await stranger.report(node.address)
+            await stranger.report(node)
     with pytest.raises(CallFailed, match="/v1/report"):
-        await client.report(node.address)
+        await client.report(node)
     await client.close()
     await stranger.close()
 
 
 @asynccontextmanager
 async def one_that_answers(text: bytes):
-    """The address of a server that gives this signed answer to every request."""
+    """The node of a server that gives this signed answer to every request."""
     verifier = Verifier(KEY, lambda: f"127.0.0.1:{runner.addresses[0][1]}")
 
     async def say(request: web.Request) -> web.Response:
@@ -52,16 +52,17 @@ async def one_that_answers(text: bytes):
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
+        address = f"127.0.0.1:{runner.addresses[0][1]}"
+        yield NodeRecord(NodeId("n1.1"), "n1", "z", "m", "g", 1, address)
     finally:
         await runner.cleanup()
 
 
 async def test_long_answer_is_read_completely_and_too_long_one_is_an_error():
     client = AgentClient(KEY)
-    async with one_that_answers(b"x" * (3 << 20)) as address:
-        assert len(await client.call(address, "GET", "/v1/logs", timeout_s=20)) == 3 << 20
-    async with one_that_answers(b"x" * ((16 << 20) + 1)) as address:
+    async with one_that_answers(b"x" * (3 << 20)) as node:
+        assert len(await client.call(node, "GET", "/v1/logs", timeout_s=20)) == 3 << 20
+    async with one_that_answers(b"x" * ((16 << 20) + 1)) as node:
         with pytest.raises(CallFailed, match="longer than 16777216 bytes"):
-            await client.call(address, "GET", "/v1/logs", timeout_s=20)
+            await client.call(node, "GET", "/v1/logs", timeout_s=20)
     await client.close()

@@ -24,8 +24,8 @@ class Agents:
     def __init__(self):
         self.asked = []
 
-    async def known_generation(self, address):
-        self.asked.append(address)
+    async def known_generation(self, node):
+        self.asked.append(node.address)
         raise CallFailed("it does not answer")
 
 

@@ -57,18 +57,18 @@ class FakeAgents:
     monotonic = time
 
     async def call(
-        self, address: str, method: str, path: str, body: bytes, *, timeout_s: float
+        self, node: NodeRecord, method: str, path: str, body: bytes, *, timeout_s: float
     ) -> bytes:
         assert not self.busy, "two measurements at a time"
         assert (method, path) == ("POST", "/v1/links/measure")
         order = decode(LinkOrder, body)
         assert timeout_s == order.seconds_max + ANSWER_S
-        self.orders.append((self.now, address, order))
+        self.orders.append((self.now, node.address, order))
         self.busy = True
         await asyncio.sleep(0)
         self.now += self.takes_s
         self.busy = False
-        return encode(self.reply(address, order))
+        return encode(self.reply(node.address, order))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

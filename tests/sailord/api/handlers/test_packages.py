@@ -44,7 +44,7 @@ def submit(client: Client, package: Package) -> None:
 async def fetched(head, key: bytes, path: str) -> tuple[int, bytes]:
     async with aiohttp.ClientSession() as session:
         signed = SignedClient(session, ClusterKey("test", (key,)))
-        return await signed.call(f"127.0.0.1:{head.port}", "GET", path)
+        return await signed.call(f"127.0.0.1:{head.port}", "GET", path, to="sailord")
 
 
 @pytest.mark.slow
