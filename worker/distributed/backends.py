@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,8 +24,12 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
+from worker.distributed.operations import Operation
+
 _Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
 _UNUSED_TAG = 2
+_LOOK = timedelta(milliseconds=250)
+"""How often a wait for a collective looks whether the generation has failed."""
 _SIOCGIFADDR = 0x8915
 """Asks Linux for the IPv4 address of an interface."""
 _BEGIN_S = 1.0
@@ -78,6 +82,9 @@ class Backends(Protocol):
     def enter_thread(self) -> None:
         """Prepare a new thread for calls to the library."""
 
+    def wait(self, operation: Operation, has_failed: Callable[[], bool]) -> bool:
+        """Wait for an operation; return False if it goes on although the generation has failed."""
+
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
         """Abort all pending operations; return the threads that are still at it.
 
@@ -107,6 +114,28 @@ class GlooBackends:
 
     def enter_thread(self) -> None:
         """Gloo needs nothing."""
+
+    def wait(self, operation: Operation, has_failed: Callable[[], bool]) -> bool:
+        """Wait for an operation, also for one that gloo never ends.
+
+        What a rank sends while its peer's connection closes may wait for the whole timeout, in
+        gloo's own thread; after a failure a collective is left to it. A transfer has no such
+        thread, and a timeout of its wait would end all others.
+        """
+        if operation.is_transfer:
+            operation.work.wait()
+            return True
+        had_failed = False
+        while True:
+            try:
+                operation.work.wait(_LOOK)
+                return True
+            except RuntimeError:
+                if operation.work.is_completed():
+                    raise
+                if had_failed:
+                    return False
+                had_failed = has_failed()
 
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
         """Close the connections: a receive that times out closes all of a group's.
@@ -149,6 +178,10 @@ class NcclBackends:
         group: Any = ProcessGroupNCCL(store, index, size, options)
         group.eager_connect_single_device(self._device)
         return group
+
+    def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
+        operation.work.wait()
+        return True
 
     def enter_thread(self) -> None:
         """Select the GPU; a new thread would use GPU 0, and open a CUDA context there."""

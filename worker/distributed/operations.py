@@ -26,6 +26,7 @@ class Operation:
     """Counted from 1 in its group."""
     what: str
     begun_s: float
+    is_transfer: bool = False
     work: Any = None
     """The library's handle, once the operation is started."""
 
@@ -47,11 +48,11 @@ class OperationLog:
         """Held by the thread that adds an operation or drops those which are over."""
         self._waiting: Operation | None = None
 
-    def begin(self, group: str, what: str) -> Operation:
+    def begin(self, group: str, what: str, *, is_transfer: bool = False) -> Operation:
         """Number an operation that is about to be started."""
         number = self.counts[group] + 1
         self.counts[group] = number
-        operation = Operation(group, number, what, self._now())
+        operation = Operation(group, number, what, self._now(), is_transfer)
         if self._keeps_unfinished:
             with self._lock:
                 # The handle of a finished operation would keep its tensors in memory.

@@ -56,6 +56,8 @@ ANSWER_S = 1.0
 WATCH_S = 0.5
 CLOSE_S = 20.0
 """Seconds for groups to close; a process in which one does not is not used again."""
+_LEFT_BEHIND: list[Any] = []
+"""Groups with an operation that goes on: whoever let go of one would wait for it."""
 _ALL = "all"
 _DATA_TAG = 1
 
@@ -280,7 +282,7 @@ class ProcessTransport:
         """
         if self._monitor.failure is not None:
             raise _seen_from(self._monitor.failure, doing)
-        operation = self.operations.begin(log or group, doing)
+        operation = self.operations.begin(log or group, doing, is_transfer=log is not None)
         operation.work = self.run_guarded(lambda: begin(self._groups[group]), doing)
         return _PendingWork(self, operation)
 
@@ -329,6 +331,16 @@ class ProcessTransport:
         self._monitor.fail(TransportError(f"{doing}: {error}"))
         assert self._monitor.failure is not None
         raise _seen_from(self._monitor.failure, doing) from error
+
+    def wait(self, operation: Operation) -> None:
+        """Wait for an operation; raise the failure that this rank knows, if it does not succeed."""
+
+        def act() -> None:
+            if not self._library.wait(operation, lambda: self._monitor.failure is not None):
+                self.is_stuck = True
+                raise RuntimeError("it goes on after a loss")
+
+        self.run_guarded(act, operation.what)
 
     def _give_up(self, doing: str) -> None:
         why = "" if self.stall is None else self.stall.text
@@ -395,7 +407,9 @@ class ProcessTransport:
         self._watcher.join()
         if self._monitor.failure is not None:
             self._abort_all()  # Those that were opened meanwhile.
-        if self._monitor.failure is None or not self._library.blocks_device:
+        if self.is_stuck and not self._library.blocks_device:
+            _LEFT_BEHIND.extend(self._groups.values())
+        elif self._monitor.failure is None or not self._library.blocks_device:
             self._closing += self._library.close(list(self._groups.values()))
         deadline = time.monotonic() + CLOSE_S
         for thread in self._closing:
@@ -446,7 +460,7 @@ class _PendingWork:
     def wait(self) -> None:
         operation, log = self._operation, self._transport.operations
         log.begin_wait(operation)
-        self._transport.run_guarded(operation.work.wait, operation.what)
+        self._transport.wait(operation)
         log.end_wait()
 
     def is_done(self) -> bool:

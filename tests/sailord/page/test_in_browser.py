@@ -139,7 +139,7 @@ def test_an_operator_gives_orders_after_a_confirmation(browse: Browse, cluster: 
         await press(tab, node("a1"))
         await tab.wait("!document.getElementById('details').hidden")
         facts = "document.getElementById('details').innerText"
-        await tab.wait(f"{facts}.includes('lost, state is kept on')")
+        await tab.wait(f"{facts}.includes('state is kept on')")
         assert "if it died now" in await tab.run(facts)
         await press(tab, "document.querySelector('#node-orders [data-order=cordon]')")
         await tab.wait("document.getElementById('confirm').open")

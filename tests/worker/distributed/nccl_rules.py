@@ -31,6 +31,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, Store
 
 from worker.distributed.backends import at_once, prepare_environment
+from worker.distributed.operations import Operation
 
 NONSENSE = 7.25
 """What an aborted operation may leave behind."""
@@ -299,6 +300,10 @@ class EmulatedNccl:
         if self._is_eager:
             group.eager_connect_single_device()
         return group
+
+    def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
+        operation.work.wait()
+        return True
 
     def enter_thread(self) -> None:
         if self._enters_threads:

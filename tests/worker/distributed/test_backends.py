@@ -1,4 +1,4 @@
-"""What is set for NCCL before it makes its first group."""
+"""What is set for NCCL before it makes its first group, and waits that gloo would never end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,48 @@ from worker.distributed.backends import (
     NCCL_DEFAULTS,
     NCCL_SETTINGS,
     OLD_RECORDER,
+    GlooBackends,
     interface_of,
     prepare_environment,
 )
+from worker.distributed.operations import Operation
 
 pytestmark = pytest.mark.torch
+
+
+class Sum:
+    """A collective of gloo, which ends after some looks, with an error or not; or never."""
+
+    def __init__(self, looks: float, *, error: str = "") -> None:
+        self.left, self.error = looks, error
+
+    def wait(self, limit):
+        assert limit, "a look takes a moment"
+        self.left -= 1
+        if self.left >= 0 or self.error:
+            raise RuntimeError(self.error if self.left < 0 else "Operation timed out!")
+
+    def is_completed(self):
+        return self.left < 0
+
+
+def waited(work, *, has_failed=lambda: False):
+    operation = Operation("all", 1, "a sum", 0.0, work=work)
+    return GlooBackends("127.0.0.1", 60.0).wait(operation, has_failed)
+
+
+def test_a_slow_collective_is_awaited_as_long_as_no_rank_is_lost():
+    assert waited(Sum(20))
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        waited(Sum(3, error="Connection closed by peer"))
+
+
+def test_a_collective_that_goes_on_after_a_loss_is_left():
+    """Seen with torch 2.13: a send that begins as the connection closes waits for its timeout."""
+    asked = []
+    assert not waited(Sum(float("inf")), has_failed=lambda: asked.append(1) or len(asked) > 3)
+    # An abort has a moment to end it.
+    assert waited(Sum(1), has_failed=lambda: True)
 
 
 @pytest.fixture(autouse=True)
