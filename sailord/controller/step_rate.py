@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from agents.protocol.records import JobId
 from sailord.core.model.state import State
 
 SAMPLES_MAX = 64
@@ -14,17 +15,19 @@ SAMPLES_MAX = 64
 class StepRate:
     """The last steps of the present generation, and when sailord heard of them."""
 
-    generation: int = 0
+    measured: tuple[JobId, int] | None = None
+    """The job and the generation's number: each job counts its own from 1."""
     seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
     def observe(self, state: State) -> None:
         """Record the step, if it is a new one."""
         active = state.active
-        number = 0 if active is None or active.generation is None else active.generation.number
-        if number != self.generation:
-            self.generation = number
+        generation = None if active is None else active.generation
+        present = None if generation is None else (generation.job, generation.number)
+        if present != self.measured:
+            self.measured = present
             self.seen.clear()
-        if active is None or number == 0:
+        if active is None or present is None:
             return
         if not self.seen or self.seen[-1][1] != active.progress.step:
             self.seen.append((state.now, active.progress.step))

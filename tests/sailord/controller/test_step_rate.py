@@ -1,0 +1,38 @@
+"""The pace is measured within one generation of one job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import JobId
+from sailord.controller.step_rate import StepRate
+from sailord.core.model.phases import Running
+from sailord.core.model.state import State
+from tests.sailord.core.states import A as NODE
+from tests.sailord.core.states import G, active_of, node, state
+
+
+def seen_at(now: float, step: int, job: str, number: int) -> State:
+    """A job that has trained a step in the generation of that number."""
+    known = state(Running(0.0), node(NODE))
+    active = active_of(known)
+    ours = replace(G, job=JobId(job), number=number)
+    active = replace(active, job=JobId(job), generation=ours)
+    return replace(
+        known, now=now, active=replace(active, progress=replace(active.progress, step=step))
+    )
+
+
+def test_the_mean_of_the_steps_after_the_first() -> None:
+    pace = StepRate()
+    for now, step in [(0.0, 1), (5.0, 10), (7.0, 12)]:
+        pace.observe(seen_at(now, step, "one", 1))
+    assert pace.iteration_s == 1.0
+
+
+def test_another_job_with_a_generation_of_the_same_number_is_measured_afresh() -> None:
+    pace = StepRate()
+    for now, step in [(0.0, 1), (1.0, 2), (2.0, 3)]:
+        pace.observe(seen_at(now, step, "one", 1))
+    pace.observe(seen_at(3.0, 900, "two", 1))
+    assert pace.iteration_s is None
