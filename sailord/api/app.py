@@ -14,7 +14,14 @@ from agents.rpc.server import refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
-from sailord.api.access.callers import CALLER, STILL_ADMITTED, Caller, caller_at, caller_with
+from sailord.api.access.callers import (
+    CALLER,
+    STILL_ADMITTED,
+    Caller,
+    caller_at,
+    caller_named,
+    caller_with,
+)
 from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
@@ -105,11 +112,12 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
         answer.force_close()
         return answer
     if route is None or route.auth == "token":
-        tokens = request.app[CONTEXT].tokens
-        caller = caller_with(tokens, request.headers.get("Authorization", ""))
+        api = request.app[CONTEXT]
+        named = caller_named(request, api.verifier)
+        caller = named or caller_with(api.tokens, request.headers.get("Authorization", ""))
         if caller is not None:
             note_authenticated(request)
-            request[STILL_ADMITTED] = lambda: _is_admitted(request, route)
+            request[STILL_ADMITTED] = lambda: _is_admitted(request, route, named)
             return _lacks_role(request, route, caller) or await handler(request)
         charge(request, "token")
         problem = Problem(
@@ -128,10 +136,10 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
     return answer
 
 
-def _is_admitted(request: web.Request, route: Route | None) -> bool:
+def _is_admitted(request: web.Request, route: Route | None, named: Caller | None) -> bool:
     """Whether certificate, token and role of a request are valid at this moment."""
     tokens = request.app[CONTEXT].tokens
-    caller = caller_with(tokens, request.headers.get("Authorization", ""))
+    caller = named or caller_with(tokens, request.headers.get("Authorization", ""))
     is_known = caller is not None and (route is None or may(caller.role, route.role))
     return is_known and _wrong_certificate(request, route) is None
 

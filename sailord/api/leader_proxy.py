@@ -11,7 +11,7 @@ from yarl import URL
 from agents.rpc.client import scheme_of, tls_of
 from agents.rpc.tls import explain
 from agents.rpc.unsigned_bodies import read_in_time
-from sailord.api.access.callers import name_of
+from sailord.api.access.callers import caller_of, name_caller, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.responses import refusal
 from sailord.api.handlers.context import CONTEXT, Handler
@@ -70,8 +70,13 @@ async def _ask_leader(request: web.Request, address: str) -> web.StreamResponse:
     api = request.app[CONTEXT]
     headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
     headers[MARK] = "1"
+    caller = caller_of(request)
+    if api.tls is not None and caller is not None and "Authorization" not in headers:
+        # It came over the Unix socket.
+        path = request.rel_url.raw_path_qs
+        headers |= name_caller(caller, api.key, address, request.method, path)
     if api.config.token is not None:
-        # A request over the Unix socket has no token, but the leader's TCP port requires it.
+        # Without TLS, and for a leader of an older version: its TCP port requires a token.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"{scheme_of(api.tls)}://{address}{request.rel_url.raw_path_qs}", encoded=True)
     body = await read_in_time(request)

@@ -10,13 +10,24 @@ import struct
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import quote, unquote
 
 from aiohttp import web
 
+from agents.rpc.signing import (
+    REQUEST_HEADER,
+    ClusterKey,
+    SignatureError,
+    Verifier,
+    sign_request,
+)
+from agents.rpc.tls import peer_of
 from sailord.config import Config
-from sailord.tokens import Role, TokenFile
+from sailord.tokens import ROLES, Role, TokenFile
 
 CALLER = "sailor-caller"
+PASSED_ON = "Sailor-Caller"
+"""Header in which a standby names the caller of its Unix socket to the leader."""
 GROUPS_S = 10.0
 """A user's groups are looked up again this often, so that leaving one needs no restart."""
 _CREDENTIALS = struct.Struct("3i")
@@ -52,6 +63,33 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
     if config.viewers is not None and config.viewers in groups:
         return Caller(name, "viewer")
     return None
+
+
+def name_caller(
+    caller: Caller, key: ClusterKey, leader: str, method: str, path: str
+) -> dict[str, str]:
+    """The headers in which a standby tells the leader who called it."""
+    said = f"{caller.role} {quote(caller.name)}"
+    header, _ = sign_request(key, leader, method, f"{path} {said}", b"", at=time.time())
+    return {PASSED_ON: said, REQUEST_HEADER: header}
+
+
+def caller_named(request: web.Request, verifier: Verifier) -> Caller | None:
+    """The caller that a standby names: it shows its certificate, and signs with the cluster's key.
+
+    The body is not signed: it comes over the TLS connection of that certificate.
+    """
+    said, peer = request.headers.get(PASSED_ON, ""), peer_of(request.transport)
+    shown, _, name = said.partition(" ")
+    role = next((each for each in ROLES if each == shown), None)
+    if peer is None or peer.role != "sailord" or role is None:
+        return None
+    about, header = f"{request.raw_path} {said}", request.headers.get(REQUEST_HEADER)
+    try:
+        verifier.check_request(request.method, about, b"", header, at=time.time())
+    except SignatureError:
+        return None
+    return Caller(unquote(name), role)
 
 
 @lru_cache(maxsize=256)

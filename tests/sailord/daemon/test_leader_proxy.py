@@ -6,12 +6,18 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import pwd
+import ssl
 import time
 from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 
+from agents.rpc.signing import ClusterKey
+from sailord.api.access.callers import Caller, name_caller
+from sailord.authority import Authority
 from sailord.cli.main import main
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from tests.agents.store.places import ETCD, Cluster
@@ -48,6 +54,51 @@ def heads(tmp_path, etcd):
     yield sorted(made, key=lambda each: not each.ask("GET", "/readyz")[1]["leads"])
     for each in made:
         each.stop_all()
+
+
+@pytest.fixture
+def heads_with_tls(tmp_path, etcd):
+    """The leader and a standby with certificates, and without a token."""
+    authority = Authority.create(tmp_path / "ca", "test")
+    for role, name in (("sailord", "one"), ("sailord", "two"), ("user", "alice")):
+        authority.issue(role, name, tmp_path / f"tls-{name}")
+    made = []
+    for name in ("one", "two"):
+        files = "".join(
+            f'{each} = "tls-{name}/{file}.pem"\n'
+            for each, file in (("ca", "ca"), ("certificate", "certificate"), ("key", "key"))
+        )
+        place = Place(tmp_path, name=name, store=etcd.url, webhooks=f"[tls]\n{files}")
+        place.config.write_text(place.config.read_text().replace('token_file = "token"\n', ""))
+        made.append(place)
+        place.start()
+    try:
+        for each in made:
+            wait_until(lambda each=each: each.ask("GET", "/readyz")[0] == 200)
+        yield sorted(made, key=lambda each: not each.ask("GET", "/readyz")[1]["leads"])
+    finally:
+        for each in made:
+            each.stop_all()
+
+
+def test_leader_hears_from_a_standby_who_called_and_from_nobody_else(heads_with_tls, tmp_path):
+    leader, other = heads_with_tls
+    status, said = other.ask("POST", "/v1/jobs", {"job": JOB, "id": "j"})
+    assert (status, said["id"]) == (201, "j")
+    assert other.ask("POST", "/v1/jobs/j/pause", {"reason": "lunch"})[0] == 202
+    me = pwd.getpwuid(os.getuid()).pw_name
+    wait_until(lambda: f"(by {me})" in str(other.ask("GET", "/v1/jobs/j/history?x=%2f")[1]))
+    # A user's certificate, beside the cluster's key, names nobody.
+    tls, key = tmp_path / "tls-alice", ClusterKey.read(other.key, "test")
+    context = ssl.create_default_context(cafile=tls / "ca.pem")
+    context.check_hostname = False
+    context.load_cert_chain(tls / "certificate.pem", tls / "key.pem")
+    address, eve = f"127.0.0.1:{leader.port}", Caller("eve", "admin")
+    headers = name_caller(eve, key, address, "GET", "/v1/nodes")
+    line = http.client.HTTPSConnection("127.0.0.1", leader.port, timeout=10, context=context)
+    with closing(line):
+        line.request("GET", "/v1/nodes", headers=headers)
+        assert line.getresponse().status == 401
 
 
 def over_tcp(head, method, path, headers=None):
