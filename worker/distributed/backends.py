@@ -91,8 +91,8 @@ class Backends(Protocol):
         The first group's abort begins before the others'.
         """
 
-    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
-        """Close groups without pending operations; return the threads that are still at it."""
+    def close(self, groups: list[Any]) -> list[threading.Thread]:
+        """Close groups and let go of them; return the threads that are still at it."""
 
 
 class GlooBackends:
@@ -152,10 +152,12 @@ class GlooBackends:
                 continue
         return []
 
-    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
-        for group in groups:
-            group.shutdown()
-        return []
+    def close(self, groups: list[Any]) -> list[threading.Thread]:
+        def let_go() -> None:
+            while groups:
+                groups.pop().shutdown()
+
+        return at_once([let_go], self.enter_thread)
 
 
 class NcclBackends:
@@ -195,7 +197,7 @@ class NcclBackends:
         """
         return at_once([group.abort for group in groups], self.enter_thread)
 
-    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
+    def close(self, groups: list[Any]) -> list[threading.Thread]:
         return at_once([group.shutdown for group in groups], self.enter_thread)
 
 

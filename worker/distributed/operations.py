@@ -115,5 +115,12 @@ class OperationLog:
                 after.begun_s = max(after.begun_s, self._now())
 
 
+class MembersByName(dict[str, tuple[int, ...]]):
+    """The ranks of each group; those of groups without this rank are read from the name."""
+
+    def __missing__(self, name: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in name.replace(" to ", "-").split("-"))
+
+
 def _is_over(operation: Operation) -> bool:
     return operation.work is not None and bool(operation.work.is_completed())

@@ -35,7 +35,7 @@ from worker.distributed.interface import (
     TransportError,
     VoteRecord,
 )
-from worker.distributed.operations import Operation, OperationLog
+from worker.distributed.operations import MembersByName, Operation, OperationLog
 from worker.distributed.peer_monitor import PeerMonitor
 from worker.distributed.stalls import Blame, Position, find_blame
 
@@ -56,8 +56,8 @@ ANSWER_S = 1.0
 WATCH_S = 0.5
 CLOSE_S = 20.0
 """Seconds for groups to close; a process in which one does not is not used again."""
-_LEFT_BEHIND: list[Any] = []
-"""Groups with an operation that goes on: whoever let go of one would wait for it."""
+AFTER_LOSS_S = 1.0
+"""The same for gloo after a loss: they close at once or, with a sum that goes on, in minutes."""
 _ALL = "all"
 _DATA_TAG = 1
 
@@ -379,7 +379,7 @@ class ProcessTransport:
         positions = {rank: Position.from_json(each) for rank, each in said.items() if each}
         positions[self.rank] = self.operations.position(self.activity())
         members, queues = self.operations.members, self._library.blocks_device
-        return find_blame(self.rank, positions, _Members(members), queues=queues)
+        return find_blame(self.rank, positions, MembersByName(members), queues=queues)
 
     def _end_all(self, failure: TransportError) -> None:
         """End all waits; the monitor's thread may call this before its constructor returns."""
@@ -407,15 +407,16 @@ class ProcessTransport:
         self._watcher.join()
         if self._monitor.failure is not None:
             self._abort_all()  # Those that were opened meanwhile.
-        if self.is_stuck and not self._library.blocks_device:
-            _LEFT_BEHIND.extend(self._groups.values())
-        elif self._monitor.failure is None or not self._library.blocks_device:
-            self._closing += self._library.close(list(self._groups.values()))
-        deadline = time.monotonic() + CLOSE_S
+        groups, is_nccl = list(self._groups.values()), self._library.blocks_device
+        self._groups.clear()
+        if self._monitor.failure is None or not is_nccl:
+            self._closing += self._library.close(groups)
+        del groups  # Whoever lets go of a group waits for its operations.
+        wait_s = CLOSE_S if self._monitor.failure is None or is_nccl else AFTER_LOSS_S
+        deadline = time.monotonic() + (0.0 if self.is_stuck else wait_s)
         for thread in self._closing:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self.is_stuck = self.is_stuck or any(thread.is_alive() for thread in self._closing)
-        self._groups.clear()
         self._collectives.clear()
         self._library = _CLOSED
 
@@ -432,13 +433,6 @@ _CLOSED: Any = _Closed()
 def print_blame(blame: Blame) -> None:
     """Write a hang to the worker's log."""
     print(f"a hang: {blame.text}", flush=True)
-
-
-class _Members(dict[str, tuple[int, ...]]):
-    """The ranks of each group; those of groups without this rank are read from the name."""
-
-    def __missing__(self, name: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in name.replace(" to ", "-").split("-"))
 
 
 def _channel(source: int, target: int) -> str:

@@ -320,5 +320,5 @@ class EmulatedNccl:
 
         return at_once([one_by_one], self.enter_thread)
 
-    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
+    def close(self, groups: list[Any]) -> list[threading.Thread]:
         return at_once([group.shutdown for group in groups], self.enter_thread)
