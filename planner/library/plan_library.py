@@ -14,13 +14,13 @@ from operator import le
 
 from planner.move_policy.checkpoint_interval import write_s
 from planner.problem.inventory import Lot
-from planner.problem.objective import Figures, Limits
+from planner.problem.objective import NO_MONEY_LIMITS, Figures, Limits
 from planner.problem.question import Answer, Question
 from simulator.cluster.cluster import Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
 from simulator.inputs.supply_check import groups_by_place
-from simulator.spec.job import Goal
+from simulator.spec.job import Goal, Objective
 from simulator.spec.plan import PlaceKey, Plan
 from simulator.traces.play_types import PlanFigures
 from simulator.traces.trace import GpuCounts, cluster_at
@@ -291,9 +291,21 @@ def _usd_per_s(
     return total
 
 
+def _has_limits(objective: Objective) -> bool:
+    names = (*NO_MONEY_LIMITS, "max_spot_share")
+    return any(getattr(objective, name) is not None for name in names)
+
+
+def _mixes_contracts(plans: PlanLibrary) -> bool:
+    keys = [pool.key for pool in plans.pools]
+    return len(set(keys)) < len(keys)
+
+
 def learn(plans: PlanLibrary, gpus: GpuCounts, search: Search, goal: Goal | None = None) -> None:
     """Search the plan of an availability, unless a larger one has none."""
-    if any(all(map(le, gpus, other)) for other in plans.without_plan):
+    # On-demand GPUs of a place are charged first, so fewer of them may be what a limit allows.
+    is_monotone = not (_has_limits(plans.question.job.objective) and _mixes_contracts(plans))
+    if is_monotone and any(all(map(le, gpus, other)) for other in plans.without_plan):
         return
     plans.searched += 1
     asked = plans.question

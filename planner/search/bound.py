@@ -422,10 +422,11 @@ class EventBound:
     def _longest_s(self, usd: float) -> float:
         """Time in which the cheapest pipeline that holds the model costs ``usd``."""
         prices = self._in_dollars(1.0).prices
-        least = math.inf
+        least, gpus = math.inf, int(sum(self.gpus.values()))
         for b in self.micro_batches:
-            most = self.tables.most(b, FOREVER_S, 1, 1)
-            stages_max = min(self.tables.costs.layer_count, int(sum(self.gpus.values())))
+            # With as many holders as there may be: under ZeRO-1 each keeps a share of the moments.
+            most = self.tables.most(b, FOREVER_S, 1, gpus)
+            stages_max = min(self.tables.costs.layer_count, gpus)
             priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
             least = min(least, float(priced.least[0]))
         return usd / least if least > 0 else math.inf

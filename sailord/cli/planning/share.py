@@ -89,6 +89,9 @@ def _searched(asked: Question) -> Answer:
 def _check(questions: Sequence[Question]) -> None:
     problems = Problems()
     refuse_deadlines(questions, problems)
+    if questions[0].cluster.quotas:
+        cure = "leave it out, and give pools of no more GPUs than it allows"
+        problems.add("[[quota]]", "is not kept where several jobs share a cluster", cure)
     for pool in questions[0].cluster.pools:
         if pool.gpus % pool.gpus_per_machine:
             what = f"has {pool.gpus} GPUs on machines of {pool.gpus_per_machine}"

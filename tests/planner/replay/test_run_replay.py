@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from planner.library.plan_library import PlanLibrary
+from planner.library.plan_library import PlanLibrary, learn
 from planner.problem.question import Answer, Question
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from planner.replay.trace_plans import plans_for, spans_of
@@ -227,6 +227,21 @@ def test_the_cheaper_of_equally_fast_plans_is_taken() -> None:
     assert sorted(slower) == [(8, 16), (16, 8)]
     # 500 s on all, then on eight GPUs on demand and sixteen spot ones.
     assert (on_demand, spot) == pytest.approx((16 * 500 + 8 * 500, 16 * 1000))
+
+
+@pytest.mark.parametrize(("limit", "searched"), [(3.0, 2), (None, 1)])
+def test_a_part_of_a_place_with_two_contracts_is_searched_although_the_whole_has_no_plan(
+    limit: float | None, searched: int
+) -> None:
+    """On-demand GPUs are charged first: spot ones alone may be what the limit allows."""
+    both = replace(CLUSTER, pools=(POOL, replace(POOL, spot=True, price_usd_per_gpu_hour=0.5)))
+    asked = question()
+    objective = replace(asked.job.objective, max_usd_per_hour=limit)
+    asked = replace(asked, job=replace(asked.job, objective=objective), cluster=both)
+    plans = PlanLibrary(asked)
+    for gpus in ((4, 4), (0, 4)):
+        learn(plans, gpus, lambda _: Answer(None, None, 1, 0.0, 0.0, "throughput"))
+    assert plans.searched == searched
 
 
 def test_plans_without_prices_are_compared_by_egress() -> None:

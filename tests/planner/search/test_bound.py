@@ -115,3 +115,25 @@ def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
     lots = lots_of(world.cluster, world.estimator.sites)
     bounds = bound_of(alone, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
     assert bounds.objective <= usd
+
+
+def test_layers_that_fit_only_with_shared_moments_count() -> None:
+    """With goal cost the bound ended where no pipeline alone fits, and was above real plans."""
+    pool = Pool(
+        "us-central1-a", "V100-16", "V100-16x1", 1, 16, price_usd_per_gpu_hour=1.0, price_source="x"
+    )
+    wide = build_model("gpt2", layers=2, hidden=8192, heads=64, vocab=1024, sequence=128)
+    job = Job(
+        "wide", wide, 16, 128,
+        precision="fp16", optimizer="adam", zero=1, runtime="megatron-deepspeed",
+    )  # fmt: skip
+    world = world_of(job, cluster=Cluster((pool,), load_catalogue()))
+    halves = tuple(Stage(layers, 1, (pool.place,)) for layers in ((0, 2), (2, 4)))
+    plan = Plan(1, (Pipeline(8, halves),) * 2)
+    estimate = world.estimator.estimate(plan)
+    assert estimate.fits
+    usd = estimate.money.total_usd
+    assert usd is not None
+    lots = lots_of(world.cluster, world.estimator.sites)
+    bounds = bound_of(plan, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
+    assert bounds.objective <= usd

@@ -93,4 +93,8 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "b: objective.deadline: is not kept where several jobs share" in done.stderr
     assert "A100-40@us-central1-a: has 3 GPUs on machines of 2" in done.stderr
+    quota = '[[quota]]\ngpu = "A100-40"\nwhere = "us-central1"\ngpus_max = 2\n'
+    limited = run(tmp_path, cluster=CLUSTER_FILE + quota)
+    assert limited.exit_code == 2
+    assert "[[quota]]: is not kept where several jobs share a cluster" in limited.stderr
     assert '--weights: is "1"; give 2 numbers' in run(tmp_path, "--weights", "1").stderr
