@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.event_planner import plan_by_events
 from planner.explain.infeasible import refusals
 from planner.formula_planner import plan_by_formula
-from planner.problem.inventory import Lot, lots_of, missing_price
+from planner.problem.inventory import Lot, grants_of, lots_of, missing_price
 from planner.problem.objective import Limits
 from planner.problem.question import SEARCHED, Answer, Question
 from planner.search.search_cache import SearchCache
@@ -69,23 +69,34 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
         *,
         max_tp: int | None = None,
         budget: int | None = None,
+        keeps_quotas: bool = True,
+        any_size: bool = False,
     ) -> Answer:
         job = replace(
             question.job,
             objective=objective,
             recompute=recompute or question.job.recompute,
             max_tp=max_tp or question.job.max_tp,
+            micro_batches=None if any_size else question.job.micro_batches,
         )
+        cluster = question.cluster if keeps_quotas else replace(question.cluster, quotas=())
         more = tuple(_with_more_gpus(lot, times_gpus, sites) for lot in lots)
         budget = budget or question.budget
         asked = replace(
-            question, job=job, budget=budget, is_bounded=False, is_stoppable=False, told=None
+            question,
+            job=job,
+            cluster=cluster,
+            budget=budget,
+            is_bounded=False,
+            is_stoppable=False,
+            told=None,
         )
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
-        # The cache holds results of one ``max_tp``.
-        return _search(asked, more, steps, cache if max_tp is None else SearchCache())
+        # The cache holds results of one ``max_tp`` and of these sizes of micro batches.
+        is_same = max_tp is None and keeps_quotas and not any_size
+        return _search(asked, more, steps, cache if is_same else SearchCache())
 
-    return refusals(question.job, lots, limits, ask)
+    return refusals(question.job, lots, limits, ask, grants_of(question.cluster, lots))
 
 
 def _with_more_gpus(lot: Lot, times: int, sites: PlaceFacts) -> Lot:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from planner.problem.inventory import Lot
+from planner.problem.inventory import Grant, Lot
 from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS, Breach, Figures, Limits
 from planner.problem.question import Answer
@@ -25,7 +25,10 @@ _TOGETHER = "relax one of them, or raise --budget"
 
 
 class Ask(Protocol):
-    """Search again with other limits, more GPUs, another recomputation policy or larger TP."""
+    """Search again with other limits, more GPUs, another recomputation policy or larger TP.
+
+    Also without quotas, or with micro batches of any size.
+    """
 
     def __call__(
         self,
@@ -35,13 +38,19 @@ class Ask(Protocol):
         *,
         max_tp: int | None = None,
         budget: int | None = None,
+        keeps_quotas: bool = True,
+        any_size: bool = False,
     ) -> Answer: ...
 
 
-def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[Problem, ...]:
+def refusals(
+    job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask, grants: Sequence[Grant] = ()
+) -> tuple[Problem, ...]:
     """The problems of a job that has no plan on these GPUs."""
     free = ask(_NO_LIMITS)
     if free.estimate is None:
+        if grants and ask(_NO_LIMITS, keeps_quotas=False, budget=FIT_BUDGET).plan is not None:
+            return tuple(map(_quota_in_the_way, grants))
         return (_too_small(job, lots, ask),)
     found = _limits_in_the_way(job.objective, limits, ask)
     if not found:
@@ -52,10 +61,21 @@ def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[P
     )
 
 
+def _quota_in_the_way(grant: Grant) -> Problem:
+    what = f"leaves {grant.gpus_max} {grant.gpu} in {grant.where}, and no plan fits on that"
+    return Problem("quota", what, "raise gpus_max, or give GPUs that it does not limit")
+
+
 def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     gpus = sum(lot.gpus for lot in lots)
     kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
     cures = []
+    split = "under any split"
+    if job.micro_batches:
+        fits = ask(_NO_LIMITS, any_size=True, budget=FIT_BUDGET).plan
+        if fits is not None:
+            split = f"in micro batches of {' or '.join(map(str, job.micro_batches))}"
+            cures.append(f"add {fits.micro_batch_size} to training.micro_batches, which fits")
     if job.recompute == "none" and ask(_NO_LIMITS, 1, "auto", budget=FIT_BUDGET).plan:
         cures.append('set training.recompute = "auto", with which it fits')
     for times in _MORE_GPUS:
@@ -71,7 +91,7 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
     return Problem(
         "cluster",
-        f"{job.model.name} does not fit on the {gpus} GPUs ({kinds}) under any split:"
+        f"{job.model.name} does not fit on the {gpus} GPUs ({kinds}) {split}:"
         f" weights, gradients and optimizer states alone take {states_gb:.3g} GB",
         "; ".join(cures) or "use GPUs with more memory, or more of them",
     )

@@ -7,8 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from planner.api import plan_job
 from planner.explain.infeasible import refusals
 from planner.problem.objective import Limits
+from planner.problem.question import Question
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool, Quota
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.families import build_model
 from simulator.spec.job import Job, Objective
 
 PACE, NEXT_S = 5.004807362210215, 0.19980789021985088
@@ -44,3 +50,28 @@ def test_the_limit_that_the_fastest_plan_breaks_is_named(
 ) -> None:
     (found,) = refused(objective, 1.0, **limits)
     assert said in found
+
+
+def asked(job: Job, *pools: Pool, quotas: tuple[Quota, ...] = ()) -> list[str]:
+    cluster = Cluster(pools, load_catalogue(), quotas=quotas)
+    answer = plan_job(Question(job, cluster, Measurements(), budget=60, is_bounded=False))
+    assert answer.plan is None
+    return [str(problem) for problem in answer.problems]
+
+
+def test_a_quota_in_the_way_is_named_instead_of_the_memory() -> None:
+    small = build_model("gpt2", layers=2, hidden=64, heads=2, vocab=256, sequence=64)
+    pool = Pool("us-central1-a", "A100-40", "A100-40x1", 1, 4)
+    said = asked(Job("small", small, 8, 64), pool, quotas=(Quota("us-central1", "A100-40", 0),))
+    assert said == [
+        "quota: leaves 0 A100-40 in us-central1, and no plan fits on that; "
+        "raise gpus_max, or give GPUs that it does not limit"
+    ]
+
+
+def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits() -> None:
+    long = build_model("gpt2", layers=1, hidden=1024, heads=16, vocab=50_257, sequence=2048)
+    pool = Pool("us-central1-a", "V100-16", "V100-16x1", 1, 2)
+    (said,) = asked(Job("long", long, 128, 2048, micro_batches=(128,)), pool)
+    assert "does not fit on the 2 GPUs (2 x V100-16@us-central1-a) in micro batches of 128" in said
+    assert "to training.micro_batches, which fits" in said
