@@ -283,7 +283,7 @@ def _mark_unusable(state: CapacityState) -> Decision:
         if machine.why or machine.is_missed or not machine.instance.request_id:
             continue
         fault = _fault_of(state, machine)
-        if fault and machine.instance.node in state.in_use | state.holding:
+        if fault and _is_needed(state, machine):
             # Its memory may have the only copy of a state: that is moved off first.
             if not machine.is_drained:
                 drained = replace(machine, is_drained=True)
@@ -304,6 +304,11 @@ def _mark_unusable(state: CapacityState) -> Decision:
     return state, tuple(told)
 
 
+def _is_needed(state: CapacityState, machine: RentedInstance) -> bool:
+    """Return whether the job may need it; before the first count of agents it may need each."""
+    return not state.looked_at or machine.instance.node in state.in_use | state.holding
+
+
 def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
     """Return what is wrong with an instance; its pool gets a cooldown for it."""
     policy, gpus = state.policy, machine.instance.pool.gpus
@@ -317,8 +322,7 @@ def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
 
 
 def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
-    # Before the first count of agents every instance may be needed.
-    is_needed = not state.looked_at or machine.instance.node in state.in_use | state.holding
+    is_needed = _is_needed(state, machine)
     lost_s, surplus_s = state.policy.lost_s, state.policy.surplus_s
     if state.stop == "ended" or (state.stop and not is_needed):
         return "the budget is spent"

@@ -231,6 +231,12 @@ def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     assert story.of(Delete) == []
     story.hear(AgentsCounted(50.0, {"n1": Agent(3, is_leaving=True)}, **needed))
     assert (story.of(Drain), story.of(Delete)) == ([], [])
+    led = Story(books=decode(CapacityRecord, encode(record_of(story.state))))
+    assert led.of(Delete) == [], "a new leader has not counted agents yet"
+    assert (
+        led.hear(AgentsCounted(55.0, {"n1": Agent(3, is_leaving=True)}, **needed)).of(Delete) == []
+    )
+    assert led.hear(AgentsCounted(56.0, {"n1": Agent(3, is_leaving=True)})).of(Delete)
     story.hear(AgentsCounted(60.0, {"n1": Agent(3, is_leaving=True)}))
     assert story.of(Delete) == [Delete(("1",))]
     assert story.state.machines["1"].why == "it has 3 of its 4 GPUs"
