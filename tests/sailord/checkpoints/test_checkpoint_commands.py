@@ -93,5 +93,5 @@ def test_invalid_uri_of_a_submitted_job_is_refused(place):
     file = place.folder / "job.toml"
     file.write_text(f'{SPEC}\n[checkpoint]\nuri = "az://bucket/x"\n')
     refused = call(place, "submit", str(file), "--id", JOB)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "needs adlfs" in refused.output
