@@ -132,7 +132,8 @@ class GlooBackends:
                 return True
             except RuntimeError:
                 if operation.work.is_completed():
-                    raise
+                    operation.work.wait()  # Raises what it failed with, not that the look was over.
+                    return True
                 if had_failed:
                     return False
                 had_failed = has_failed()

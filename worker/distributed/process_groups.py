@@ -411,7 +411,7 @@ class ProcessTransport:
         self._groups.clear()
         if self._monitor.failure is None or not is_nccl:
             self._closing += self._library.close(groups)
-        del groups  # Whoever lets go of a group waits for its operations.
+        del groups  # Dropping the last reference to a group waits for its operations.
         wait_s = CLOSE_S if self._monitor.failure is None or is_nccl else AFTER_LOSS_S
         deadline = time.monotonic() + (0.0 if self.is_stuck else wait_s)
         for thread in self._closing:

@@ -28,8 +28,8 @@ class Sum:
     def __init__(self, looks: float, *, error: str = "") -> None:
         self.left, self.error = looks, error
 
-    def wait(self, limit):
-        assert limit, "a look takes a moment"
+    def wait(self, limit=None):
+        assert limit or self.is_completed(), "a look takes a moment"
         self.left -= 1
         if self.left >= 0 or self.error:
             raise RuntimeError(self.error if self.left < 0 else "Operation timed out!")
@@ -47,6 +47,18 @@ def test_a_slow_collective_is_awaited_as_long_as_no_rank_is_lost():
     assert waited(Sum(20))
     with pytest.raises(RuntimeError, match="Connection closed"):
         waited(Sum(3, error="Connection closed by peer"))
+
+
+class EndsAfterTheLook(Sum):
+    """Ends between the end of a look and the question whether it has ended."""
+
+    def is_completed(self):
+        self.left = -1
+        return True
+
+
+def test_a_collective_that_ends_just_after_a_look_has_not_failed():
+    assert waited(EndsAfterTheLook(1))
 
 
 def test_a_collective_that_goes_on_after_a_loss_is_left():
