@@ -35,7 +35,9 @@ LIMITS_S: dict[str, float] = {
     "machine": 40.0,
     "kernels": 70.0,
     "training": 210.0,
+    "predictions": 150.0,
     "own_model": 90.0,
+    "deepspeed": 130.0,
     "snapshots": 70.0,
     "transport": 110.0,
     "deaths": 220.0,
@@ -45,6 +47,7 @@ LIMITS_S: dict[str, float] = {
 CLUSTER = "aiohttp click cryptography fsspec google.protobuf grpc jwt pathspec prometheus_client"
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "own_model": ("transformers", "peft"),
+    "deepspeed": ("deepspeed", "safetensors", "xxhash"),
     "snapshots": ("xxhash",),
     "recovery": ("xxhash", "structlog", "pynvml", "etcd3", *CLUSTER.split()),
 }

@@ -61,7 +61,9 @@ def plan_for(
     return Plan(micro_batch, (pipeline,), schedule)
 
 
-def trainer_for(setting: Setting, job: Job, **options: Any) -> RankTrainer:
+def trainer_for(
+    setting: Setting, job: Job, plan: Plan | None = None, **options: Any
+) -> RankTrainer:
     """Return a rank that trains a whole job."""
-    plan, data = plan_for(setting, job), open_data(job, Path())
+    plan, data = plan or plan_for(setting, job), open_data(job, Path())
     return RankTrainer(job, plan, 0, SingleRankTransport(), data, device=setting.place, **options)

@@ -218,6 +218,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     found["submit_to_first_step_s"] = lines[0]["at"] - begin
     found["step_s"] = (lines[-1]["at"] - lines[1]["at"]) / (len(lines) - 2)
     found["ranks"] = len(cluster.workers())
+    found["measured_schedule"] = attempt(lambda: _schedule(cluster, client, setting))
     found["kill_a_rank"] = attempt(
         lambda: _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
     )
@@ -248,6 +249,36 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
             found["node_is_used_again_s"] = attempt(until_used_s)
     found["losses_at_a_step_agree"] = _agree(cluster.lines())
     return found
+
+
+def _schedule(cluster: _Cluster, client: Any, setting: Setting) -> dict[str, Any]:
+    """Return what the ranks' own clocks say of one step; the rows of letters go to a file."""
+    from sailord.text.schedule_text import schedule_text  # noqa: PLC0415 - the same as the client
+
+    said: dict[str, Any] = {}
+
+    def is_measured() -> bool:
+        said.update(client.ask("GET", "/v1/jobs/check/timeline"))
+        return said["measured"] is not None
+
+    _wait(cluster, "measured step", is_measured)
+    text = schedule_text(said)
+    (setting.out / "recovery-schedule.txt").write_text(text + "\n", encoding="utf-8")
+    measured = said["measured"]
+    rows = [row for pipeline in measured["pipelines"] for row in pipeline["groups"]]
+    length_s = measured["length_s"]
+    return {
+        "step_s": length_s,
+        "predicted_step_s": said["timeline"]["iteration_s"],
+        "rows": len(rows),
+        "rows_without_times": sum(bool(row["why_none"]) for row in rows),
+        "computing_share_of_each_row": [
+            sum(end - begin for _, begin, end, *_ in row["passes"]) / length_s for row in rows
+        ],
+        "all_passes_are_inside_the_step": all(
+            0 <= begin <= end <= length_s for row in rows for _, begin, end, *_ in row["passes"]
+        ),
+    }
 
 
 def _agree(lines: list[dict[str, Any]]) -> str:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.gpu_check.estimates import measured_profile, predicted
 from benchmarks.gpu_check.model import llama_job, plan_for, trainer_for
-from benchmarks.gpu_check.setting import ZONE, Setting, attempt, finish
-from simulator.api import estimator, load_measurements
-from simulator.cluster.cluster_file import load_cluster
-from simulator.hardware.catalogue import load_catalogue
+from benchmarks.gpu_check.setting import Setting, attempt, finish
 from simulator.spec.job import Job
+from simulator.spec.plan import Plan
 from worker.data.sources.open_data import open_data
 from worker.models.apply_plan import build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
@@ -35,14 +33,16 @@ def run(setting: Setting) -> dict[str, Any]:
             "global_batch": job.global_batch,
         }
     }
-    found["runtime"] = ours = attempt(lambda: _ours(setting, place, job))
+    plan = plan_for(setting, job)
+    found["runtime"] = ours = attempt(lambda: measured_steps(setting, place, job, plan))
     found["plain_loop"] = plain = attempt(lambda: _plain(setting, place, job))
-    found["predicted"] = attempt(lambda: _predicted(setting, job, None))
+    found["predicted"] = attempt(lambda: predicted(setting, job, plan, None))
     if isinstance(ours, dict) and isinstance(plain, dict):
         found["runtime_over_plain_loop"] = ours["step_s"] / plain["step_s"]
     found["switches_step_s"] = _switches(setting, place)
-    found["profile"] = attempt(lambda: _profile(setting, job))
-    found["predicted_from_profile"] = attempt(lambda: _predicted(setting, job, setting.out))
+    sizes, budget_s = ((1, 2), 2.0) if setting.is_quick else ((1, 2, 4), 60.0)
+    found["profile"] = attempt(lambda: measured_profile(setting, job, sizes, setting.out, budget_s))
+    found["predicted_from_profile"] = attempt(lambda: predicted(setting, job, plan, setting.out))
     for name in ("predicted", "predicted_from_profile"):
         if isinstance(ours, dict) and isinstance(found[name], dict):
             found[name]["over_measured"] = found[name]["step_s"] / ours["step_s"]
@@ -69,20 +69,29 @@ def _figures(
     if place.type == "cuda":
         found["peak_memory_gib"] = torch.cuda.max_memory_allocated(place) / 2**30
         found["reserved_gib"] = torch.cuda.max_memory_reserved(place) / 2**30
+        free, total = torch.cuda.mem_get_info(place)
+        found["device_gib"] = (total - free) / 2**30  # With context and libraries.
     return found
 
 
-def _ours(
-    setting: Setting, place: torch.device, job: Job, tf32: str = "high", **options: Any
+def measured_steps(
+    setting: Setting,
+    place: torch.device,
+    job: Job,
+    plan: Plan,
+    tf32: str = "high",
+    rounds: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
+    """Train a plan of one rank for some steps."""
     _free(place)
     begin_s = time.perf_counter()
-    trainer = trainer_for(setting, job, **options)
+    trainer = trainer_for(setting, job, plan, **options)
     finish(place)
     built_s = time.perf_counter() - begin_s
     torch.set_float32_matmul_precision(tf32)  # After the runtime's own choice.
     seconds, losses, report = [], [], None
-    for number in range(2 + setting.rounds):
+    for number in range(2 + (rounds or setting.rounds)):
         finish(place)
         begin_s = time.perf_counter()
         report = trainer.step()
@@ -138,7 +147,9 @@ def _switches(setting: Setting, place: torch.device) -> dict[str, Any]:
     def measure(name: str, tf32: str = "high", fuses: bool | None = None, **changes: Any) -> None:
         def steps() -> float:
             job = llama_job(setting, layers=4, **changes)
-            return float(_ours(setting, place, job, tf32, fuses_update=fuses)["step_s"])
+            plan = plan_for(setting, job)
+            found = measured_steps(setting, place, job, plan, tf32, fuses_update=fuses)
+            return float(found["step_s"])
 
         found[name] = attempt(steps)
 
@@ -150,58 +161,3 @@ def _switches(setting: Setting, place: torch.device) -> dict[str, Any]:
     measure("fp32", tf32="highest", precision="fp32", fuses=is_gpu)
     torch.set_float32_matmul_precision("high")
     return found
-
-
-def _predicted(setting: Setting, job: Job, profiles: Path | None) -> dict[str, Any]:
-    kind, is_known = setting.kind()
-    catalogue = load_catalogue()
-    text = f'[[pool]]\nzone = "{ZONE}"\ngpu = "{kind}"\ngpus_per_machine = 1\ngpus = 1\n'
-    path = setting.out / "cluster.toml"
-    path.write_text(text, encoding="utf-8")
-    cluster = load_cluster(path)
-    measured = load_measurements(profiles, catalogue=catalogue)
-    pool = cluster.pools[0]
-    plan = plan_for(setting, job)
-    gpu, machine, zone = pool.key
-    stage = plan.pipelines[0].stages[0]
-    place = type(stage.places[0])(gpu, machine, zone)
-    stage = type(stage)(stage.layers, 1, (place,))
-    plan = type(plan)(
-        plan.micro_batch_size, (type(plan.pipelines[0])(plan.pipelines[0].micro_batches, (stage,)),)
-    )
-    found = estimator("event", job=job, cluster=cluster, measurements=measured).estimate(plan)
-    return {
-        "kind": kind if is_known else f"{kind}, which this device is not",
-        "step_s": found.iteration_s,
-        "peak_memory_gib": found.memory[0][0].total / 2**30,
-        "relative_error": found.provenance.relative_error,
-    }
-
-
-def _profile(setting: Setting, job: Job) -> dict[str, Any]:
-    """Measure the job's distinct layers, for the planner; needs safetensors."""
-    import json  # noqa: PLC0415 - beside what it is for
-
-    from simulator.layer_costs.profile import profile_name  # noqa: PLC0415 - the same
-    from simulator.layer_costs.profile_file import profile_to_json  # noqa: PLC0415 - the same
-    from worker.layer_profiles.device import open_device  # noqa: PLC0415 - needs safetensors
-    from worker.layer_profiles.profile_job import Request, profile_job  # noqa: PLC0415 - the same
-
-    kind, _ = setting.kind()
-    device = open_device(setting.device, kind, load_catalogue())
-    name = profile_name(job.model.name)
-    budget_s = 2.0 if setting.is_quick else 60.0
-    sizes = (1, 2) if setting.is_quick else (1, 2, 4)
-    today = datetime.now(UTC).strftime("%Y-%m-%d")
-    request = Request((1,), sizes, budget_s, name, today)
-
-    class Quiet:
-        def sampling(self, what: str, samples: int) -> None: ...
-        def finished(self, what: str, figures: Any) -> None: ...
-        def ended(self, what: str, why: str) -> None: ...
-
-    profile = profile_job(job, None, request, device, Quiet(), now=time.monotonic)
-    path = setting.out / f"profiles_{name}.json"
-    path.write_text(json.dumps(profile_to_json(profile), indent=1) + "\n", encoding="utf-8")
-    spread = max(timing.relative_error for timing in profile.timings.values())
-    return {"file": path.name, "micro_batches": list(sizes), "spread": spread}
