@@ -10,7 +10,12 @@ from functools import cache
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import (
+    Template,
+    TemplateMaker,
+    TemplateStage,
+    template_stage,
+)
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, lots_hold
 from simulator.arrays import Bools, Floats
@@ -94,9 +99,7 @@ def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
     rows = Counter(pipeline.stages for pipeline in plan.pipelines)
     templates = tuple(
         maker.timed(
-            tuple(
-                TemplateStage(lot_of[stage.place], stage.tp, stage.recompute) for stage in stages
-            ),
+            tuple(template_stage(stage, lot_of[stage.place]) for stage in stages),
             plan.micro_batch_size,
             (0, *(stage.layers[1] for stage in stages)),
         )

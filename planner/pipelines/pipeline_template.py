@@ -43,6 +43,11 @@ class TemplateStage:
     recompute: Recompute
 
 
+def template_stage(stage: Stage, lot: int) -> TemplateStage:
+    """A stage of a plan; one that recomputes some of its layers becomes one that recomputes all."""
+    return TemplateStage(lot, stage.tp, "full" if stage.recomputed else "none")
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """A pipeline of some micro batch size, with rough times."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import Template, TemplateMaker, template_stage
 from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
 from simulator.documents.problems import Problems
@@ -61,7 +61,7 @@ def template_of(
     pipeline: Pipeline, micro_batch: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
 ) -> Template:
     """The template that makes this pipeline."""
-    stages = tuple(TemplateStage(lot_of[s.place.key], s.tp, s.recompute) for s in pipeline.stages)
+    stages = tuple(template_stage(s, lot_of[s.place.key]) for s in pipeline.stages)
     cuts = (0, *(stage.layers[1] for stage in pipeline.stages))
     return maker.timed(stages, micro_batch, cuts)
 

@@ -41,7 +41,7 @@ class DeviceGroups:
     samples: Ints
     """Samples of each micro batch."""
     recompute: Ints
-    """1 where activations are recomputed."""
+    """How many of its layers, from the first on, are recomputed."""
     places: tuple[Place, ...]
 
     @classmethod
@@ -117,6 +117,12 @@ class DeviceGroups:
         """The rows that own devices."""
         rows: Ints = np.flatnonzero(self.owner == np.arange(len(self)))
         return rows
+
+    @property
+    def kept_from(self) -> Ints:
+        """The first layer of each row that is not recomputed."""
+        kept: Ints = self.first + self.recompute
+        return kept
 
     @cached_property
     def hops(self) -> StageHops:
@@ -240,7 +246,7 @@ def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
 def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[int]) -> None:
     for s, stage in enumerate(pipeline.stages):
         first, end = stage.layers
-        again = int(stage.recompute == "full")
+        again = stage.recomputed
         if len(stage.places) == 1:
             place = numbers.setdefault(stage.places[0], len(numbers))
             flat += (s, 0, place, stage.tp, first, end, size, again)

@@ -267,8 +267,10 @@ class EventEstimator:
             if overlaps and job.algorithm != "tied":
                 # Layers run backward from the last: this gradient is complete before those of the
                 # stage's earlier layers.
-                kind = groups.timing[rows], groups.recompute[rows]
-                at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
+                layer, first, kind = job.layers[0], groups.first[rows], groups.timing[rows]
+                kept = np.minimum(groups.kept_from[rows], layer)
+                again = ahead[kind, 1, kept] - ahead[kind, 1, first]
+                at = at - (again + (ahead[kind, 0, layer] - ahead[kind, 0, kept]))
             run(job, float(at.max()))
         optimizer = self._optimizer_seconds(groups)
         done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)

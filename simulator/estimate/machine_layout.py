@@ -122,7 +122,7 @@ def _canonical_ranks(groups: DeviceGroups) -> tuple[list[int], list[int]]:
         groups.first,
         groups.end,
         groups.tp,
-        1 - groups.recompute,
+        groups.end - groups.kept_from,
         _split_rank(groups),
         place_rank[groups.place],
     )

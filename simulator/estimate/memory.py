@@ -130,20 +130,30 @@ class MemoryModel:
         """Return the activations kept for later backwards, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
         kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
-        heads, kind = distinct_rows(groups.tp, groups.samples, groups.recompute, self.widened)
+        heads, kind = distinct_rows(groups.tp, groups.samples, self.widened)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
             tp, samples = int(groups.tp[row]), int(groups.samples[row])
-            recompute: Recompute = "full" if groups.recompute[row] else "none"
             gpu = groups.sites[groups.site[row]].gpu
-            first, end = groups.first[rows], groups.end[rows]
-            kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
-            kept_each[rows] = range_sums(kept, first, end)
-            work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
+            end = groups.end[rows]
+            head = end == costs.layer_count
+            most, last_work = np.zeros(len(rows)), 0.0
+            parts: dict[Recompute, tuple[Ints, Ints]] = {
+                "full": (groups.first[rows], groups.kept_from[rows]),
+                "none": (groups.kept_from[rows], end),
+            }
+            for recompute, (first, last) in parts.items():
+                if (first == last).all():
+                    continue
+                kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
+                kept_each[rows] += range_sums(kept, first, last)
+                work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
+                body = np.minimum(last, end - head)
+                most = np.maximum(most, range_maxima(work, first, body))
+                last_work = float(work[-1])
             # The head's transients differ in size from a block's, so the allocator cannot reuse
             # one's blocks for the other.
-            head = end == costs.layer_count
-            workspace[rows] = range_maxima(work, first, end - head) + head * work[-1]
+            workspace[rows] = most + head * last_work
         if runtime.keeps_stage_outputs:
             kept_each += self._output_bytes(groups.end - 1, groups.end)
         most = np.zeros(len(groups))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from simulator.documents.fields import quote
 from simulator.estimate.result import DeviceMemory
 from simulator.spec.plan import Plan, Stage
 
@@ -75,9 +77,7 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list
     def stage_fits(other: Stage) -> bool:
         return fits(_with(plan, p, s, other))
 
-    found = []
-    if stage.recompute == "none" and stage_fits(replace(stage, recompute="full")):
-        found.append('with "recompute": "full"')
+    found = [*_recomputation(stage, stage_fits)]
     found += _smaller_micro_batch(plan, p, stage, fits)
     degrees: list[int] = []
     while 2 * (degrees[-1] if degrees else stage.tp) <= tp_max:
@@ -89,6 +89,16 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list
     if not found and degrees and stage_fits(replace(stage, tp=degrees[-1], recompute="full")):
         found.append(f'with TP {degrees[-1]} and "recompute": "full" together')
     return found
+
+
+def _recomputation(stage: Stage, fits: Callable[[Stage], bool]) -> Iterator[str]:
+    """Recompute as few layers as make it fit."""
+    layers = stage.layers[1] - stage.layers[0]
+    if stage.recompute == "full" or not fits(replace(stage, recompute="full")):
+        return
+    more = range(stage.recomputed + 1, layers)
+    fewest = bisect_left(more, True, key=lambda n: fits(replace(stage, recompute=n)))
+    yield f'with "recompute": {quote(more[fewest] if fewest < len(more) else "full")}'
 
 
 def _smaller_micro_batch(

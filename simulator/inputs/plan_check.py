@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import partial
 
 from simulator.cluster.cluster import Cluster
+from simulator.documents.fields import quote
 from simulator.documents.problems import Problem, Problems
 from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_file import complete_plan
@@ -242,7 +243,7 @@ def _recompute_problem(stage: Stage, job: Job) -> Problem | None:
     if job.recompute != "full" or stage.recompute == "full":
         return None
     cure = 'set "recompute": "full", or training.recompute = "auto" in the job'
-    return Problem("recompute", 'is "none", but the job requires "full"', cure)
+    return Problem("recompute", f'is {quote(stage.recompute)}, but the job requires "full"', cure)
 
 
 def _split_problem(split: tuple[int, ...], micro_batch_size: int) -> Problem | None:

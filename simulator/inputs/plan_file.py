@@ -97,13 +97,27 @@ def _pipeline(table: Table) -> Pipeline | None:
 def _stage(table: Table) -> Stage | None:
     layers = table.value("layers", _layer_range, required=True)
     tp = table.integer("tp", most=DEGREE_MAX, required=True)
-    recompute: Recompute = table.choice("recompute", RECOMPUTES, default="none")
+    recompute: Recompute | int = table.value("recompute", _recompute, default="none")
     split = table.integers("split") or (1,)
     places = _places(table, len(split))
     table.finish()
     if layers is None or tp is None:
         return None
+    if isinstance(recompute, int) and recompute >= layers[1] - layers[0]:
+        what = f"is {recompute}, but the stage has {layers[1] - layers[0]} layers"
+        table.report("recompute", what, 'give a smaller number, or "full" for all layers')
     return Stage(layers, tp, places, recompute, split)
+
+
+def _recompute(value: Any) -> Recompute | int:
+    for word in RECOMPUTES:
+        if value == word:
+            return word
+    cure = 'give "none", "full", or how many of the first layers are recomputed'
+    try:
+        return valid_integer(value, 1, DEGREE_MAX)
+    except InvalidValue as fault:
+        raise InvalidValue(fault.what, cure) from None
 
 
 def _layer_range(value: Any) -> tuple[int, int]:

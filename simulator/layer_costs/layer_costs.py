@@ -107,14 +107,14 @@ class LayerCosts:
             samples=samples,
             first=np.array([first]),
             end=np.array([end]),
-            recompute=np.array([int(recompute == "full")]),
+            recompute=np.array([end - first if recompute == "full" else 0]),
         )
         return float(ahead[0]), float(back[0])
 
     def range_seconds(
         self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
     ) -> tuple[Floats, Floats]:
-        """Return ``stage_seconds`` of many ranges; ``recompute`` is 1 for those that recompute."""
+        """Return ``stage_seconds`` of many ranges that recompute so many of their first layers."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
         if found is None:
@@ -123,8 +123,8 @@ class LayerCosts:
             self._sums[key] = found
         forward, backward = found
         # The head is never recomputed: its backward directly follows its forward.
-        last = np.maximum(np.minimum(end, self.layer_count - 1), first)
-        again: Floats = (forward[last] - forward[first]) * recompute
+        last = np.maximum(np.minimum(first + recompute, self.layer_count - 1), first)
+        again: Floats = forward[last] - forward[first]
         return forward[end] - forward[first], backward[end] - backward[first] + again
 
     def backward_by_layer(self, gpu: str, *, tp: int, samples: int, recompute: Recompute) -> Floats:

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Literal
 
 Recompute = Literal["none", "full"]
+"""Whether activations are kept for the backward pass, or recomputed in it."""
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
@@ -60,7 +61,8 @@ class Stage:
     tp: int
     places: tuple[Place, ...]
     """One place per share of ``split``; almost always one."""
-    recompute: Recompute = "none"
+    recompute: Recompute | int = "none"
+    """A number: that of its first layers only."""
     split: tuple[int, ...] = (1,)
     """Relative shares of each micro batch's samples, one per place."""
 
@@ -73,6 +75,13 @@ class Stage:
     @property
     def device_count(self) -> int:
         return self.tp * len(self.places)
+
+    @property
+    def recomputed(self) -> int:
+        """How many of its layers, from the first on, are recomputed in the backward pass."""
+        if isinstance(self.recompute, int):
+            return self.recompute
+        return self.layers[1] - self.layers[0] if self.recompute == "full" else 0
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Samples of a micro batch that each place computes."""

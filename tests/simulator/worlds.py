@@ -110,7 +110,7 @@ def stage(
     end: int,
     *places: Place,
     tp: int = 1,
-    recompute: Recompute = "none",
+    recompute: Recompute | int = "none",
     split: tuple[int, ...] | None = None,
 ) -> Stage:
     return Stage((first, end), tp, places, recompute, split or (1,) * len(places))
@@ -301,9 +301,23 @@ def _random_stages(
     stages = []
     for s, cut in enumerate(random_cuts(rng, layers, groups * virtual)):
         places, tp, split = owners[s % groups]
-        recompute: Recompute = rng.choice(["none", "none", "full"])
-        stages.append(Stage(cut, tp, places, recompute, split))
+        stages.append(Stage(cut, tp, places, random_recompute(rng, cut), split))
     return tuple(stages)
+
+
+def recomputed_layers(world: World, stage: Stage) -> list[int]:
+    """The layers of a stage that run forward a second time: never the head."""
+    layers = list(range(*stage.layers))
+    if stage.recompute == "none":
+        return []
+    some = layers if stage.recompute == "full" else layers[: stage.recompute]
+    return [index for index in some if index != len(world.job.model.layers) - 1]
+
+
+def random_recompute(rng: random.Random, layers: tuple[int, int]) -> Recompute | int:
+    """Recompute nothing, everything or some of the first layers."""
+    some = list(range(1, layers[1] - layers[0]))
+    return rng.choice(["none", "none", "full", rng.choice(some or ["none"])])
 
 
 def placed(plan: Plan) -> Plan:

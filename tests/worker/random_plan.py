@@ -6,7 +6,7 @@ import itertools
 from random import Random
 
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
 
 HERE = Place("cpu", "this", "here")
 
@@ -51,12 +51,16 @@ def any_interleaved_plan(draw: Random, job: Job, *, ranks_max: int = 10) -> Plan
         owned = owned if sum(owned) <= ranks else [1] * groups
         ends = itertools.accumulate(_shares(draw, layers, groups * chunks), initial=0)
         stages = tuple(
-            Stage(span, owned[n % groups], (HERE,), draw.choice(["none", "full"]))
+            Stage(span, owned[n % groups], (HERE,), _recompute(draw, span[1] - span[0]))
             for n, span in enumerate(itertools.pairwise(ends))
         )
         pipelines.append(Pipeline(rounds * groups, stages))
         left, ranks = left - rounds * groups, ranks - sum(owned)
     return Plan(size, tuple(pipelines), "interleaved", chunks)
+
+
+def _recompute(draw: Random, layers: int) -> Recompute | int:
+    return draw.choice(["none", "full", *range(1, layers)])
 
 
 def _shares(draw: Random, total: int, parts: int) -> list[int]:
@@ -74,7 +78,6 @@ def _stages(
     for number, length in enumerate(_shares(draw, layers, count)):
         most = ranks_max - used - (count - number - 1)
         tp = draw.choice([tp for tp in degrees if tp <= most])
-        recompute = draw.choice(["none", "full"])
-        stages.append(Stage((first, first + length), tp, (HERE,), recompute))
+        stages.append(Stage((first, first + length), tp, (HERE,), _recompute(draw, length)))
         first, used = first + length, used + tp
     return tuple(stages), used

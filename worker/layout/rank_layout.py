@@ -20,7 +20,7 @@ from itertools import pairwise
 from simulator.documents.problems import Problem
 from simulator.inputs.plan_check import check_plan_for_job
 from simulator.spec.job import Job
-from simulator.spec.plan import Plan, Recompute
+from simulator.spec.plan import Plan
 from worker.types import LogicalTensor
 
 TIED = -1
@@ -37,7 +37,8 @@ class Chunk:
     stage: int
     layers: tuple[int, int]
     """The first layer, and the one after the last."""
-    recompute: Recompute
+    recomputed: int
+    """How many of them, from the first on, are recomputed in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def rank_places(plan: Plan) -> tuple[RankPlace, ...]:
     places: list[RankPlace] = []
     for number, pipeline in enumerate(plan.pipelines):
         chunks = [
-            Chunk(index, stage.layers, stage.recompute)
+            Chunk(index, stage.layers, stage.recomputed)
             for index, stage in enumerate(pipeline.stages)
         ]
         owning = plan.owning_stages(pipeline)

@@ -422,10 +422,8 @@ class RankTrainer:
 
     def _recomputed(self, chunk: Chunk) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""
-        if chunk.recompute == "none":
-            return frozenset()
-        layers = self.job.model.layers
-        return frozenset(i for i in range(*chunk.layers) if layers[i].checkpoint)
+        layers, first = self.job.model.layers, chunk.layers[0]
+        return frozenset(i for i in range(first, first + chunk.recomputed) if layers[i].checkpoint)
 
     def _collect_gradients(self, layer: int) -> None:
         self.buffers[layer].collect_gradients()

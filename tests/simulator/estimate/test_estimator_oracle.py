@@ -20,7 +20,7 @@ from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Plan
 from tests.simulator import oracle
 from tests.simulator.estimate.oracle_adapter import Verdict, judge
-from tests.simulator.worlds import World, random_plan, random_world
+from tests.simulator.worlds import World, random_plan, random_world, recomputed_layers
 
 
 def judged_iteration_s(world: World, plan: Plan) -> float:
@@ -95,11 +95,10 @@ def backward_below_s(world: World, plan: Plan, group: GroupId, layer: int) -> fl
     times = world.costs.times(
         stage.places[i].gpu, tp=stage.tp, samples=round(plan.micro_batch_size * share)
     )
-    last = len(world.job.model.layers) - 1
     below = 0.0
     for index in range(stage.layers[0], layer):
         below += times.backward[index]
-        if stage.recompute == "full" and index != last:
+        if index in recomputed_layers(world, stage):
             below += times.forward[index]
     return float(below)
 

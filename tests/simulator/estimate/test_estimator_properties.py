@@ -30,6 +30,7 @@ from tests.simulator.worlds import (
     placed,
     random_plan,
     random_world,
+    recomputed_layers,
     small_model,
     stage,
     world_and_plan,
@@ -84,13 +85,11 @@ def test_compute_is_the_sum_of_the_layers(examples: int) -> None:
         world = random_world(rng)
         plan = random_plan(rng, world, schedules=("1f1b", "gpipe"), splits=False)
         estimate = world.estimator.estimate(plan)
-        last = len(world.job.model.layers) - 1
         for pipeline, row in zip(plan.pipelines, estimate.stages, strict=True):
             for s, (one, time) in enumerate(zip(pipeline.stages, row, strict=True)):
                 times = world.costs.times(one.place.gpu, tp=one.tp, samples=plan.micro_batch_size)
                 seconds = sum(times.forward[i] + times.backward[i] for i in range(*one.layers))
-                if one.recompute == "full":
-                    seconds += sum(times.forward[i] for i in range(*one.layers) if i != last)
+                seconds += sum(times.forward[i] for i in recomputed_layers(world, one))
                 if s == 0:
                     seconds += platform_of(one.place.gpu).load_s
                 expected = pipeline.micro_batches * seconds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +15,17 @@ from simulator.layer_costs.profile import LayerSizes
 from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Recompute, Schedule, Stage
-from tests.simulator.worlds import World, even_profile, place, small_model, stage, world_of
+from tests.simulator.worlds import (
+    World,
+    cases,
+    even_profile,
+    place,
+    random_plan,
+    random_world,
+    small_model,
+    stage,
+    world_of,
+)
 
 TOKENS, WIDTH = 10, 4
 """A sample has ten tokens of four elements each: forty elements cross each boundary."""
@@ -181,6 +193,46 @@ def test_recomputation_keeps_the_inputs_of_blocks() -> None:
     assert first.activations == 2 * 2 * SAMPLES * TOKENS * (3 + 4)
     assert last.activations == 2 * SAMPLES * TOKENS * (4 + 4 + 7)
     assert first.workspace == RESERVED_OVER_LIVE * 2 * SAMPLES * TOKENS * (30 + 20 - 4)
+
+
+def test_a_share_of_the_layers_keeps_its_inputs_only() -> None:
+    """Of a stage's layers the first ones are recomputed; an embedding has nothing to recompute."""
+    plan = two_stages()
+    first, last = plan.pipelines[0].stages
+    parts = []
+    for number in (1, 2):
+        stages = (first, replace(last, recompute=number))
+        parts.append(devices(world(), Plan(2, (Pipeline(6, stages),)))[1])
+    each = 2 * SAMPLES * TOKENS
+    assert [one.activations for one in parts] == [each * (4 + 20 + 7), each * (4 + 4 + 7)]
+    restored = RESERVED_OVER_LIVE * each * (30 + 20 - 4 + 50)
+    assert [one.workspace for one in parts] == [restored, restored]
+    kept, _ = devices(world(), plan)
+    in_vain = replace(first, recompute=1)
+    assert devices(world(), Plan(2, (Pipeline(6, (in_vain, last)),)))[0] == kept
+
+
+def test_recomputing_more_layers_is_slower_and_keeps_less(examples: int) -> None:
+    """From no layer to all, one by one; the ends are the plans without a share."""
+    for seed in cases("shares", examples // 5):
+        rng = random.Random(seed)
+        here = random_world(rng)
+        plan = random_plan(rng, here, splits=False)
+        number = rng.randrange(len(plan.pipelines[0].stages))
+        one = plan.pipelines[0].stages[number]
+        ways: list[Recompute | int] = ["none", *range(1, one.layers[1] - one.layers[0]), "full"]
+        found = []
+        for way in ways:
+            stages = list(plan.pipelines[0].stages)
+            stages[number] = replace(one, recompute=way)
+            first = replace(plan.pipelines[0], stages=tuple(stages))
+            changed = replace(plan, pipelines=(first, *plan.pipelines[1:]))
+            estimate = here.estimator.estimate(changed)
+            device = estimate.memory[0][number % plan.group_count(first)]
+            found.append((estimate.iteration_s, -device.activations))
+        for before, after in pairwise(found):
+            assert after[0] >= before[0] * (1 - 1e-12), seed
+            assert after[1] >= before[1] * (1 + 1e-12), seed
 
 
 def test_profiled_head_memory_is_kept_under_recomputation() -> None:
@@ -367,6 +419,24 @@ def test_cures_are_checked_with_all_replicas() -> None:
         (told,) = here.estimator.memory_shortages(plan)
         assert (told.stage, told.pipelines) == (0, tuple(range(8)))
         assert any("recompute" in cure for cure in told.cures) == cured
+
+
+def test_as_few_layers_are_recomputed_as_make_a_stage_fit() -> None:
+    block = layer("b", parameters=1600, kept=4 * 10**7, checkpoint=10, transient=30)
+    many = replace(model(), layers=(model().layers[0], *(block,) * 30, model().layers[-1]))
+
+    def plan(recompute: Recompute | int) -> Plan:
+        last = stage(20, 32, place(), recompute=recompute)
+        return Plan(2, (Pipeline(2, (stage(0, 20, place(), recompute="full"), last)),))
+
+    here = world(model=many)
+    fits = [here.estimator.estimate(plan(n)).memory[0][1].fits for n in range(1, 12)]
+    fewest = 1 + fits.index(True)
+    assert fits == sorted(fits)
+    assert fewest > 2
+    for before in ("none", 1, 2):
+        (told,) = here.estimator.memory_shortages(plan(before))
+        assert told.cures[0] == f'with "recompute": {fewest}'
 
 
 def test_a_gpu_without_bf16_keeps_what_a_job_in_fp32_keeps_and_sends_bf16() -> None:

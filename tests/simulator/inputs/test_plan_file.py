@@ -156,7 +156,10 @@ def test_a_placed_stage_names_its_node_and_devices() -> None:
         (with_stage(tp=0), "tp: is 0; give a whole number"),
         (with_stage(gpu=...), "gpu: is missing; give a text"),
         (with_stage(zone=""), 'zone: is ""; give a text'),
-        (with_stage(recompute="some"), 'recompute: is "some"; give "none" or "full"'),
+        (with_stage(recompute="some"), 'is "some"; give "none", "full", or how many of the first'),
+        (with_stage(recompute=0), 'is 0; give "none", "full", or how many of the first layers'),
+        (with_stage(recompute=True), 'is true; give "none", "full", or how many of the first'),
+        (with_stage(recompute=26), "is 26, but the stage has 26 layers; give a smaller number"),
         (with_stage(split=[1, 0]), "split[1]: is 0; give a positive whole number"),
         (with_stage(split=[]), "split: is an empty list"),
         (
@@ -175,7 +178,7 @@ def test_a_placed_stage_names_its_node_and_devices() -> None:
 )
 def test_invalid_shape_is_rejected(raw: Any, said: str) -> None:
     assert said in "\n".join(mistakes(raw))
-    assert not VALIDATOR.is_valid(raw) or "an empty range" in said
+    assert not VALIDATOR.is_valid(raw) or "an empty range" in said or "but the stage has" in said
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
@@ -339,6 +342,10 @@ def test_more_recomputation_than_required_is_allowed_and_less_is_not() -> None:
     assert faults(full, of=strict) == []
     (fault,) = faults(plan, of=strict)
     assert 'recompute: is "none", but the job requires "full"' in fault
+    some = plan_of((replace(stage, recompute=25),))
+    assert faults(some) == []
+    (fault,) = faults(some, of=strict)
+    assert 'recompute: is 25, but the job requires "full"' in fault
 
 
 def test_shares_must_be_whole_samples() -> None:
@@ -413,11 +420,12 @@ def plans(draw: st.DrawFn) -> Plan:
     def stage() -> Stage:
         first = draw(st.integers(0, 30))
         split = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+        layers = draw(st.integers(1, 30))
         return Stage(
-            (first, first + draw(st.integers(1, 30))),
+            (first, first + layers),
             draw(st.integers(1, 9)),
             tuple(draw(PLACES) for _ in split),
-            draw(st.sampled_from(["none", "full"])),
+            draw(st.sampled_from(["none", "full", *range(1, layers)])),
             split,
         )
 

@@ -91,7 +91,7 @@ def test_fail_file_kills_one_rank_once(tmp_path):
 
 
 def rank(number, *spans, pipeline=0, stage=0, tp=1):
-    chunk = Chunk(stage, (stage, stage + 2), "none")
+    chunk = Chunk(stage, (stage, stage + 2), 0)
     place = RankPlace(number, pipeline, stage, 2, tp, number % tp, (chunk,))
     return RankTimeline(place, spans)
 
