@@ -33,7 +33,6 @@ from agents.daemon.clock import Clock
 from agents.daemon.logs import Form, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import notify
-from agents.daemon.tasks import Tasks
 from agents.daemon.version import own_version
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
@@ -43,14 +42,13 @@ from agents.links.receiver import Receiver
 from agents.links.sender import Sender
 from agents.loop import AgentLoop, Current
 from agents.node_identity import identify_node
+from agents.own_certificate import open_tls
 from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
-from agents.rpc.enrolment import Enrolment, copies_for_workers, keep_copies, worker_tls
-from agents.rpc.identity import Identity
+from agents.rpc.enrolment import copies_for_workers, worker_tls
 from agents.rpc.signing import ClusterKey, Verifier, read_keys
-from agents.rpc.tls import Tls
 from agents.saved_state import initial_state, load_or_begin, stop_notices
 from agents.server import AgentServer
 from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
@@ -181,7 +179,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         answer = LastAnswer.read(None if alone_s is None else config.state / "last-answer")
         try:
             async with asyncio.timeout(None if alone_s is None else answer.left_s(alone_s)):
-                tls = await _open_tls(config, key, session, stack)
+                tls = await open_tls(config, key, session, stack)
         except TimeoutError:
             answer.forget()
             log.error(f"no sailord gave a certificate for {config.alone_s:,.0f} s (alone_s)")
@@ -299,25 +297,6 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         raise SystemExit(ALONE)
     if stop.was_given_up:
         raise SystemExit(FAILED)
-
-
-async def _open_tls(
-    config: Config,
-    key: ClusterKey,
-    session: aiohttp.ClientSession,
-    stack: contextlib.AsyncExitStack,
-) -> Tls | None:
-    """Open this node's certificate, and have it renewed; ``None``: plain HTTP."""
-    if config.tls is None:
-        return None
-    owner = Identity(config.cluster_name, "agent", config.name)
-    enrolment, tasks = Enrolment(config.tls, owner, key, session), Tasks()
-    tls = await enrolment.first()
-    stack.callback(tasks.cancel)
-    tasks.start(enrolment.keep(tls))
-    if config.worker_folder is not None:
-        tasks.start(keep_copies(config.tls.files, config.shared / "tls"))
-    return tls
 
 
 def _default_memory(config: Config, devices: Devices) -> Path:

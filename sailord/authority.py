@@ -17,24 +17,26 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.credentials import check_mode
 from agents.protocol.names import NAME
-from agents.rpc.certificates import key_pem, new_key, write_secret
+from agents.rpc.certificates import key_pem, new_key, proof_audience, write_secret
 from agents.rpc.identity import ROLES, Identity, read_identity
 from simulator.documents.problems import InputError, Problem
 
 DAYS = 7.0
 CA_DAYS = 3650
+KEPT_S = 30 * 86_400.0
+"""How long expired certificates stay in the list."""
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?\Z", re.IGNORECASE)
 AHEAD = dt.timedelta(minutes=10)
 """Certificates are valid from a little before their making, as clocks differ."""
@@ -54,6 +56,13 @@ class Issued:
     """When it was revoked."""
     may_return: bool = False
     """Its name may be enrolled again."""
+    instance: str = ""
+    """The number of the rented instance that it was issued to; empty: another machine."""
+
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether an operator must allow its name before it is enrolled again."""
+        return self.revoked is not None and not self.may_return
 
     @property
     def owner(self) -> Identity:
@@ -67,6 +76,56 @@ class Issued:
         if self.revoked is not None:
             return "revoked"
         return "valid" if now < self.until else "expired"
+
+    def was_of_another(self, instance: str) -> bool:
+        """Return whether the name is valid for an instance whose name another one has by now."""
+        return bool(instance) and self.revoked is None and self.instance not in ("", instance)
+
+    @classmethod
+    def read(cls, line: str) -> Issued:
+        """Read a line; a later version may have written more into it."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{key: value for key, value in json.loads(line).items() if key in known})
+
+    def line(self) -> str:
+        """Return its line; what earlier versions do not know is left out where it is empty."""
+        said = asdict(self)
+        if not self.instance:
+            del said["instance"]
+        return f"{json.dumps(said)}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SigningRequest:
+    """What an agent asks to be signed."""
+
+    wanted: Identity
+    public: ec.EllipticCurvePublicKey
+    proof: str
+    """By which a cloud says that the agent's node is an instance; empty: none was sent."""
+
+    @property
+    def audience(self) -> str:
+        """Whom a proof must be for."""
+        return proof_audience(self.wanted, self.public)
+
+    @classmethod
+    def read(cls, request: bytes) -> SigningRequest:
+        """Read a request; ``InputError`` if it is none."""
+        none = InputError(Problem("body", "is not a request for a certificate"))
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            names = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+            public = asked.public_key()
+            wanted = read_identity(uri) if asked.is_signature_valid else None
+            shown = [a.value for a in asked.attributes if a.oid == AttributeOID.CHALLENGE_PASSWORD]
+            proof = shown[0].decode("ascii") if shown else ""
+        except (ValueError, x509.ExtensionNotFound, InvalidSignature, TypeError):
+            raise none from None
+        if wanted is None or not isinstance(public, ec.EllipticCurvePublicKey):
+            raise none
+        return cls(wanted, public, proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +193,8 @@ class Authority:
         with _problem_of(place):
             lines = place.read_text(encoding="utf-8").splitlines()
         try:
-            return [Issued(**json.loads(line)) for line in lines]
-        except (ValueError, TypeError) as error:
+            return [Issued.read(line) for line in lines]
+        except (ValueError, TypeError, AttributeError) as error:
             raise InputError(Problem(str(place), f"has an unreadable line: {error}")) from None
 
     # ---- what it does ---------------------------------------------------------------------------
@@ -167,34 +226,33 @@ class Authority:
         for name in (CA, REVOKED):
             replace_file(folder / name, (self.folder / name).read_bytes())
 
-    def enrol(self, request: bytes, owner: Identity | None, *, days: float = DAYS) -> bytes:
+    def enrol(
+        self, request: bytes, owner: Identity | None, *, days: float = DAYS, instance: str = ""
+    ) -> bytes:
         """Sign an agent's request for a certificate.
 
-        ``owner``: the holder of the valid certificate that it shows, if any. Raises ``InputError``
-        for a request that is refused.
+        ``owner``: the holder of the valid certificate that it shows, if any; ``instance``: the
+        number of the rented instance that it proved to be. Raises ``InputError`` for a request
+        that is refused.
         """
-        try:
-            asked = x509.load_pem_x509_csr(request)
-            names = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
-            public = asked.public_key()
-            wanted = read_identity(uri) if asked.is_signature_valid else None
-        except (ValueError, x509.ExtensionNotFound, InvalidSignature, TypeError):
-            public, wanted = None, None
-        if wanted is None or not isinstance(public, ec.EllipticCurvePublicKey):
-            raise InputError(Problem("body", "is not a request for a certificate"))
+        asked = SigningRequest.read(request)
+        wanted = asked.wanted
         if wanted.role != "agent" or wanted.cluster != self.cluster:
             what = f"asks for {wanted.uri}"
             raise InputError(Problem("body", what, f"ask for an agent of {self.cluster}"))
         if owner is not None and owner != wanted:
             raise InputError(Problem("body", f"asks for {wanted}, and is of {owner}"))
         with self._locked():
-            self._check_name(wanted, is_renewal=owner is not None)
-            return self._sign(wanted, public, days)
+            last = self._last_of(wanted.uri)
+            if owner is not None:
+                instance = "" if last is None else last.instance
+            elif last is not None and last.was_of_another(instance):
+                last = self._revoke(wanted.uri, may_return=True)[-1]
+            self._check_name(wanted, last, is_renewal=owner is not None)
+            return self._sign(wanted, asked.public, days, instance=instance)
 
-    def _check_name(self, wanted: Identity, *, is_renewal: bool) -> None:
+    def _check_name(self, wanted: Identity, last: Issued | None, *, is_renewal: bool) -> None:
         """Refuse a name that was revoked, or that another certificate has."""
-        last = next((each for each in reversed(self.issued()) if each.uri == wanted.uri), None)
         if last is None or last.may_return or last.state(time.time()) == "expired":
             return
         if is_renewal and last.revoked is None:
@@ -206,22 +264,40 @@ class Authority:
     def revoke(self, which: str, *, may_return: bool = False) -> list[Issued]:
         """Revoke all certificates of a ``ROLE/NAME``, or one serial number."""
         role, _, name = which.partition("/")
-        uri = self._identity(role, name).uri if name else None
         with self._locked():
-            before = self.issued()
-            now = time.time()
-            hit = [each for each in before if which == each.serial or uri == each.uri]
-            if not hit:
-                cure = "sailorctl ca list shows what was issued"
-                raise InputError(Problem(which, "was never issued", cure))
-            ended = [
-                replace(each, revoked=each.revoked or now, may_return=may_return) for each in hit
-            ]
-            new = {each.serial: each for each in ended}
-            self._write([new.get(each.serial, each) for each in before])
-        return ended
+            return self._revoke(
+                self._identity(role, name).uri if name else which, may_return=may_return
+            )
+
+    def end_instance(self, name: str, instance: str) -> bool:
+        """Revoke what a rented instance has that is no more; return whether there was anything.
+
+        An operator's order stays as it is.
+        """
+        uri = self._identity("agent", name).uri
+        with self._locked():
+            last = self._last_of(uri)
+            if last is None or last.instance != instance or last.state(time.time()) != "valid":
+                return False
+            self._revoke(uri, may_return=True)
+        return True
 
     # ---- within ---------------------------------------------------------------------------------
+
+    def _last_of(self, uri: str) -> Issued | None:
+        return next((each for each in reversed(self.issued()) if each.uri == uri), None)
+
+    def _revoke(self, which: str, *, may_return: bool) -> list[Issued]:
+        """Revoke all certificates of a URI, or one serial number."""
+        before, now = self.issued(), time.time()
+        hit = [each for each in before if which in (each.serial, each.uri)]
+        if not hit:
+            cure = "sailorctl ca list shows what was issued"
+            raise InputError(Problem(which, "was never issued", cure))
+        ended = [replace(each, revoked=each.revoked or now, may_return=may_return) for each in hit]
+        new = {each.serial: each for each in ended}
+        self._write([new.get(each.serial, each) for each in before])
+        return ended
 
     def _identity(self, role: str, name: str) -> Identity:
         if role not in ROLES or not NAME.match(name):
@@ -235,6 +311,7 @@ class Authority:
         public: ec.EllipticCurvePublicKey,
         days: float,
         hosts: Sequence[str] = (),
+        instance: str = "",
     ) -> bytes:
         ca, key, now = self._ca(), self._key(), dt.datetime.now(dt.UTC)
         until = min(now + dt.timedelta(days=days), ca.not_valid_after_utc)
@@ -262,24 +339,26 @@ class Authority:
             )
             .sign(key, hashes.SHA256())
         )
-        row = Issued(f"{made.serial_number:x}", owner.uri, until.timestamp())
+        row = Issued(f"{made.serial_number:x}", owner.uri, until.timestamp(), instance=instance)
         self._write([*self.issued(), row])
         return _pem(made)
 
     def _write(self, rows: list[Issued]) -> None:
-        """Write the list of certificates, and that of the revoked ones."""
+        """Write the list of certificates, and that of the revoked ones, without what is over."""
         ca, key, now = self._ca(), self._key(), dt.datetime.now(dt.UTC)
+        over = now.timestamp() - KEPT_S
+        rows = [row for row in rows if row.until > over or row.is_shut_out]
         revoked = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
         revoked = revoked.last_update(now - AHEAD).next_update(ca.not_valid_after_utc)
         for each in rows:
-            if each.revoked is not None:
+            if each.revoked is not None and each.until > over:
                 at = dt.datetime.fromtimestamp(each.revoked, dt.UTC)
                 entry = x509.RevokedCertificateBuilder().serial_number(int(each.serial, 16))
                 revoked = revoked.add_revoked_certificate(entry.revocation_date(at).build())
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
         revoked = revoked.add_extension(identifier, critical=False)
         with _problem_of(self.folder):
-            lines = "".join(f"{json.dumps(asdict(each))}\n" for each in rows)
+            lines = "".join(each.line() for each in rows)
             replace_file(self.folder / "issued.jsonl", lines)
             signed = revoked.sign(key, hashes.SHA256())
             replace_file(self.folder / REVOKED, signed.public_bytes(serialization.Encoding.PEM))

@@ -19,7 +19,7 @@ from sailord.core.model.options import Options
 from sailord.network.core.model import NetworkPolicy
 from sailord.notify.message_formats import FORMATS, KINDS, Format
 from sailord.providers.config import ProviderConfig, read_provider
-from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.config import GceConfig, read_key_source
 from sailord.tokens import read_tokens
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
@@ -29,8 +29,6 @@ from simulator.documents.problems import InputError, Problems
 
 SECRET_BYTES_MIN = 16
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
-GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
-"""The keys with which Google signs tokens of service accounts; they change every few days."""
 T = TypeVar("T", Options, CapacityPolicy, NetworkPolicy)
 LogFormat = Literal["json", "terminal"]
 
@@ -315,7 +313,7 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     pubsub = table.section("pubsub")
     audience = pubsub.text("audience", required="pubsub" in table)
     email = pubsub.text("email", required="pubsub" in table)
-    keys = _key_set(pubsub, folder) if "pubsub" in table else None
+    keys = read_key_source(pubsub, "keys", folder) if "pubsub" in table else None
     pubsub.finish()
     receivers = []
     for entry in table.tables("receiver"):
@@ -360,20 +358,6 @@ def _event_kinds(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not set(map(str, value)) <= set(KINDS):
         raise InvalidValue(f"is {quote(value)}", f"give a list of {', '.join(KINDS)}")
     return tuple(map(str, value))
-
-
-def _key_set(table: Table, folder: Path) -> Path | str:
-    text = table.text("keys", default=GOOGLE_KEYS)
-    if "://" not in text:
-        return folder / text
-    if not re.match(r"https://[^/\s]+|http://(127\.0\.0\.1|localhost)[:/]", text):
-        cure = "give a file or an https:// address; left out, Google's is used"
-        table.report(
-            "keys",
-            f"is {quote(text)}: an attacker who can change the answer could push notices",
-            cure,
-        )
-    return text
 
 
 def _url(value: object) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -47,7 +48,7 @@ from sailord.core.model.events import (
 from sailord.goodput.bookkeeper import Bookkeeper, prices_of
 from sailord.network.profiler import NetworkProfiler
 from sailord.notify.webhook_sender import WebhookSender
-from sailord.own_certificate import keep_certificate, open_tls
+from sailord.own_certificate import end_instance, keep_certificate, open_tls
 from sailord.page.curve_keeper import CurveKeeper
 from sailord.providers.config import open_provider
 from simulator.documents.problems import InputError, Problem
@@ -344,6 +345,8 @@ def _assemble(
                 JobId(job), text, cluster.state, is_at_risk=is_at_risk
             ),
         )  # fmt: skip
+        if config.tls is not None and config.tls.by is not None:
+            api.capacity.ended = partial(end_instance, config.tls.by)
         controller.effects.is_behind = api.capacity.is_behind
         controller.announcer.keeps_deadline = api.capacity.keeps_deadline
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), controller.effects.agents)

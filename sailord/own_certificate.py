@@ -1,4 +1,7 @@
-"""sailord's own certificate, which it makes and renews if it has the authority."""
+"""sailord's own certificate, which it makes and renews if it has the authority.
+
+It also revokes those of rented instances that are no more.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,12 @@ async def keep_certificate(config: Config) -> None:
             await asyncio.to_thread(_renew, config)
         except (InputError, OSError) as error:
             log.warning("the certificate cannot be renewed now", error=str(error))
+
+
+def end_instance(authority: str, name: str, number: str) -> None:
+    """Revoke the certificate of a rented instance that is no more."""
+    if Authority.open(Path(authority)).end_instance(name, number):
+        log.info("revoked the certificate of an instance that is no more", node=name)
 
 
 def _renew(config: Config) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -27,6 +27,9 @@ RETRY_S_MAX = 5.0
 INSTANCE_S = 10.0
 """How long to wait for a slow server to identify the instance."""
 HEADERS = {"Metadata-Flavor": "Google"}
+PROOF = "service-accounts/default/identity"
+PROOF_S = 2.0
+"""How long to wait for a proof: who needs one asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,23 @@ async def read_instance(
     return Instance(machine_type.rpartition("/")[2], zone.rpartition("/")[2])
 
 
-async def _ask_until_answered(session: aiohttp.ClientSession, what: str) -> str | None:
-    while (answer := await ask(session, what)) is None:
+async def read_proof(session: aiohttp.ClientSession, audience: str) -> str | None:
+    """Return a token in which Google tells the audience which instance this is.
+
+    ``None``: no server answered, or the instance has no service account.
+    """
+    query = {"audience": audience, "format": "full"}
+    try:
+        async with asyncio.timeout(PROOF_S):
+            return await _ask_until_answered(session, PROOF, query)
+    except (NoServerError, TimeoutError):
+        return None
+
+
+async def _ask_until_answered(
+    session: aiohttp.ClientSession, what: str, query: Mapping[str, str] | None = None
+) -> str | None:
+    while (answer := await ask(session, what, query=query)) is None:
         await asyncio.sleep(RETRY_S)
     return answer.value
 
@@ -91,21 +109,25 @@ async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str
 
 
 async def ask(
-    session: aiohttp.ClientSession, what: str, *, after: str | None = None
+    session: aiohttp.ClientSession,
+    what: str,
+    *,
+    after: str | None = None,
+    query: Mapping[str, str] | None = None,
 ) -> MetadataValue | None:
     """Return one value; with ``after`` wait up to ``WAIT_S`` until its ETag is another one.
 
     ``None``: there was no complete answer, and a retry may help.
     """
     url = f"http://{os.environ.get('GCE_METADATA_HOST', HOST)}/computeMetadata/v1/instance/{what}"
-    query, wait_s = {}, 0.0
+    sent, wait_s = dict(query or {}), 0.0
     if after is not None:
-        query = {"wait_for_change": "true", "last_etag": after, "timeout_sec": f"{WAIT_S:.0f}"}
+        sent |= {"wait_for_change": "true", "last_etag": after, "timeout_sec": f"{WAIT_S:.0f}"}
         wait_s = WAIT_S
     timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S)
     try:
         async with session.get(
-            url, params=query, headers=HEADERS, timeout=timeout, allow_redirects=False
+            url, params=sent, headers=HEADERS, timeout=timeout, allow_redirects=False
         ) as reply:
             # Another web server may answer under this name; only the real one sends this header.
             if reply.headers.get("Metadata-Flavor") != "Google":

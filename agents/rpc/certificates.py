@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -9,23 +10,38 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import AttributeOID, NameOID
 
 from agents.rpc.identity import Identity
 
 
-def request_of(owner: Identity) -> tuple[bytes, bytes]:
-    """Make a key and a request for its certificate."""
-    key = new_key()
-    made = (
+def proof_audience(owner: Identity, key: ec.EllipticCurvePublicKey) -> str:
+    """Return whom a proof of this owner is for: it is worth nothing with another key."""
+    public = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return f"{owner.uri}#{hashlib.sha256(public).hexdigest()}"
+
+
+def request_of(
+    owner: Identity, key: ec.EllipticCurvePrivateKey | None = None, proof: str | None = None
+) -> tuple[bytes, bytes]:
+    """Make a request for a certificate, and its key unless it is given.
+
+    ``proof``: by which a cloud says that the owner is an instance.
+    """
+    key = key or new_key()
+    builder = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(owner)[:64])]))
         .add_extension(
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(owner.uri)]),
             critical=False,
         )
-        .sign(key, hashes.SHA256())
     )
+    if proof is not None:
+        builder = builder.add_attribute(AttributeOID.CHALLENGE_PASSWORD, proof.encode())
+    made = builder.sign(key, hashes.SHA256())
     return key_pem(key), made.public_bytes(serialization.Encoding.PEM)
 
 

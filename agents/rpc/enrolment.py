@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,14 @@ import structlog
 from agents.daemon.atomic_file import replace_file, sync_folder
 from agents.daemon.backoff import Backoff
 from agents.daemon.systemd import notify
-from agents.rpc.certificates import is_pair, life_left, request_of, write_secret
+from agents.rpc.certificates import (
+    is_pair,
+    life_left,
+    new_key,
+    proof_audience,
+    request_of,
+    write_secret,
+)
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey
@@ -43,6 +50,8 @@ class Enrolment:
     owner: Identity
     key: ClusterKey
     session: aiohttp.ClientSession
+    prove: Callable[[str], Awaitable[str | None]] | None = None
+    """Returns the cloud's proof, for one audience, that this node is an instance of it."""
     _unsaved: dict[str, str] | None = None
     """A sailord's answer until it is saved: sailord signs no second certificate of a name for a
     caller that shows none."""
@@ -96,7 +105,10 @@ class Enrolment:
         assert files.certificate is not None
         if self._unsaved is None:
             files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            private, request = request_of(self.owner)
+            key, proof = new_key(), None
+            if tls.own is None and self.prove is not None:
+                proof = await self.prove(proof_audience(self.owner, key.public_key()))
+            private, request = request_of(self.owner, key, proof)
             write_secret(self._next_key, private)
             sync_folder(files.key.parent)
             self._unsaved = await self._ask(tls, "POST", request)

@@ -87,6 +87,8 @@ class CapacityLoop:
     clock: Clock
     tell: Callable[[str, str, bool], None] = lambda _job, _text, _is_at_risk: None
     """Tells what is rented for the deadline of a job, and whether the deadline is at risk."""
+    ended: Callable[[str, str], None] = lambda _name, _id: None
+    """Told, on a thread, the name and the number of each instance that is no more."""
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """A globally unique id."""
     state: CapacityState = field(init=False)
@@ -125,14 +127,10 @@ class CapacityLoop:
 
     async def _may_have_machines(self) -> bool:
         try:
-            books = await self._stored()
+            books = await read_capacity(self.gateway)
         except (StoreError, WireError):
             return True
         return bool(books.machines or books.asks)
-
-    async def _stored(self) -> CapacityRecord:
-        entry = await self.gateway.store.get(self.gateway.keys.capacity)
-        return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
 
     async def run(self) -> None:
         """Run forever; act only while this process is the leader."""
@@ -156,11 +154,15 @@ class CapacityLoop:
     async def _decide_all(self) -> None:
         while True:
             event = await self._events.get()
-            before = _there(self.state)
+            before = self.state
             self.state, commands = decide(self.state, event)
-            if _there(self.state) != before:
+            if _there(self.state) != _there(before):
                 self._moved.set()
                 self._unsaved.set()
+            if isinstance(event, model.Observed):
+                for id_ in before.machines.keys() - self.state.machines.keys():
+                    name = before.machines[id_].instance.name
+                    self._tasks.start(asyncio.to_thread(self.ended, name, id_))
             for command in commands:
                 self._perform(command)
 
@@ -232,7 +234,7 @@ class CapacityLoop:
 
     async def _take_over(self, term: int) -> None:
         try:
-            books = await self._stored()
+            books = await read_capacity(self.gateway)
         except StoreError:
             return  # The next tick tries again; no request until then.
         except WireError as error:
@@ -474,6 +476,12 @@ class CapacityLoop:
             return CapacityAnswer(None, f"the planner failed: {type(error).__name__}: {error}")
         finally:
             asked.cancel()
+
+
+async def read_capacity(gateway: Gateway) -> CapacityRecord:
+    """Return the stored record; raises ``StoreError``, or ``WireError`` if it cannot be read."""
+    entry = await gateway.store.get(gateway.keys.capacity)
+    return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
 
 
 def _there(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:

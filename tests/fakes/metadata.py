@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from agents.cloud.gce_metadata import PROOF
 
 FIRST = {
     "preempted": "FALSE",
@@ -38,6 +40,8 @@ class Metadata:
     """Answer at once even if the request asks to wait."""
     has_marks: bool = True
     is_google: bool = True
+    prove: Callable[[str], str] | None = None
+    """Makes a token for an audience; ``None``: the instance has no service account."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def flip(self, what: str, value: str) -> None:
@@ -68,6 +72,8 @@ class Metadata:
         if self.fails > 0:
             self.fails -= 1
             return self._reply(503, "")
+        if what == PROOF and self.prove is not None:
+            return self._reply(200, self.prove(request.query["audience"]))
         if what not in self.values:
             return self._reply(404, "")
         return self._reply(200, self.values[what], self.etag(what))
@@ -98,7 +104,7 @@ async def metadata_server() -> AsyncIterator[Metadata]:
     """One server on a port of its own."""
     server = Metadata()
     app = web.Application()
-    app.router.add_get("/computeMetadata/v1/instance/{what}", server.answer)
+    app.router.add_get("/computeMetadata/v1/instance/{what:.+}", server.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

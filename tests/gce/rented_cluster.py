@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from sailord.client import Client
 from sailord.local.paths import Place
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
+from tests.fakes.google_identity import GoogleIdentity
 from tests.fakes.metadata import Metadata, metadata_server
 from tests.sailord.providers.emulated_cluster import agent_text, wait_until
 
@@ -72,23 +74,30 @@ class Machines(Hooks):
     place: Place
     notice_s: float = NOTICE_S
     lease_s: float = 2.0
+    google: GoogleIdentity = field(default_factory=GoogleIdentity)
+    agents_come: bool = True
+    """Whether instances boot with an agent."""
     servers: MetadataServers = field(default_factory=MetadataServers)
     metadata: dict[str, Metadata] = field(default_factory=dict)
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def booted(self, vm: Vm) -> None:
+        if not self.agents_come:
+            return
         folder = self.place.folder / vm.name
         folder.mkdir()
+        tls = write_tls(vm, folder) if self.place.tls else ""
         config = folder / "agent.toml"
         config.write_text(
             f'name = "{vm.name}"\nzone = "{vm.zone}"\nmachine = "{vm.machine}"\n'
             f"spot = true\nnotice_s = {self.notice_s}\n"
-            f"{agent_text(self.place, self.place.memory, self.lease_s)}"
+            f"{agent_text(self.place, self.place.memory, self.lease_s)}{tls}"
         )
         words = ["agents.main", "run", "--config", str(config)]
         # Without its GPU it is like this host: the agent finds no driver and ends.
         words += ["--emulate", f"1x{LARGE}"] if vm.has_gpu else []
         server = self.metadata[vm.name] = self.servers.start()
+        server.prove = lambda audience: self.google.token(audience, vm.name, str(vm.id))
         with (folder / "agent.log").open("ab") as log:
             self.agents[vm.name] = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -105,6 +114,17 @@ class Machines(Hooks):
         if agent is not None:
             kill_all(self.place.folder / vm.name)
             agent.wait()
+
+
+def write_tls(vm: Vm, folder: Path) -> str:
+    """Write the authority's certificate as the start-up script does; return its ``[tls]``."""
+    script = vm.metadata["startup-script"]
+    section = re.search(r"^\[tls\]\n(?:\w+ = .*\n)+", script, re.MULTILINE)
+    ca = re.search(r"cat >/etc/sailor/ca.pem <<'END'\n(.*?)END\n", script, re.DOTALL)
+    assert section is not None
+    assert ca is not None
+    (folder / "ca.pem").write_text(ca[1])
+    return section[0]
 
 
 @dataclass(eq=False)
@@ -197,14 +217,18 @@ def rented_cluster(
     notice_s: float = NOTICE_S,
     groups: Sequence[Group] = (),
     lease_s: float = 2.0,
+    *,
+    tls: bool = False,
+    agents_come: bool = True,
 ) -> Iterator[RentedCluster]:
     """A cloud with two zones and one machine type, and a sailord that may rent from it.
 
-    ``capacity`` is that table of sailord's file. Nothing outlives it.
+    ``capacity`` is that table of sailord's file. With ``tls`` sailord signs the instances'
+    certificates. Nothing outlives it.
     """
-    place = Place(folder, memory_gib=1.455)  # So that two instances can train the model.
+    place = Place(folder, memory_gib=1.455, tls=tls)  # So that two instances can train the model.
     place.make()
-    machines = Machines(place, notice_s, lease_s)
+    machines = Machines(place, notice_s, lease_s, agents_come=agents_come)
     cloud = Cloud(
         hooks=machines,
         offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},
@@ -240,6 +264,7 @@ def configure(place: Place, address: str, capacity: str, groups: Sequence[Group]
         .replace("[region.emulated]", "[region.us-central1]")
         .replace(".emulated]\n", ".us-central1]\n")
     )
+    GoogleIdentity().write_keys(place.folder / "google.jwks")
     (place.folder / "cluster.toml").write_text(
         'catalogue = "catalogue.toml"\n'
         + "".join(
@@ -251,9 +276,10 @@ def configure(place: Place, address: str, capacity: str, groups: Sequence[Group]
     with (place.folder / "sailord.toml").open("a") as config:
         config.write(
             f'[provider]\nkind = "gce"\nproject = "test-project"\nzones = ["{HERE}", "{THERE}"]\n'
-            f'machines = ["{LARGE}"]\nstore = "etcd://10.0.0.1:2379"\n'
+            f'machines = ["{LARGE}"]\nstore = "etcd://10.0.0.1:2379?ca=/etc/sailor/ca.pem"\n'
             'key_secret = "projects/test-project/secrets/key/versions/1"\n'
             'service_account = "default"\n'
+            f'identity_keys = "{place.folder}/google.jwks"\n'
             f'endpoint = "{address}"\ncall_s = 5\noperation_s = 4\npoll_s = 0.05\n'
         )
         for group in groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from agents.rpc.certificates import key_pem, new_key, request_of, write_secret
 from agents.rpc.identity import Identity, identity_of, read_identity
 from agents.rpc.tls import read_certificate
 from agents.rpc.tls_settings import TlsSettings
-from sailord.authority import Authority
+from sailord.authority import KEPT_S, Authority, Issued
 from sailord.cli.main import main
 from sailord.own_certificate import open_tls
 from simulator.documents.problems import InputError
@@ -90,6 +91,67 @@ def test_a_revoked_certificate_is_not_renewed_over_a_connection_that_stands(auth
     authority.revoke("agent/n1")
     with pytest.raises(InputError, match="was revoked"):
         authority.enrol(request_of(NODE)[1], NODE)
+
+
+def test_a_name_goes_from_one_rented_instance_to_the_next_and_no_other_way(authority):
+    """A managed group makes a preempted instance anew, under its name."""
+    request = request_of(NODE)[1]
+    authority.enrol(request, None, instance="1")
+    for same in ("1", ""):
+        with pytest.raises(InputError, match="has a valid certificate"):
+            authority.enrol(request, None, instance=same)
+    assert authority.enrol(request, None, instance="2")
+    assert authority.enrol(request, NODE), "it renews its own"
+    assert [(each.instance, each.revoked is None) for each in authority.issued()] == [
+        ("1", False), ("2", True), ("2", True),
+    ]  # fmt: skip
+    authority.revoke("agent/n1")
+    with pytest.raises(InputError, match="was revoked"):
+        authority.enrol(request, None, instance="3")
+
+
+def test_a_rented_instances_name_is_not_given_to_one_that_was_shut_out_or_not_rented(authority):
+    authority.enrol(request_of(NODE)[1], None)
+    with pytest.raises(InputError, match="has a valid certificate"):
+        authority.enrol(request_of(NODE)[1], None, instance="1")
+
+
+def test_the_end_of_an_instance_revokes_what_it_has_and_no_more(authority):
+    authority.enrol(request_of(NODE)[1], None, instance="1")
+    assert not authority.end_instance("n1", "2"), "another one has the name"
+    assert not authority.end_instance("n2", "1")
+    assert authority.end_instance("n1", "1")
+    assert [each.state(0.0) for each in authority.issued()] == ["revoked"]
+    assert authority.enrol(request_of(NODE)[1], None, instance="2")
+    authority.revoke("agent/n1")
+    assert not authority.end_instance("n1", "2")
+    assert not authority.issued()[-1].may_return, "an operator shut it out"
+
+
+def test_the_list_is_read_by_other_versions(authority):
+    authority.enrol(request_of(NODE)[1], None)
+    path = authority.folder / "issued.jsonl"
+    assert "instance" not in json.loads(path.read_text())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}) + "\n")
+    assert authority.issued()[0].owner == NODE
+
+
+def test_certificates_that_expired_long_ago_leave_the_list_unless_shut_out(authority):
+    rows = [
+        Issued(f"a{number}", Identity("test", "agent", name).uri, time.time() - age_s, **how)
+        for number, (name, age_s, how) in enumerate([
+            ("expired", KEPT_S + 60, {}),
+            ("lately", KEPT_S - 60, {}),
+            ("shut-out", KEPT_S + 60, {"revoked": 1.0}),
+            ("returned", KEPT_S + 60, {"revoked": 1.0, "may_return": True}),
+        ])
+    ]  # fmt: skip
+    (authority.folder / "issued.jsonl").write_text("".join(row.line() for row in rows))
+    authority.issue("user", "alice", authority.folder.parent / "alice")
+    left = [each.owner.name for each in authority.issued()]
+    assert left == ["lately", "shut-out", "alice"]
+    with pytest.raises(InputError, match="was revoked"):
+        authority.enrol(request_of(Identity("test", "agent", "shut-out"))[1], None)
 
 
 def test_only_agents_of_this_cluster_are_enrolled(authority):

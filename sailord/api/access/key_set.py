@@ -1,4 +1,4 @@
-"""The public keys that verify Pub/Sub's tokens: from a file, or fetched and renewed."""
+"""The public keys that verify Google's tokens: from a file, or fetched and renewed."""
 
 from __future__ import annotations
 
@@ -69,4 +69,4 @@ class KeySet:
             self._fetched_at = self._now()
         except (aiohttp.ClientError, TimeoutError, TokenError) as error:
             told = str(error) or type(error).__name__
-            log.warning("cannot renew the keys of webhook tokens", source=address, error=told)
+            log.warning("cannot renew the keys of Google's tokens", source=address, error=told)

@@ -48,19 +48,18 @@ def key_id_of(token: str) -> str:
 
 def check_token(token: str, keys: dict[str, jwt.PyJWK], *, audience: str, email: str) -> None:
     """Raise ``TokenError`` unless this account sent the token to this audience, and it is valid."""
-    claims = _verified_claims(token, keys, audience)
-    if isinstance(claims["exp"], str):
-        raise TokenError("the token's exp is not a number")
+    claims = verified_claims(token, keys, audience)
     if claims.get("email") != email or claims.get("email_verified") is not True:
         raise TokenError("the token belongs to another account")
 
 
-def _verified_claims(token: str, keys: dict[str, jwt.PyJWK], audience: str) -> dict[str, Any]:
+def verified_claims(token: str, keys: dict[str, jwt.PyJWK], audience: str) -> dict[str, Any]:
+    """Return what Google says in a token for this audience; raises ``TokenError``."""
     key = keys.get(key_id_of(token))
     if key is None:
         raise TokenError("the token is signed with a key that is not in the key set")
     try:
-        return jwt.decode(
+        claims: dict[str, Any] = jwt.decode(
             token,
             key,
             algorithms=["RS256"],
@@ -71,3 +70,6 @@ def _verified_claims(token: str, keys: dict[str, jwt.PyJWK], audience: str) -> d
         )
     except (jwt.PyJWTError, RecursionError) as error:
         raise TokenError(f"the token is refused: {error}") from None
+    if isinstance(claims["exp"], str):
+        raise TokenError("the token's exp is not a number")
+    return claims

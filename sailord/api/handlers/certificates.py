@@ -1,4 +1,8 @@
-"""Signs agents' certificates: a request is signed with the cluster's key."""
+"""Signs agents' certificates: a request is signed with the cluster's key.
+
+Where instances are rented, that key enrols nobody: an instance shows Google's word for which one it
+is (ADR 114), and other machines get their first certificate from an operator.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,19 @@ from pathlib import Path
 
 from aiohttp import web
 
+from agents.protocol.codec import WireError
 from agents.rpc.identity import Identity
 from agents.rpc.server import answer_signed
 from agents.rpc.tls import peer_of, why_refused
+from agents.store.interface import StoreError
+from sailord.api.access.instance_proof import check_proof
+from sailord.api.access.webhook_tokens import TokenError, key_id_of
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.agent_reports import refuse_signature
-from sailord.api.handlers.context import CONTEXT
-from sailord.authority import REVOKED, Authority
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.authority import REVOKED, Authority, SigningRequest
+from sailord.capacity.loop import read_capacity
+from sailord.providers.gce.config import GceConfig
 from simulator.documents.problems import InputError, Problem
 
 
@@ -49,12 +59,49 @@ async def _answer(request: web.Request) -> web.Response:
     if owner is not None and (why := why_refused(request.transport)):
         return Refusal(401, Problem(str(owner), why, "enrol on a new connection")).response
     try:
-        return answer(await asyncio.to_thread(_view, folder, body, owner))
+        instance = ""
+        if body is not None and owner is None:
+            instance = await _proven_instance(request.app[CONTEXT], body)
+        return answer(await asyncio.to_thread(_view, folder, body, owner, instance))
     except InputError as error:
         return refusal(422, *error.problems)  # Signed as well, or the agent would not believe it.
 
 
-def _view(folder: Path, request: bytes | None, owner: Identity | None) -> CertificateView:
+async def _proven_instance(api: ApiContext, request: bytes) -> str:
+    """Return the number of the rented instance that asks; empty where none are rented.
+
+    Raises ``InputError`` unless it proves that it is one.
+    """
+    if api.instance_keys is None:
+        return ""
+    asked = SigningRequest.read(request)
+    place = str(asked.wanted)
+    if not asked.proof:
+        what = "is not enrolled by the cluster's key alone, since instances are rented here"
+        cure = f"for a machine of your own: sailorctl ca issue {asked.wanted} (docs/security.md)"
+        raise InputError(Problem(place, what, cure))
+    provider = api.config.provider
+    assert isinstance(provider, GceConfig)
+    try:
+        keys = await api.instance_keys.find(key_id_of(asked.proof))
+        proven = check_proof(asked.proof, keys, audience=asked.audience, project=provider.project)
+        books = await read_capacity(api.gateway)
+    except TokenError as error:
+        what = f"does not prove that it is an instance: {error}"
+        raise InputError(Problem(place, what)) from None
+    except (StoreError, WireError) as error:
+        what = f"cannot be compared with what is rented: {error}"
+        raise InputError(Problem(place, what)) from None
+    rented = {m.instance.id: m.instance.name for m in books.machines if m.ended_at is None}
+    if proven.name != asked.wanted.name or rented.get(proven.id) != proven.name:
+        what = f"is of {proven.name} ({proven.id}), which is not rented now"
+        raise InputError(Problem(place, what, "an instance that was just made asks again"))
+    return proven.id
+
+
+def _view(
+    folder: Path, request: bytes | None, owner: Identity | None, instance: str
+) -> CertificateView:
     authority = Authority.open(folder)
-    signed = b"" if request is None else authority.enrol(request, owner)
+    signed = b"" if request is None else authority.enrol(request, owner, instance=instance)
     return CertificateView(signed.decode(), (folder / REVOKED).read_text(encoding="ascii"))

@@ -26,6 +26,7 @@ from sailord.core.model.state import State
 from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
 from sailord.page.training_curve import TrainingCurve
+from sailord.providers.gce.config import GceConfig
 from sailord.tokens import TokenFile
 
 BURST = 200.0
@@ -71,6 +72,8 @@ class ApiContext:
     """When each package was last uploaded or asked for; those of the last hours."""
     verifier: Verifier = field(init=False)
     tokens: TokenFile = field(init=False)
+    instance_keys: KeySet | None = field(init=False)
+    """Verify what rented instances prove before they enrol; ``None``: none enrol here."""
     pubsub_keys: KeySet | None = field(init=False)
     """``None``: pushes of Pub/Sub are not accepted."""
     strangers: Strangers = field(default_factory=Strangers)
@@ -87,6 +90,10 @@ class ApiContext:
         self.verifier = Verifier(self.key, lambda: self.config.address, time.monotonic())
         keys = self.config.webhooks.pubsub_keys
         self.pubsub_keys = None if keys is None else KeySet(keys)
+        provider, tls = self.config.provider, self.config.tls
+        self.instance_keys = None
+        if isinstance(provider, GceConfig) and tls is not None and tls.by is not None:
+            self.instance_keys = KeySet(provider.identity_keys)
         self.tokens = TokenFile(self.config.tokens, self.config.token)
 
     def use_package(self, name: str) -> None:

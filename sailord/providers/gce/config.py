@@ -28,6 +28,8 @@ IMAGE = (
     "common-cu129-ubuntu-2404-nvidia-580"
 )
 """A Deep Learning VM image: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
+GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
+"""The keys with which Google signs tokens of service accounts; they change every few days."""
 DEFAULT_ACCOUNT = "default"
 """The word for the project's own account, which may often do all in the project."""
 QUOTA_METRICS: Mapping[str, str] = {
@@ -71,6 +73,8 @@ class GceConfig:
     """A section of the agents' configuration."""
     ca: str = ""
     """The certificate of the cluster's authority, PEM."""
+    identity_keys: Path | str = GOOGLE_KEYS
+    """A JSON Web Key Set that verifies what Google says of an instance: a file, or an address."""
     mounts: tuple[str, ...] | None = None
     """Prefixes of URIs where jobs may have data, for the agents' configuration; ``None``: those
     that agents assume. The previous version does not know the section."""
@@ -167,12 +171,25 @@ def read_gce(
         reservations=reservations,
         billing=table.flag("billing", default=False),
         credentials=None if credentials is None else folder / credentials,
+        identity_keys=read_key_source(table, "identity_keys", folder),
         endpoint=table.text("endpoint"),
         call_s=table.number("call_s", default=30.0, above=0, most=600),
         operation_s=table.number("operation_s", default=180.0, above=0, most=3600),
         poll_s=table.number("poll_s", default=1.0, above=0, most=60),
     )
     return config if len(table.problems.found) == before else None
+
+
+def read_key_source(table: Table, key: str, folder: Path) -> Path | str:
+    """Read where a JSON Web Key Set is; left out, it is Google's."""
+    text = table.text(key, default=GOOGLE_KEYS)
+    if "://" not in text:
+        return folder / text
+    if not re.match(r"https://[^/\s]+|http://(127\.0\.0\.1|localhost)[:/]", text):
+        cure = "give a file or an https:// address; left out, Google's is used"
+        what = f"is {quote(text)}: an attacker who can change the answer could sign tokens"
+        table.report(key, what, cure)
+    return text
 
 
 def _account(table: Table, *, is_needed: bool) -> str:

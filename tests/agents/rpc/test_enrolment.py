@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from agents.rpc import enrolment as module
-from agents.rpc.certificates import key_pem, new_key, write_secret
+from agents.rpc.certificates import key_pem, new_key, proof_audience, write_secret
 from agents.rpc.client import CallFailed
 from agents.rpc.enrolment import Enrolment, keep_copies
 from agents.rpc.identity import Identity
 from agents.rpc.tls import Tls, TlsFiles
 from agents.rpc.tls_settings import TlsSettings
-from sailord.authority import REVOKED, Authority
+from sailord.authority import REVOKED, Authority, SigningRequest
 from simulator.documents.problems import InputError
 
 pytestmark = pytest.mark.asyncio
@@ -41,6 +41,7 @@ class Agent:
             folder / "ca" / "ca.pem", own / CERTIFICATE, own / "key.pem", own / REVOKED
         )
         self.refused: list[str] = []
+        self.shown: list[SigningRequest] = []
         self.writes: Callable[[Path], None] = lambda _: None
         """Called before a file is replaced."""
         self.wrote: Callable[[Path], None] = lambda _: None
@@ -56,6 +57,7 @@ class Agent:
             signed = b""
             try:
                 if method == "POST":
+                    self.shown.append(SigningRequest.read(body))
                     signed = self.authority.enrol(body, tls.own)
             except InputError as error:
                 self.refused.append(str(error))
@@ -86,6 +88,33 @@ class Agent:
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     return Agent(tmp_path, monkeypatch)
+
+
+async def test_an_instance_proves_itself_with_the_key_that_is_signed_and_only_once(agent):
+    asked: list[str] = []
+
+    async def prove(audience: str) -> str:
+        asked.append(audience)
+        return f"proof-{len(asked)}"
+
+    enrolment = agent.started()
+    enrolment.prove = prove
+    tls = await enrolment.first()
+    await enrolment._enrol(tls)
+    first, renewed = agent.shown
+    assert (first.proof, renewed.proof) == ("proof-1", ""), "later it has a certificate"
+    assert asked == [first.audience] == [proof_audience(NODE, first.public)]
+    assert renewed.audience != first.audience
+
+
+async def test_a_machine_without_a_cloud_enrols_without_a_proof(agent):
+    async def prove(_: str) -> None:
+        return None
+
+    enrolment = agent.started()
+    enrolment.prove = prove
+    await enrolment.first()
+    assert [each.proof for each in agent.shown] == [""]
 
 
 class FullDisk:

@@ -13,7 +13,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from sailord.api.access.key_set import AGAIN_S, BYTES_MAX, KEEP_S, REFRESH_S, KeySet
-from sailord.config import GOOGLE_KEYS
+from sailord.providers.gce.config import GOOGLE_KEYS
 from simulator.documents.problems import InputError
 from tests.sailord.providers.test_config import read
 
@@ -153,7 +153,7 @@ def test_a_file_is_read_each_time(tmp_path: Path):
         ("", GOOGLE_KEYS),
         ('keys = "jwks"', Path("jwks")),
         ('keys = "https://certs.example/v3"', "https://certs.example/v3"),
-        ('keys = "http://certs.example/v3"', "an attacker who can change the answer could push"),
+        ('keys = "http://certs.example/v3"', "an attacker who can change the answer could sign"),
     ],
 )
 def test_keys_come_from_google_a_file_or_an_https_address(tmp_path: Path, line, source):

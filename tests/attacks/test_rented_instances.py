@@ -1,0 +1,139 @@
+"""A thief of the cluster's key, of a proof or of a certificate tries to be a rented instance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agents.rpc.certificates import new_key, proof_audience, request_of, write_secret
+from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.enrolment import PATH
+from agents.rpc.identity import Identity
+from agents.rpc.signing import ClusterKey
+from agents.rpc.tls import Tls, TlsFiles
+from tests.fakes.gce.cloud import Vm
+from tests.fakes.google_identity import GoogleIdentity, generate_private_key
+from tests.gce.rented_cluster import HERE, LARGE, THERE, RentedCluster, rented_cluster
+from tests.sailord.providers.emulated_cluster import wait_until
+
+pytestmark = pytest.mark.slow
+GOOGLE = GoogleIdentity()
+FALSE = GoogleIdentity(key=generate_private_key(65537, 2048))
+OTHERS = GoogleIdentity("others-project")
+
+
+class Thief:
+    """Speaks to sailord with the cluster's key, and shows a certificate only if it is given."""
+
+    def __init__(self, life: RentedCluster) -> None:
+        self.place = life.place
+        self.key = ClusterKey.read(life.place.folder / "key", "local")
+        self.stranger = Tls(TlsFiles(life.place.folder / "ca" / "ca.pem"), "local", "agent")
+
+    def ask(self, method: str, body: bytes = b"", tls: Tls | None = None) -> tuple[int, Any]:
+        async def call() -> tuple[int, bytes]:
+            async with aiohttp.ClientSession() as session:
+                client = SignedClient(session, self.key, tls=tls or self.stranger)
+                where = f"127.0.0.1:{self.place.port}"
+                return await client.call(where, method, PATH, body, to="sailord", timeout_s=30)
+
+        try:
+            status, answer = asyncio.run(call())
+        except CallFailed as error:
+            return 0, str(error)
+        return status, json.loads(answer)
+
+    def enrol(
+        self, name: str, proof: str | None = None, key: ec.EllipticCurvePrivateKey | None = None
+    ) -> str:
+        """Ask for a certificate; return it, or why there is none."""
+        status, said = self.ask("POST", request_of(Identity("local", "agent", name), key, proof)[1])
+        if status == 200:
+            return str(said["certificate"])
+        return "; ".join(f"{each['what']}" for each in said["problems"])
+
+
+def proof(
+    vm: Vm, key: ec.EllipticCurvePrivateKey, by: GoogleIdentity = GOOGLE, **changes: Any
+) -> str:
+    """What Google gives an instance that holds a key."""
+    audience = proof_audience(Identity("local", "agent", vm.name), key.public_key())
+    return by.token(audience, vm.name, str(vm.id), **changes)
+
+
+def tls_with(folder: Path, thief: Thief, certificate: str, private: bytes) -> Tls:
+    folder.mkdir()
+    write_secret(folder / "key.pem", private)
+    (folder / "certificate.pem").write_text(certificate)
+    ca = thief.place.folder / "ca" / "ca.pem"
+    return Tls(TlsFiles(ca, folder / "certificate.pem", folder / "key.pem"), "local", "agent")
+
+
+def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
+    tmp_path_factory, cost
+):
+    folder = tmp_path_factory.mktemp("rented")
+    with rented_cluster(folder / "c", "", tls=True, agents_come=False) as life:
+        life.cloud.stock = {(HERE, LARGE, True): 1, (THERE, LARGE, True): 1}
+        life.submit()
+        wait_until(lambda: len(life.cloud.there()) == 2)
+        vm, other = life.cloud.there()
+        thief, key = Thief(life), new_key()
+
+        alone = "not enrolled by the cluster's key alone"
+        assert alone in thief.enrol("n1")
+        assert alone in thief.enrol(vm.name)
+        stolen = proof(vm, key)
+        unproven = "does not prove that it is an instance"
+        refused = {
+            "with another key": thief.enrol(vm.name, stolen),
+            "for another name": thief.enrol(other.name, stolen, key),
+            "signed by another": thief.enrol(vm.name, proof(vm, key, FALSE), key),
+            "of another project": thief.enrol(vm.name, proof(vm, key, OTHERS), key),
+            "expired": thief.enrol(vm.name, proof(vm, key, exp=time.time() - 100), key),
+            "of a person": thief.enrol(vm.name, proof(vm, key, google=None), key),
+            "not a token": thief.enrol(vm.name, "x" * 5000, key),
+        }
+        assert {each: unproven in said for each, said in refused.items()} == dict.fromkeys(
+            refused, True
+        ), refused
+        ours = Vm(**{**vars(vm), "id": 7, "name": "sailor-local-of-another"})
+        assert "not rented now" in thief.enrol(ours.name, proof(ours, key), key)
+        namesake = Vm(**{**vars(vm), "id": 8})
+        assert "not rented now" in thief.enrol(vm.name, proof(namesake, key), key)
+
+        # The instance itself, once its request was answered and stored.
+        certificate = wait_until(lambda: _certificate(thief.enrol(vm.name, stolen, key)))
+        again = "has a valid certificate"
+        assert again in thief.enrol(vm.name, stolen, key), "the same proof serves once"
+        more = new_key()
+        assert again in thief.enrol(vm.name, proof(vm, more), more), "and so does the instance"
+        private = request_of(Identity("local", "agent", vm.name), key)[0]
+        tls = tls_with(folder / "stolen", thief, certificate, private)
+        assert thief.ask("GET", tls=tls)[0] == 200
+
+        late = new_key()
+        unused = proof(other, late)
+        for each in (vm, other):
+            life.cloud.preempt(each.name, notice_s=0)
+        gone = "not rented now"
+        wait_until(lambda: gone in thief.enrol(other.name, unused, late))
+        wait_until(lambda: thief.ask("GET", tls=tls)[0] != 200)
+        assert gone in thief.enrol(vm.name, proof(vm, more), more), "its name is free for nobody"
+    cost(
+        "the cluster's key, a rented instance's proof and its certificate stolen",
+        "the key alone enrolled any new name, for a week",
+        "refused; the certificate ends with its instance",
+    )
+
+
+def _certificate(said: str) -> str:
+    assert said.startswith("-----BEGIN") or "not rented now" in said, said
+    return said if said.startswith("-----BEGIN") else ""
