@@ -301,7 +301,8 @@ def _random_stages(
     stages = []
     for s, cut in enumerate(random_cuts(rng, layers, groups * virtual)):
         places, tp, split = owners[s % groups]
-        stages.append(Stage(cut, tp, places, random_recompute(rng, cut), split))
+        recompute: Recompute = rng.choice(["none", "none", "full"])
+        stages.append(Stage(cut, tp, places, recompute, split))
     return tuple(stages)
 
 
@@ -314,10 +315,17 @@ def recomputed_layers(world: World, stage: Stage) -> list[int]:
     return [index for index in some if index != len(world.job.model.layers) - 1]
 
 
-def random_recompute(rng: random.Random, layers: tuple[int, int]) -> Recompute | int:
-    """Recompute nothing, everything or some of the first layers."""
-    some = list(range(1, layers[1] - layers[0]))
-    return rng.choice(["none", "none", "full", rng.choice(some or ["none"])])
+def with_shares(rng: random.Random, plan: Plan) -> Plan:
+    """Let about a third of a plan's stages recompute some of their first layers."""
+
+    def shared(one: Stage) -> Stage:
+        layers = one.layers[1] - one.layers[0]
+        if layers == 1 or rng.random() < 2 / 3:
+            return one
+        return replace(one, recompute=rng.randint(1, layers - 1))
+
+    pipelines = (replace(p, stages=tuple(map(shared, p.stages))) for p in plan.pipelines)
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def placed(plan: Plan) -> Plan:

@@ -20,7 +20,13 @@ from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Plan
 from tests.simulator import oracle
 from tests.simulator.estimate.oracle_adapter import Verdict, judge
-from tests.simulator.worlds import World, random_plan, random_world, recomputed_layers
+from tests.simulator.worlds import (
+    World,
+    random_plan,
+    random_world,
+    recomputed_layers,
+    with_shares,
+)
 
 
 def judged_iteration_s(world: World, plan: Plan) -> float:
@@ -161,6 +167,7 @@ def test_estimate_of_any_plan_matches_the_oracle(part: int, examples: int) -> No
         world = random_world(rng)
         for number in range(3):
             plan = random_plan(rng, world, most_micro_batches=rng.choice([4, 12, 40]))
+            plan = with_shares(rng, plan)
             estimate = world.estimator.estimate(plan)
             expected = judged_iteration_s(world, plan)
             assert estimate.iteration_s == pytest.approx(expected, rel=1e-9), (seed, number, plan)

@@ -33,6 +33,7 @@ from tests.simulator.worlds import (
     recomputed_layers,
     small_model,
     stage,
+    with_shares,
     world_and_plan,
     world_of,
 )
@@ -84,6 +85,7 @@ def test_compute_is_the_sum_of_the_layers(examples: int) -> None:
         rng = random.Random(seed)
         world = random_world(rng)
         plan = random_plan(rng, world, schedules=("1f1b", "gpipe"), splits=False)
+        plan = with_shares(rng, plan)
         estimate = world.estimator.estimate(plan)
         for pipeline, row in zip(plan.pipelines, estimate.stages, strict=True):
             for s, (one, time) in enumerate(zip(pipeline.stages, row, strict=True)):
