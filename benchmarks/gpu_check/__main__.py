@@ -37,10 +37,10 @@ LIMITS_S: dict[str, float] = {
     "training": 210.0,
     "predictions": 150.0,
     "own_model": 90.0,
-    "deepspeed": 130.0,
+    "deepspeed": 90.0,
     "snapshots": 70.0,
     "transport": 110.0,
-    "deaths": 220.0,
+    "deaths": 160.0,
     "recovery": 150.0,
 }
 """Seconds for each part, in the order in which they run."""

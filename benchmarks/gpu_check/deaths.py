@@ -40,7 +40,7 @@ KILLED_IN = (
 )
 FROZEN_IN = ("forward", "wait")
 RANKS = 4
-SECONDS, SECONDS_QUICK = 150.0, 15.0
+SECONDS, SECONDS_QUICK = 90.0, 15.0
 """After this time no further death is tried."""
 ANSWER_S = 45.0
 """A rank without an answer for this long counts as lost and is killed."""

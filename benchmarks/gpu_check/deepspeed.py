@@ -37,7 +37,7 @@ LIMIT_S = 60.0
 def run(setting: Setting) -> dict[str, Any]:
     """Train with each engine; compare losses and times."""
     found: dict[str, Any] = {}
-    cases = {"bf16": ("bf16", 0), "bf16, ZeRO-1": ("bf16", 1), "fp32": ("fp32", 0)}
+    cases = {"bf16": ("bf16", 0), "bf16, ZeRO-1": ("bf16", 1)}
     for name, (precision, zero) in cases.items():
         ours = attempt(lambda p=precision, z=zero: _train(setting, "sailor", p, z))
         theirs = attempt(lambda p=precision, z=zero: _train(setting, "deepspeed", p, z))

@@ -17,8 +17,6 @@ from simulator.layer_costs.profile import profile_name
 from simulator.layer_costs.profile_file import profile_to_json
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
-from worker.layer_profiles.device import open_device
-from worker.layer_profiles.profile_job import Request, profile_job
 
 
 def predicted(setting: Setting, job: Job, plan: Plan, profiles: Path | None) -> dict[str, Any]:
@@ -54,6 +52,9 @@ def measured_profile(
     setting: Setting, job: Job, sizes: tuple[int, ...], folder: Path, budget_s: float
 ) -> dict[str, Any]:
     """Measure the job's distinct layers, for the planner, into a file of ``folder``."""
+    from worker.layer_profiles.device import open_device  # noqa: PLC0415 - needs safetensors
+    from worker.layer_profiles.profile_job import Request, profile_job  # noqa: PLC0415 - the same
+
     kind, _ = setting.kind()
     device = open_device(setting.device, kind, load_catalogue())
     name = profile_name(job.profile or job.model.name)

@@ -24,7 +24,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Recompute
 
 ROUNDS = 5
-PROFILE_S = 6.0
+PROFILE_S = 4.0
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ from simulator.network.network import Network
 from simulator.spec.plan import Place
 from simulator.spec.provenance import Provenance
 
-OPTIMIZER_BYTES: Mapping[str, int] = {"fp32": 28, "bf16": 32, "fp16": 32}
-"""Bytes per parameter that Adam reads and writes: weight, gradient, moments and 16-bit copy."""
+OPTIMIZER_BYTES: Mapping[str, int] = {"fp32": 40, "bf16": 46, "fp16": 46}
+"""Bytes per parameter that a step of Adam reads and writes: gradients are zeroed and summed for
+their norm (8), a fused kernel reads and writes weight, moments and scaled gradient (32), and the
+16-bit copy is derived (6)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

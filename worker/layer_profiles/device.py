@@ -45,6 +45,9 @@ class Device(Protocol):
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Wait for the last mark, and return the seconds between neighbours."""
 
+    def host_now(self) -> float:
+        """Return the host's seconds."""
+
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
         """Run something; return its result and by how many bytes it raised the memory at most."""
 
@@ -89,6 +92,9 @@ class CpuDevice:
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
         return [end - begin for begin, end in pairwise(marks)]
+
+    def host_now(self) -> float:
+        return self.mark()
 
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
         return peak_of(run)
@@ -139,6 +145,9 @@ class CudaDevice:
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         marks[-1].synchronize()
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks)]
+
+    def host_now(self) -> float:
+        return time.perf_counter()
 
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
         before = torch.cuda.memory_allocated(self.place)

@@ -1,5 +1,7 @@
 """Measures the layers of a short model: seconds of each pass, and bytes kept and transient.
 
+A pass takes as long as the device or the host, whichever needs longer: a device that has much to do
+in one layer hides how long the host takes to launch the others, of which a whole model has many.
 Times and bytes are measured in separate passes, since hooks that see what is kept take time.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from worker.models.random_numbers.microbatch_context import MicroBatch
 
 WARM_UP = 2
 """Queues of rounds that do not count: kernels are chosen and loaded, caches and arenas filled."""
+HOST_ROUNDS = 7
+"""How often the host's own time is measured, where a device works behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,18 @@ def measure(
                 short.round(x, current, lambda: marks.append(device.mark()))
             return rounds(device.seconds(marks), layers=len(short.layers))
 
+        def host_row() -> Row:
+            device.seconds([device.mark()])  # So that the host does not wait for a full queue.
+            marks: list[float] = []
+            short.round(x, current, lambda: marks.append(device.host_now()))
+            return [end - begin for begin, end in pairwise(marks)]
+
         for _ in range(WARM_UP):
             take()
         kept, transient = _bytes(short, x, current, device)
         rows = sample(take, now=now, until_s=until_s, told=told)
-    return figures(rows, kept, transient)
+        host = [host_row() for _ in range(HOST_ROUNDS)] if device.queued > 1 else []
+    return figures(rows, kept, transient, host)
 
 
 def rounds(seconds: Sequence[float], *, layers: int) -> list[Row]:
@@ -77,10 +89,21 @@ def rounds(seconds: Sequence[float], *, layers: int) -> list[Row]:
     return list(found[1:] if len(found) > 1 else found)
 
 
-def figures(rows: Sequence[Row], kept: Sequence[int], transient: Sequence[int]) -> Figures:
-    """Sum up the rounds: forward passes in order, backward passes in reverse."""
+def figures(
+    rows: Sequence[Row],
+    kept: Sequence[int],
+    transient: Sequence[int],
+    host: Sequence[Row] = (),
+) -> Figures:
+    """Sum up the rounds: forward passes in order, backward passes in reverse.
+
+    ``host`` has the seconds that the host took for each pass, where it does not wait for them.
+    """
     count = len(kept)
     columns = [median_and_spread(column) for column in zip(*rows, strict=True)]
+    if host:
+        launched = [median_and_spread(column) for column in zip(*host, strict=True)]
+        columns = [max(pair) for pair in zip(columns, launched, strict=True)]
     ahead, behind = columns[:count], columns[count:][::-1]
     return Figures(
         forward_s=tuple(median for median, _ in ahead),

@@ -42,6 +42,13 @@ class SteppedDevice:
     name: str = "a stepped device"
     driver: str = "1"
     queued: int = 1
+    host_s: float = 0.0
+    """What the host takes to launch a pass."""
+    host_at_s: float = 0.0
+
+    def host_now(self) -> float:
+        self.host_at_s += self.host_s
+        return self.host_at_s
 
     def mark(self) -> float:
         self.now_s += self.passes_s[self.taken % len(self.passes_s)]
@@ -122,6 +129,17 @@ def test_every_family_is_measured(name: str, tp: int) -> None:
 
 
 # -- seconds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queued", "expected_s"), [(1, 1.0), (3, 4.0)])
+def test_passes_that_take_the_host_longer_than_the_device_count_as_long(
+    queued: int, expected_s: float
+) -> None:
+    device = SteppedDevice(queued=queued, host_s=4.0)
+    found = profiled(job_of("gpt2"), device, Silent(), micro_batches=(1,))
+    timing = found.timings["A100-40", 1, 1]
+    assert timing.forward_s.tolist() == [expected_s] * 4
+    assert timing.backward_s.tolist() == [expected_s] * 4
 
 
 def test_each_pass_gets_its_own_seconds_and_blocks_share_theirs() -> None:

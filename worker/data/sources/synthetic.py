@@ -54,21 +54,21 @@ class SyntheticImages:
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         number = np.asarray(positions, dtype=np.uint64) + np.uint64(step * self.global_batch)
         labels = random_words(number, self.seed) % np.uint64(self.classes)
-        edge = np.arange(self.image, dtype=np.uint64)
-        cell = edge * np.uint64(_CELLS) // np.uint64(self.image)
-        cells = (cell[:, None] * np.uint64(_CELLS) + cell).reshape(1, 1, self.image, self.image)
+        cells = np.arange(_CELLS**2, dtype=np.uint64).reshape(1, 1, _CELLS, _CELLS)
         channel = np.arange(self.channels, dtype=np.uint64).reshape(1, -1, 1, 1)
         pattern = _uniform(
             random_words(cells * np.uint64(self.channels) + channel, self.seed, 2)
             ^ random_words(labels, self.seed, 3).reshape(-1, 1, 1, 1)
         )
+        cell = np.arange(self.image) * _CELLS // self.image
+        pattern = pattern[:, :, cell[:, None], cell]
         pixels = np.uint64(self.channels * self.image**2)
         pixel = np.arange(int(pixels), dtype=np.uint64).reshape(1, self.channels, self.image, -1)
         noise = _uniform(random_words(number.reshape(-1, 1, 1, 1) * pixels + pixel, self.seed, 4))
-        images = (pattern + noise / 2).astype(np.float32)
+        images = pattern + noise / 2
         return samples_of(images, labels.astype(np.int64), step=step, positions=positions)
 
 
-def _uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return numbers from -1 to 1 that are exactly representable."""
-    return (words >> np.uint64(43)).astype(np.float64) / 2**20 - 1
+def _uniform(words: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Return numbers from -1 to 1 that are exactly representable, as is a sum with half of one."""
+    return (words >> np.uint64(43)).astype(np.float32) / np.float32(2**20) - np.float32(1)

@@ -11,6 +11,7 @@ from simulator.models.architecture import Architecture
 from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.layout.split_spec import SplitKind
+from worker.models.built_in.aligned_linear import AlignedLinear
 from worker.models.built_in.attention import norm, tensor_rows
 
 
@@ -54,7 +55,7 @@ class LanguageHead(nn.Module):
         self.norm = norm(model.hidden, architecture) if architecture.norm_first else None
         self.narrowing = nn.Linear(model.hidden, width, bias=False) if is_narrow else None
         self.entry = nn.Identity()
-        self.projection = nn.Linear(width, model.vocab, bias=False)
+        self.projection = AlignedLinear(width, model.vocab, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.distributed.interface import Collective
+from worker.models.built_in.aligned_linear import aligned_linear
 
 
 class _CopyToTp(torch.autograd.Function):
@@ -94,7 +95,7 @@ class ColumnLinear(PartialLinear):
     """Some outputs of a linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return aligned_linear(x, self.weight, self.bias)
 
 
 class EntryLinear(ColumnLinear):
