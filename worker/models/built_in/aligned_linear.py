@@ -1,8 +1,8 @@
 """Products with any number of outputs at the speed of a round one.
 
 A GPU's fast kernels for 16-bit and TF32 products need rows whose length is a multiple of 16 bytes.
-A vocabulary of 50,257 makes logits that are not: on an H100 the head of GPT-2 took 2.4 times as long as
-with 50,264. So such a product is computed with a few outputs more, which are cut off.
+A vocabulary of 50,257 makes logits that are not, and on an H100 such a head took more than twice as
+long as an aligned one. So the product is computed with a few outputs more, which are cut off.
 """
 
 from __future__ import annotations
