@@ -126,6 +126,16 @@ MUTATIONS = [
             "if not question.is_forced and not proposal.is_worth_it:",
             "if question.is_forced and not proposal.is_worth_it:",
         ),
+        (
+            "a notice waits for an answer that leaves its node out",
+            "if alive and not question.is_forced and _must_change(state, active):",
+            "if False:",
+        ),
+        (
+            "new nodes are forgotten with a question that one of them ends",
+            "rest = replace(rest, asked=replace(rest.asked, nodes=frozenset()))",
+            "rest = replace(rest)",
+        ),
     ),
     *core(
         "sailord/core/rules/transitions.py",

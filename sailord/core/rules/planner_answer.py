@@ -11,15 +11,23 @@ from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Question, State
 from sailord.core.queries.active_job import (
     is_alive,
+    is_due,
     is_joining,
     is_rolling_back,
     is_running_plan,
     is_too_late_to_stop,
 )
-from sailord.core.queries.replan_triggers import leaving, usable
+from sailord.core.queries.replan_triggers import (
+    ORDERED,
+    Trigger,
+    leaving,
+    replan_trigger,
+    usable,
+)
 from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.rules.straggler_rules import answer_to_slow, leave_out
 from sailord.core.rules.transitions import (
+    ask,
     check_before_restore,
     fail,
     note,
@@ -42,8 +50,9 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
         *(leaving(state, active) if active.asked.is_last_resort else ()),
     }
     if not there.issuperset(question.nodes):
-        # One of its nodes is no longer usable; the next question leaves it out.
-        return _drop(state, _unanswered(active))
+        return _ask_without(state, active, question)
+    if alive and not question.is_forced and _must_change(state, active):
+        return _drop(state, active)
     kept = answer_to_slow(state, active, question)
     if kept is not None:
         return kept
@@ -66,6 +75,30 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             # Nothing runs that must be stopped, but every snapshot holder must be heard first.
             is_time = holders_reported(state, active)
             return open_next(state, active, proposal, question.reason) if is_time else WAIT
+
+
+def _ask_without(state: State, active: Active, question: Question) -> Step:
+    """Close a question of which a node is no longer usable, so that the next leaves it out."""
+    rest = replace(_unanswered(active), question=None)
+    if not is_alive(state, active):
+        return _drop(state, rest)
+    # The other new nodes of the question are as new as before.
+    rest = replace(rest, asked=replace(rest.asked, nodes=frozenset()))
+    urgent = replan_trigger(state, rest)
+    if ORDERED in question.reason and (urgent is None or not urgent.is_forced):
+        # The order was settled when the question was asked.
+        return ask(state, rest, Trigger(ORDERED, state.now, is_forced=True))
+    return _drop(state, rest)
+
+
+def _must_change(state: State, active: Active) -> bool:
+    """Return whether the generation must change at once, whatever the answer; orders wait for it.
+
+    For example, a straggler or a cordoned member, left out of the question, is preempted.
+    """
+    unordered = replace(active, orders=())
+    urgent = replan_trigger(state, unordered)
+    return urgent is not None and urgent.is_forced and is_due(state, unordered, urgent)
 
 
 def _unanswered(active: Active) -> Active:

@@ -106,6 +106,8 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
+    # New nodes were asked about without the straggler only.
+    active = replace(active, asked=replace(active.asked, nodes=frozenset()))
     if any(id_ not in active.slowness.speeds.slow for id_ in question.slow):
         return keep_stragglers(state, active, question.slow, "it is no longer slow", 0.0)
     if answer is None:

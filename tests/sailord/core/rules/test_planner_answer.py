@@ -8,10 +8,11 @@ import pytest
 
 from agents.protocol.records import Past
 from sailord.core.model.commands import Command, ProbeAgent, RequestPlan, WriteGeneration, WriteJob
-from sailord.core.model.events import Event, PlanFound, PlanRefused, Ticked
+from sailord.core.model.events import Event, OrderGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import ORDERED
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -36,6 +37,7 @@ from tests.sailord.core.states import (
     job,
     node,
     opened,
+    order,
     phase,
     proposal,
     record,
@@ -339,3 +341,60 @@ def test_generation_that_a_member_has_yet_to_join_is_not_stopped_but_left(
     before = state(asked, here, node(B, said, draining_since=NOW - 1), step=10)
     after, _ = act(before, PlanFound(NOW, QUESTION.request, proposal(A)))
     assert isinstance(phase(after), becomes)
+
+
+def test_cordoned_member_that_must_go_is_planned_around_without_waiting_for_the_answer():
+    """The question leaves it out already, so that none of its nodes is affected."""
+    nodes = (node(A), node(B, is_cordoned=True), node(C))
+    asked = replace(QUESTION, nodes=(A, C), is_forced=False)
+    before = state(asked, *nodes, generation=GABC, considered=frozenset((A, B, C)))
+    warned, commands = act(before, OrderGiven(NOW + 1, order("preempt", B, leaves_at=NOW + 30)))
+    assert commands == (), "further notices are gathered"
+    after, (request,) = act(warned, Ticked(NOW + 2))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == (A, C)
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert (at.reason, at.is_forced) == ("machine-b is preempted", True)
+
+
+def _spares(question: Planning) -> State:
+    """The job runs on two of four nodes, and a question is open."""
+    idle = [node(id_, report(id_, "idle", of=0, sealed=())) for id_ in (C, D)]
+    return state(question, node(A), node(B), *idle, considered=frozenset(question.nodes))
+
+
+def test_new_node_is_asked_about_again_without_one_that_went_before_the_answer():
+    asked = replace(QUESTION, nodes=(A, B, C, D), is_forced=False)
+    after, (request,) = act(_spares(asked), OrderGiven(NOW, order("drain", C)))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == (A, B, D)
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert (at.reason, at.is_forced) == ("machine-d could help", False)
+
+
+@pytest.mark.parametrize("cordoned", [(), (B,)])
+def test_ordered_plan_is_asked_for_again_without_a_node_that_went_before_the_answer(
+    cordoned: tuple[str, ...],
+) -> None:
+    asked = replace(QUESTION, nodes=(A, B, C, D), reason=ORDERED, is_forced=not cordoned)
+    before = _spares(asked)
+    nodes = {id_: changed(before.nodes[id_], is_cordoned=id_ in cordoned) for id_ in (A, B)}
+    before = replace(before, nodes=before.nodes.with_(nodes))
+    after, (request,) = act(before, OrderGiven(NOW, order("drain", C)))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == ((A, D) if cordoned else (A, B, D))
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert (at.reason, at.is_forced) == (ORDERED, not cordoned)
+
+
+def test_ordered_plan_is_part_of_the_answer_to_a_member_that_drains():
+    """Other notices are gathered first; the plan that follows is a new one anyway."""
+    asked = replace(QUESTION, nodes=(A, B, C, D), reason=ORDERED)
+    after, commands = act(_spares(asked), OrderGiven(NOW, order("drain", B)))
+    assert (phase(after), commands) == (Running(BEGAN), ())
+    after, (request,) = act(after, Ticked(NOW + 1))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == (A, C, D)

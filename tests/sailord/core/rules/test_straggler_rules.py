@@ -210,3 +210,29 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     assert act(still, Ticked(NOW))[0].nodes[B].exclusion.slow == "it crawls", (
         "first the others are asked"
     )
+
+
+def test_straggler_that_must_go_is_planned_around_without_waiting_for_the_answer():
+    """The question is about the others, so that none of its nodes is affected."""
+    notice = Order("notice", "preempt", B, leaves_at=NOW + 30)
+    warned, commands = act(asked(), OrderGiven(NOW + 1, notice))
+    assert commands == (), "further notices are gathered"
+    after, (request,) = act(warned, Ticked(NOW + 2))
+    assert isinstance(request, RequestPlan)
+    assert (request.nodes, dict(request.slow)) == ((A, C, D), {})
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert (at.reason, at.is_forced) == ("machine-b is preempted", True)
+
+
+def test_new_node_is_asked_about_again_if_the_straggler_stays():
+    new = replace(node("e"), report=report("e", "idle", of=0, sealed=()))
+    made = state(None, *map(node, ALL), new, considered=frozenset((A, C, D, "e")), generation=G)
+    active = replace(QUESTION, nodes=(A, C, D, NodeId("e")), answer=None).put(active_of(made))
+    before = replace(made, active=active, requests=1, options=OPTIONS)
+    after, commands = act(before, PlanRefused(NOW, 1, "it does not fit"))
+    (request,) = (each for each in commands if isinstance(each, RequestPlan))
+    assert request.nodes == (*ALL, "e")
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert at.reason == "machine-e could help"
