@@ -48,9 +48,6 @@ def _search(
         if question.gap is not None:
             cure = "use --estimator event, or leave it out"
             raise InputError(Problem("--gap", "works under the event estimator only", cure))
-        if question.allow:
-            cure = "use --estimator event, or leave it out"
-            raise InputError(Problem("--allow", "works under the event estimator only", cure))
         answer = plan_by_formula(question, lots, limits)
         return replace(answer, space=SEARCHED[question.estimator, question.space])
     return plan_by_events(question, lots, limits, cache)
@@ -74,7 +71,7 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
     ) -> Answer:
         job = replace(
             question.job,
-            objective=objective,
+            objective=replace(objective, allow=question.job.objective.allow),
             recompute=recompute or question.job.recompute,
             max_tp=max_tp or question.job.max_tp,
             micro_batches=None if any_size else question.job.micro_batches,

@@ -101,7 +101,8 @@ class _Asked:
                 if keeping:
                     plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                     self._search(limits, plans)
-        if self.best is None and "interleaved" in question.allow:
+        allow = question.job.objective.allow
+        if self.best is None and "interleaved" in allow:
             assert self.search is not None
             self.best = self.taken = best_in_chunks(self.search)
         if self.best is None:
@@ -114,7 +115,7 @@ class _Asked:
         if question.prefer == "simple":
             assert self.search is not None
             self.taken = simpler_or_cheaper(self.search, self.best)
-        if "interleaved" in question.allow:
+        if "interleaved" in allow:
             self._try_chunks()
         self._explain()
 

@@ -28,9 +28,6 @@ SEARCHED: Mapping[tuple[str, str], str] = {
 """Which plans the bounds cover, by estimator and space."""
 OUTSIDE = "the plan itself has chunks, and is outside"
 """Added to the space where the bounds do not cover the plan."""
-Allowed = Literal["interleaved"]
-ALLOWED: tuple[Allowed, ...] = ("interleaved",)
-"""What a plan may have only if the question allows it."""
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 
@@ -80,8 +77,6 @@ class Question:
     """Search until no plan can be better by more than this share, up to 10 times the budget."""
     prefer: Preference = "fastest"
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
-    allow: tuple[Allowed, ...] = ()
-    """What the plan may have beyond the searched space, under the event estimator."""
     told: Callable[[str], None] | None = None
     """Progress callback of search and bound; called thousands of times."""
     is_stoppable: bool = False

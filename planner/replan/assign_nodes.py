@@ -18,10 +18,12 @@ import numpy as np
 from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import Node, unplaced
 from planner.replan.state_map import (
+    Layers,
     Span,
     State,
     devices_left,
     held_by_node,
+    layers_of,
     overlap,
     spans_by_device,
 )
@@ -37,8 +39,9 @@ class _Group:
 
     pipeline: int
     stage: int
+    """Its stage, or the first of its chunks."""
     tp: int
-    layers: tuple[int, int]
+    layers: Layers
     home: Place | None
     """Where it runs already, if its pipeline continues unchanged."""
 
@@ -49,7 +52,7 @@ class _Unit:
 
     groups: tuple[_Group, ...]
     gpus: int
-    layers: tuple[tuple[int, int], ...]
+    layers: Layers
     """The layers of its groups; units with equal layers are equal."""
     home: str
     """The node where all of them run already, or an empty text."""
@@ -60,7 +63,7 @@ class _Unit:
         return cls(
             tuple(groups),
             sum(group.tp for group in groups),
-            tuple(sorted({group.layers for group in groups})),
+            tuple(sorted({span for group in groups for span in group.layers})),
             homes.pop() if len(homes) == 1 else "",
         )
 
@@ -114,6 +117,9 @@ def assign(
 
 def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
     """The plan with each pipeline that runs already, on nodes that all live, at its place."""
+    if plan.virtual_stages != running.virtual_stages:
+        # As many stages may be other device groups.
+        return replace(plan, pipelines=tuple(map(_unplaced, plan.pipelines)))
     by_id = {node.id: node for node in nodes}
     alive: defaultdict[tuple[Stage, ...], list[tuple[Stage, ...]]] = defaultdict(list)
     for pipeline in running.pipelines:
@@ -131,18 +137,18 @@ def _groups(
     plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Bools], state: State
 ) -> dict[PlaceKey, list[_Group]]:
     """The groups by pool, large groups first, equal groups adjacent."""
-    needs: dict[tuple[int, int], Bools] = {}
+    needs: dict[Layers, Bools] = {}
     found: defaultdict[PlaceKey, list[_Group]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            place = stage.place
+        for s, stages in enumerate(plan.chunks(pipeline)):
+            layers, place = layers_of(stages), stages[0].place
             home = None
-            if place.node is not None and stage_is_alive(stage, nodes):
-                if stage.layers not in needs:
-                    needs[stage.layers] = state.needs(stage.layers)
+            if place.node is not None and stage_is_alive(stages[0], nodes):
+                if layers not in needs:
+                    needs[layers] = state.needs(*layers)
                 # A place counts as home only if it holds the state.
-                home = place if held[place.node][needs[stage.layers]].all() else None
-            group = _Group(p, s, stage.tp, stage.layers, home)
+                home = place if held[place.node][needs[layers]].all() else None
+            group = _Group(p, s, stages[0].tp, layers, home)
             found[place.key].append(group)
     for some in found.values():
         some.sort(key=lambda group: (-group.tp, group.stage, group.layers, group.pipeline))
@@ -167,12 +173,13 @@ def _ways(
 def _machines(plan: Plan, groups: Iterable[_Group], size: int) -> dict[tuple[int, int], object]:
     """The machine of each group of the pipelines that do not run yet, by the estimator's rule."""
     new = sorted({group.pipeline for group in groups if group.home is None})
-    stages = [tuple(map(unplaced, plan.pipelines[p].stages)) for p in new]
-    pipelines = tuple(
-        replace(plan.pipelines[p], stages=s) for p, s in zip(new, stages, strict=True)
-    )
+    pipelines = tuple(_unplaced(plan.pipelines[p]) for p in new)
     layout = lay_out(replace(plan, pipelines=pipelines), lambda _: size)
     return {(new[p], s): node for (p, s, _), node in layout.node_of.items()}
+
+
+def _unplaced(pipeline: Pipeline) -> Pipeline:
+    return replace(pipeline, stages=tuple(map(unplaced, pipeline.stages)))
 
 
 def _units(groups: Iterable[_Group], machine: Mapping[tuple[int, int], object]) -> list[_Unit]:
@@ -286,7 +293,7 @@ def _ship(
         if here is not None and left[here] > 0:
             left[here] -= 1
             stays.append(unit)
-    needs = np.stack([np.any([state.needs(layers) for layers in kind], axis=0) for kind in kinds])
+    needs = np.stack([state.needs(*kind) for kind in kinds])
     lacks = np.stack(
         [~np.frombuffer(units, dtype=np.bool_) for _, units in columns], axis=1
     ).astype(float)
@@ -304,7 +311,7 @@ def _hand_out(
     units: list[_Unit],
     stays: list[_Unit],
     flow: np.ndarray[tuple[int, int], np.dtype[np.int64]],
-    row_of: Mapping[tuple[tuple[int, int], ...], int],
+    row_of: Mapping[Layers, int],
     column_of: list[int],
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> None:
@@ -363,14 +370,17 @@ def _placed(
         place = unplaced(plan.pipelines[group.pipeline].stages[group.stage]).place
         devices = _devices(group, node, free[node], spans, layer_bytes, atoms)
         places[group.pipeline, group.stage] = replace(place, node=node, devices=devices)
-    pipelines = tuple(_at(p, n, places) for n, p in enumerate(plan.pipelines))
+    pipelines = tuple(
+        _at(pipeline, [places[p, s] for s in range(plan.group_count(pipeline))])
+        for p, pipeline in enumerate(plan.pipelines)
+    )
     # From here on the nodes' names give the placement.
     return replace(plan, pipelines=pipelines, together=None)
 
 
-def _at(pipeline: Pipeline, number: int, places: Mapping[tuple[int, int], Place]) -> Pipeline:
-    """The pipeline at its places; the same object if nothing changes."""
-    there = [(stage, places[number, s]) for s, stage in enumerate(pipeline.stages)]
+def _at(pipeline: Pipeline, places: Sequence[Place]) -> Pipeline:
+    """The pipeline with its device groups at these places; the same object if nothing changes."""
+    there = [(stage, places[s % len(places)]) for s, stage in enumerate(pipeline.stages)]
     if all(stage.place is place for stage, place in there):
         return pipeline
     return replace(pipeline, stages=tuple(replace(s, places=(place,)) for s, place in there))

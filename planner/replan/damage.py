@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from planner.pipelines.pipeline_template import Template, TemplateMaker, template_stage
 from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
+from planner.replan.state_map import layers_of
 from simulator.documents.problems import Problems
 from simulator.estimate.result import Estimate
 from simulator.spec.plan import Pipeline, PlaceKey, Plan
@@ -20,7 +22,7 @@ class Running:
     plan: Plan
     estimate: Estimate
     templates: tuple[Template, ...]
-    """The template of each pipeline."""
+    """The template of each pipeline; the chunks of a device group are one stage of it."""
     together: int | None
     """``Plan.together`` as the running plan's nodes show it; new pipelines are placed alike."""
 
@@ -48,7 +50,9 @@ def damage(running: Running, nodes: Sequence[Node]) -> Damage:
     alive, broken = [], []
     for p, pipeline in enumerate(running.plan.pipelines):
         lost = tuple(
-            s for s, stage in enumerate(pipeline.stages) if not stage_is_alive(stage, by_id)
+            s
+            for s, stage in enumerate(running.plan.owning_stages(pipeline))
+            if not stage_is_alive(stage, by_id)
         )
         if lost:
             broken.append(Broken(running.templates[p], lost))
@@ -58,22 +62,24 @@ def damage(running: Running, nodes: Sequence[Node]) -> Damage:
 
 
 def template_of(
-    pipeline: Pipeline, micro_batch: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
+    pipeline: Pipeline, plan: Plan, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
 ) -> Template:
-    """The template that makes this pipeline."""
-    stages = tuple(template_stage(s, lot_of[s.place.key]) for s in pipeline.stages)
-    cuts = (0, *(stage.layers[1] for stage in pipeline.stages))
-    return maker.timed(stages, micro_batch, cuts)
+    """The template that makes this pipeline of a plan, but for its chunks."""
+    groups = plan.chunks(pipeline)
+    stages = tuple(template_stage(first, lot_of[first.place.key]) for first, *_ in groups)
+    sizes = (sum(end - first for first, end in layers_of(stages)) for stages in groups)
+    cuts = tuple(accumulate(sizes, initial=0))
+    return maker.timed(stages, plan.micro_batch_size, cuts)
 
 
 def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:
     """Refuse plans that replanning does not support, reporting all problems at once."""
     problems = Problems()
-    if plan.schedule != "1f1b":
+    if plan.schedule == "gpipe":
         problems.add(
             place,
             f'has the schedule "{plan.schedule}"',
-            "replanning supports 1f1b only; run sailorctl plan",
+            "replanning supports 1f1b and interleaved only; run sailorctl plan",
         )
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(len(stage.places) > 1 for stage in stages):

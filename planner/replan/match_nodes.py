@@ -123,7 +123,7 @@ def _counted(
     groups: Counter[PlaceKey] = Counter()
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
+        for stage in plan.owning_stages(pipeline):
             for place in stage.places:
                 key = place.key
                 groups[key] += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.replan.nodes import Node
 from planner.replan.past_moves import PastMove, corrected, phase_factors
-from planner.replan.state_map import State, placed_stages
+from planner.replan.state_map import State, layers_of, placed_groups
 from planner.replan.transfers import Transfers, bytes_between_zones, place_of
 from simulator.network.network import Network
 from simulator.spec.plan import PlaceKey, Plan
@@ -178,7 +178,7 @@ def cost_of_move(
 
 def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:
     """How long the ranks take to find each other and to open their groups."""
-    places = list(dict.fromkeys(place for _, place in placed_stages(plan)))
+    places = list(dict.fromkeys(place for _, place in placed_groups(plan)))
     nodes = {place.node for place in places}
     here = places[0]
     round_trip_s = max(
@@ -186,7 +186,7 @@ def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:
          for place in {each.site for each in places if each.node != here.node}),
         default=0.0,
     )  # fmt: skip
-    groups = 1 + max(len(pipeline.stages) for pipeline in plan.pipelines)
+    groups = 1 + max(map(plan.group_count, plan.pipelines))
     trips = times.meeting_round_trips + times.group_round_trips * groups
     return times.groups_s + times.group_s_per_node * len(nodes) + trips * round_trip_s
 
@@ -226,6 +226,6 @@ def fetch_seconds(
 def _largest_device_bytes(plan: Plan, state: State) -> float:
     """The most state that one device of the plan holds."""
     return max(
-        float(state.bytes_by_unit[layers[0] : layers[1]].sum()) / tp
-        for layers, tp in {(stage.layers, stage.tp) for stage, _ in placed_stages(plan)}
+        sum(float(state.bytes_by_unit[first:end].sum()) for first, end in layers) / tp
+        for layers, tp in {(layers_of(each), each[0].tp) for each, _ in placed_groups(plan)}
     )

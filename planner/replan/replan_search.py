@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
@@ -13,10 +13,11 @@ from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import Running, damage
-from planner.replan.nodes import Node, lots_on, on_demand_first, spot_by_id
+from planner.replan.nodes import Node, lots_on, on_demand_first, spot_by_id, unplaced
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
-from planner.replan.state_map import placed_stages
+from planner.replan.state_map import placed_groups
+from planner.search.chunks import in_chunks, in_rounds
 from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_check import split_in_proportion
@@ -50,7 +51,7 @@ class ReplanSearch:
     needed: str | None = field(init=False, default=None)
     """Why the running plan cannot go on, if it cannot."""
     has_losses: bool = field(init=False)
-    _seen: dict[PipelineMix, PlacedPlan | None] = field(default_factory=dict)
+    _seen: set[PipelineMix] = field(default_factory=set)
     _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
     _simple: Plan | None = None
     _refused: list[Breach] = field(default_factory=list)
@@ -155,9 +156,9 @@ class ReplanSearch:
 
     def _spot_share(self, plan: Plan) -> float:
         devices: Counter[bool] = Counter()
-        for stage, place in placed_stages(plan):
+        for stages, place in placed_groups(plan):
             assert place.node is not None
-            devices[self._spot[place.node]] += stage.tp
+            devices[self._spot[place.node]] += stages[0].tp
         return devices[True] / devices.total()
 
     def survivors(self) -> PlacedPlan | None:
@@ -169,6 +170,10 @@ class ReplanSearch:
         if len(kept) < len(plan.pipelines):
             counts = split_in_proportion(self._total, [pipeline.micro_batches for pipeline in kept])
             kept = [Pipeline(n, p.stages) for n, p in zip(counts, kept, strict=True)]
+            if plan.virtual_stages > 1:
+                kept = [*(in_rounds(kept, plan.virtual_stages) or ())]
+                if not kept:
+                    return None
             plan = replace(plan, pipelines=tuple(kept))
         self._simple = plan
         found = self._judged(plan)
@@ -192,11 +197,12 @@ class ReplanSearch:
         for mix in self._ranked(fresh, base):
             if self.evaluations >= self.budget:
                 return
-            found = self.placed(self._at_home(mix))
-            self._seen[mix] = found
-            if found is not None:
-                self._mix_by_plan_id[id(found.plan)] = mix
-                yield found
+            self._seen.add(mix)
+            for plan in self._plans_of(mix):
+                found = self.placed(plan)
+                if found is not None:
+                    self._mix_by_plan_id[id(found.plan)] = mix
+                    yield found
 
     def _ranked(self, mixes: Sequence[PipelineMix], base: PipelineMix) -> list[PipelineMix]:
         """Most promising first: two mixes on the pools in use for one that uses others.
@@ -231,6 +237,24 @@ class ReplanSearch:
             for place, (*_, mix) in enumerate(sorted(some, key=lambda one: one[:3]))
         ]
         return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
+
+    def _plans_of(self, mix: PipelineMix) -> Iterator[Plan]:
+        """The plan of a mix; with chunks, too, if the running plan has them.
+
+        Pipelines that run already stay where they are.
+        """
+        running = self.running.plan
+        if running.virtual_stages == 1:
+            yield self._at_home(mix)
+            return
+        plain = plan_of(mix, self._total, self.lots)
+        ours = {tuple(map(unplaced, pipeline.stages)) for pipeline in running.pipelines}
+        ways = [p for p in in_chunks(plain) if p.virtual_stages == running.virtual_stages]
+        if ways:
+            # The one of which most runs already.
+            best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
+            yield with_homes(best, running, self.nodes)
+        yield plain
 
     def _at_home(self, mix: PipelineMix) -> Plan:
         """The plan of a mix; pipelines that run already stay where they are."""

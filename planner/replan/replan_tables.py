@@ -93,7 +93,7 @@ class ReplanTables:
                 for s in pipeline.stages
             )
             if key not in known:
-                known[key] = template_of(pipeline, plan.micro_batch_size, maker, lot_of)
+                known[key] = template_of(pipeline, plan, maker, lot_of)
             templates.append(known[key])
         together = placement_of(plan, self.judge.sites.gpus_per_machine)
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))

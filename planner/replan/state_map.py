@@ -37,13 +37,13 @@ class State:
         """Number of layers."""
         return len(self.bytes_by_unit) - 1
 
-    def needs(self, layers: tuple[int, int]) -> Bools:
-        """The units that a stage with these layers needs."""
-        first, end = layers
+    def needs(self, *layers: tuple[int, int]) -> Bools:
+        """The units that stages with these layers need."""
         found = np.zeros(len(self.bytes_by_unit), dtype=np.bool_)
-        found[first:end] = True
-        # The shared tensor is one unit, needed by both of its layers.
-        found[-1] = first == 0 or end == self.layer_count
+        for first, end in layers:
+            found[first:end] = True
+            # The shared tensor is one unit, needed by both of its layers.
+            found[-1] |= first == 0 or end == self.layer_count
         return found
 
     def atoms(self, plans: Iterable[Plan | None]) -> int:
@@ -87,18 +87,32 @@ def placed_stages(plan: Plan) -> Iterable[tuple[Stage, Place]]:
     return ((stage, stage.place) for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
-Span = tuple[tuple[int, int], tuple[int, int]]
-"""Layers and atoms, each as (first, end): what one device holds of one stage."""
+def placed_groups(plan: Plan) -> Iterable[tuple[tuple[Stage, ...], Place]]:
+    """The stages of each device group, one or several chunks, with their place."""
+    return (
+        (stages, stages[0].place) for pipeline in plan.pipelines for stages in plan.chunks(pipeline)
+    )
+
+
+Layers = tuple[tuple[int, int], ...]
+"""The layers of a device group, as (first, end): of its stage, or of each of its chunks."""
+Span = tuple[Layers, tuple[int, int]]
+"""What one device holds: its group's layers, and of each the atoms (first, end)."""
+
+
+def layers_of(stages: Iterable[Stage]) -> Layers:
+    """The layers of a device group with these stages."""
+    return tuple(stage.layers for stage in stages)
 
 
 def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
     """What each device of a placed plan holds."""
     found = {}
-    for stage, place in placed_stages(plan):
+    for stages, place in placed_groups(plan):
         assert place.node is not None
-        share = atoms // stage.tp
+        share, layers = atoms // stages[0].tp, layers_of(stages)
         for rank, device in enumerate(place.devices):
-            found[place.node, device] = (stage.layers, (rank * share, (rank + 1) * share))
+            found[place.node, device] = (layers, (rank * share, (rank + 1) * share))
     return found
 
 
@@ -106,13 +120,21 @@ def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> f
     """Bytes that both spans hold; ``layer_bytes`` are summed up to each layer."""
     if one is None:
         return 0.0
-    (first, end), (low, high) = one
-    (first_, end_), (low_, high_) = other
-    start, stop = max(first, first_), min(end, end_)
+    (layers, (low, high)), (layers_, (low_, high_)) = one, other
     shared = max(0, min(high, high_) - max(low, low_))
-    if start >= stop or not shared:
+    if not shared:
         return 0.0
-    return float(layer_bytes[stop] - layer_bytes[start]) * shared / atoms
+    both = (
+        (max(first, first_), min(end, end_)) for first, end in layers for first_, end_ in layers_
+    )
+    return sum(
+        (
+            float(layer_bytes[stop] - layer_bytes[start]) * shared / atoms
+            for start, stop in both
+            if start < stop
+        ),
+        0.0,
+    )
 
 
 def devices_left(nodes: Iterable[Node], taken: Mapping[str, set[int]]) -> dict[str, list[int]]:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.replan.nodes import Node
-from planner.replan.state_map import State, held_by_node, overlap, placed_stages, spans_by_device
+from planner.replan.state_map import (
+    State,
+    held_by_node,
+    layers_of,
+    overlap,
+    placed_groups,
+    spans_by_device,
+)
 from simulator.arrays import prefix_sums
 from simulator.network.network import Network
 from simulator.spec.plan import Place, PlaceKey, Plan
@@ -164,12 +171,12 @@ def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float
     layer_bytes = prefix_sums(state.bytes_by_unit)
     had = spans_by_device(running, atoms) if running is not None else {}
     own = total = 0.0
-    for stage, place in placed_stages(plan):
+    for stages, place in placed_groups(plan):
         assert place.node is not None
-        share = atoms // stage.tp
+        share, layers = atoms // stages[0].tp, layers_of(stages)
         for rank, device in enumerate(place.devices):
             span = had.get((place.node, device))
-            wanted = (stage.layers, (rank * share, (rank + 1) * share))
+            wanted = (layers, (rank * share, (rank + 1) * share))
             # Both are rounded alike: nothing moves if every device has what it needs.
             own += overlap(span, wanted, layer_bytes, atoms)
             total += overlap(wanted, wanted, layer_bytes, atoms)

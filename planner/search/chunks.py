@@ -35,7 +35,7 @@ def best_in_chunks(search: EventSearch) -> JudgedPlan | None:
     families: dict[Hashable, JudgedPlan] = {}
     for one in sorted(plain, key=lambda one: one.score):
         # The best plans are often variants of one; with chunks another family may be best.
-        if _in_rounds(one.plan.pipelines) is not None:
+        if in_rounds(one.plan.pipelines) is not None:
             families.setdefault(_family(one.plan), one)
     found = [
         search.judge_plan(plan, one.mix)
@@ -48,7 +48,7 @@ def best_in_chunks(search: EventSearch) -> JudgedPlan | None:
 
 def in_chunks(plan: Plan) -> Iterator[Plan]:
     """All variants of a plan without split stages in which its device groups hold chunks."""
-    rounds = _in_rounds(plan.pipelines)
+    rounds = in_rounds(plan.pipelines)
     if rounds is None:
         return
     layers = plan.pipelines[0].stages[-1].layers[1]
@@ -75,12 +75,15 @@ def _bubble(plan: Plan) -> float:
     return min(groups / (groups + count) for groups, count in waits)
 
 
-def _in_rounds(pipelines: Sequence[Pipeline]) -> tuple[Pipeline, ...] | None:
-    """The pipelines with a multiple of their device groups as micro batches; none if impossible."""
-    depths = {len(each.stages) for each in pipelines}
+def in_rounds(pipelines: Sequence[Pipeline], chunks: int = 1) -> tuple[Pipeline, ...] | None:
+    """The pipelines with a multiple of their device groups as micro batches; none if impossible.
+
+    ``chunks``: how many of their stages each device group has.
+    """
+    depths = {len(each.stages) // chunks for each in pipelines}
     if min(depths) < 2:
         return None
-    if all(each.micro_batches % len(each.stages) == 0 for each in pipelines):
+    if all(each.micro_batches % (len(each.stages) // chunks) == 0 for each in pipelines):
         return tuple(pipelines)
     (depth,) = depths if len(depths) == 1 else (0,)
     counts = [each.micro_batches for each in pipelines]

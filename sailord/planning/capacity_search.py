@@ -282,7 +282,7 @@ def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
     assert answer.plan is not None
     gpus: Counter[Place] = Counter()
     for pipeline in answer.plan.pipelines:
-        for stage in pipeline.stages:
+        for stage in answer.plan.owning_stages(pipeline):
             for place in stage.places:
                 gpus[place.gpu, place.machine, place.zone] += stage.tp
     return split_by_pool(gpus, request.pools, request.on_demand_min)

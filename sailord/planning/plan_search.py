@@ -450,7 +450,7 @@ def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
     return tuple(
         Peak(round(memory.total - memory.context), round(memory.context))
         for pipeline, memories in zip(plan.pipelines, estimate.memory, strict=True)
-        for stage, memory in zip(pipeline.stages, memories, strict=True)
+        for stage, memory in zip(plan.owning_stages(pipeline), memories, strict=True)
         for _ in range(stage.tp)
     )
 
@@ -461,7 +461,7 @@ def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
         # With ZeRO-1 the update waits for other ranks and is not measured.
         round(time.compute_s + (0.0 if job.zero else time.optimizer_s), 9)
         for pipeline, times in zip(plan.pipelines, estimate.stages, strict=True)
-        for stage, time in zip(pipeline.stages, times, strict=True)
+        for stage, time in zip(plan.owning_stages(pipeline), times, strict=True)
         for _ in range(stage.tp)
     ]
     error = estimate.compute_error

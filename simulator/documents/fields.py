@@ -206,15 +206,19 @@ class Table:
         required: bool = False,
     ) -> TextT | D:
         """Read one of a few words."""
+        return self.value(
+            key, lambda value: _one_of(known, value), default=default, required=required
+        )
 
-        def accept(value: Any) -> TextT:
-            for word in known:
-                if word == value:
-                    return word
-            words = " or ".join(f'"{word}"' for word in known)
-            raise InvalidValue(f"is {quote(value)}", f"give {words}")
-
-        return self.value(key, accept, default=default, required=required)
+    def choices(self, key: str, known: Sequence[TextT]) -> tuple[TextT, ...]:
+        """Read a list of some of a few words; without the key it is empty."""
+        good: list[TextT] = []
+        for index, value in enumerate(self._list(key, required=False) or ()):
+            try:
+                good.append(_one_of(known, value))
+            except InvalidValue as fault:
+                self.problems.add(self.place_of(key, index), fault.what, fault.cure)
+        return tuple(good)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Read ``true`` or ``false``."""
@@ -283,6 +287,14 @@ class Table:
 
     def _inner_place(self, key: str) -> str:
         return self.document.place((*self.path, key), is_table=True)
+
+
+def _one_of(known: Sequence[TextT], value: object) -> TextT:
+    for word in known:
+        if word == value:
+            return word
+    words = " or ".join(f'"{word}"' for word in known)
+    raise InvalidValue(f"is {quote(value)}", f"give {words}")
 
 
 def valid_text(value: object) -> str:

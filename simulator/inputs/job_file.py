@@ -21,6 +21,7 @@ from simulator.inputs.model_section import TrainingSettings, model_tp_problem, r
 from simulator.inputs.work_section import read_work
 from simulator.models.layers import PRECISIONS, Model
 from simulator.spec.job import (
+    Allowed,
     Checkpoint,
     Data,
     DataKind,
@@ -38,6 +39,7 @@ OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
 GOALS: tuple[Goal, ...] = get_args(Goal)
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
+ALLOWED: tuple[Allowed, ...] = get_args(Allowed)
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
@@ -227,6 +229,7 @@ def _objective(table: Table) -> Objective:
         deadline=table.value("deadline", valid_timestamp),
         max_spot_share=table.number("max_spot_share", least=0, most=1),
         prefer=table.choice("prefer", PREFERENCES, default="simple"),
+        allow=table.choices("allow", ALLOWED),
     )
     table.finish()
     return objective

@@ -11,6 +11,7 @@ Optimizer = Literal["adam", "adamw", "sgd"]
 RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
 Preference = Literal["simple", "fastest"]
+Allowed = Literal["interleaved"]
 DataKind = Literal["synthetic", "tokens", "images"]
 Engine = Literal["sailor", "deepspeed"]
 
@@ -31,6 +32,8 @@ class Objective:
     max_spot_share: float | None = None
     prefer: Preference = "simple"
     """Among plans that cannot be told apart: the cheaper and simpler, or the best by estimate."""
+    allow: tuple[Allowed, ...] = ()
+    """What plans may have beyond the searched space."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,11 @@ class Plan:
         """One stage per device group."""
         return pipeline.stages[: self.group_count(pipeline)]
 
+    def chunks(self, pipeline: Pipeline) -> tuple[tuple[Stage, ...], ...]:
+        """The stages of each device group: one, or several chunks."""
+        groups = self.group_count(pipeline)
+        return tuple(pipeline.stages[group::groups] for group in range(groups))
+
     def gpus_used(self) -> dict[str, int]:
         """Devices by ``"<gpu>@<zone>"``, sorted by name."""
         used: dict[str, int] = {}

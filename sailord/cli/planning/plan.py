@@ -19,10 +19,8 @@ from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import (
-    ALLOWED,
     DEFAULT_BUDGETS,
     SPACES,
-    Allowed,
     Answer,
     Question,
     Space,
@@ -47,9 +45,9 @@ from sailord.plots.plan import write_plot
 from sailord.text.units import duration
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
-from simulator.inputs.job_file import PREFERENCES
+from simulator.inputs.job_file import ALLOWED, PREFERENCES
 from simulator.inputs.plan_file import plan_text
-from simulator.spec.job import Preference
+from simulator.spec.job import Allowed, Preference
 from simulator.spec.plan import Plan
 from simulator.traces.trace import Trace
 from simulator.traces.trace_file import load_trace
@@ -118,7 +116,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     type=click.Choice(ALLOWED),
     multiple=True,
     help="interleaved: devices may hold several chunks of layers in turn (interleaved 1F1B), where"
-    " that is faster; for `python -m worker run`, not for submitted jobs.",
+    " that is faster; default: the job's objective.allow.",
 )
 @click.option(
     "--trace",
@@ -162,8 +160,9 @@ def plan(
     past = None if trace is None else load_trace(trace, question.cluster)
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
+        question = _allowing(allow, question)
         told = None if as_json or gap is None else _progress(time.monotonic)
-        asked = replace(question, gap=gap, prefer=prefer, allow=allow, is_stoppable=True, told=told)
+        asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
     else:
         for name, is_given in (("--allow", allow), ("--gap", gap is not None)):
@@ -199,6 +198,17 @@ def _preference(asked: Preference | None, question: Question, gap: float | None)
     if gap is not None or not is_event:
         return "fastest"
     return asked or question.job.objective.prefer
+
+
+def _allowing(asked: tuple[Allowed, ...], question: Question) -> Question:
+    """The question about the job with what its plan may have."""
+    if not asked:
+        return question
+    if question.estimator != "event":
+        cure = "use --estimator event, or leave it out"
+        raise InputError(Problem("--allow", "works under the event estimator only", cure))
+    objective = replace(question.job.objective, allow=asked)
+    return replace(question, job=replace(question.job, objective=objective))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +261,9 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
     lines: tuple[str, ...] = ()
     tables = ReplanTables(question.job, question.cluster, question.measurements)
     nodes = nodes_of(question.cluster)
-    # Nodes are assigned to unsplit stages, each on devices of its own.
+    # Nodes are assigned to unsplit stages.
     is_split = any(len(s.places) > 1 for each in found.plan.pipelines for s in each.stages)
-    has_chunks = found.plan.virtual_stages > 1
-    placed = None if is_split or has_chunks else tables.place(found.plan, nodes)
+    placed = None if is_split else tables.place(found.plan, nodes)
     if placed is not None:
         memory = HostMemory.of(question.job, placed, nodes, question.cluster)
         told["host_memory"], lines = memory.to_json(), memory.lines

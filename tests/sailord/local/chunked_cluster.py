@@ -1,0 +1,72 @@
+"""A local cluster whose job trains with chunks and loses nodes; what came of it, as JSON.
+
+``python -m tests.sailord.local.chunked_cluster FOLDER``, a process of its own since a launcher
+adopts orphans.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sailord.local.cluster import LocalCluster
+from sailord.local.paths import Place
+from sailord.local.tour.director import Director
+from sailord.local.tour.reference_run import largest_difference, start_reference_run
+from sailord.local.tour.step_log import StepLog
+
+MACHINES = (("large", "zone-a"),) * 5
+"""Four train, and one is spare."""
+SETTINGS = """
+[objective]
+allow = ["interleaved"]
+
+[checkpoint]
+memory_every = 1
+"""
+
+
+def tell(folder: Path) -> dict[str, Any]:
+    """Kill a node of four, then one more; return the shapes of the plans and what was lost."""
+    place = Place(folder)
+    with LocalCluster(place, MACHINES) as cluster:
+        cluster.start()
+        # With few micro batches chunks pay.
+        job = place.job("exact.toml").replace("global_batch = 16", "global_batch = 8") + SETTINGS
+        reference = start_reference_run(folder, "exact", job)
+        try:
+            cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "exact"})
+            director = Director(cluster, "exact", StepLog(folder, "exact"), _say)
+            director.begin()
+            shapes = [_shape(cluster)]
+            for _ in range(2):
+                director.lose_the_only_copy()
+                shapes.append(_shape(cluster))
+            final = director.end()
+            ours = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
+            difference = largest_difference(ours, reference.losses(final))
+        finally:
+            reference.end()
+        return {
+            "shapes": shapes,
+            "lost": [event.steps_lost for event in director.events],
+            "steps": final,
+            "difference": difference,
+        }
+
+
+def _shape(cluster: LocalCluster) -> tuple[int, int, int]:
+    """Pipelines, nodes, and chunks of each device group."""
+    job = cluster.client.ask("GET", "/v1/status")["job"]
+    plan = job["plan"]
+    return len(plan["pipelines"]), len(job["members"]), plan.get("virtual_stages", 1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    print(json.dumps(tell(Path(sys.argv[1]))))
