@@ -29,6 +29,7 @@ class ScriptOptions:
     secrets: tuple[str, ...]
     mounts: tuple[str, ...]
     checkpoint: str | None
+    allow: tuple[str, ...] = ()
 
 
 def submitted_script(client: Client, job: JobFile, options: ScriptOptions) -> str:
@@ -59,6 +60,8 @@ def submitted_script(client: Client, job: JobFile, options: ScriptOptions) -> st
     text += section("work", work)
     if mounts:
         text += section("data.mounts", mounts)
+    if options.allow:
+        text += section("objective", {"allow": list(options.allow)})
     if options.checkpoint is None:
         what = "without --checkpoint the weights are lost when the job ends"
         click.echo(f"note: {what}, or all its nodes are lost", err=True)

@@ -49,6 +49,12 @@ _NAME_MAX = 60
     metavar="URI",
     help="Where a script's checkpoints go: a shared folder or bucket.",
 )
+@click.option(
+    "--allow",
+    type=click.Choice(("interleaved",)),
+    multiple=True,
+    help="interleaved: a script's ranks may hold several chunks of layers in turn.",
+)
 @server_command
 def submit(
     client: Client,
@@ -60,6 +66,7 @@ def submit(
     secret: tuple[str, ...],
     mount: tuple[str, ...],
     checkpoint: str | None,
+    allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Queue the job of FILE.
@@ -69,16 +76,16 @@ def submit(
     packed, except for what .gitignore names, and runs on the nodes from there. Data files are
     read on the nodes.
     """
-    names = "ARGUMENTS, --workdir, --setup, --secret, --mount and --checkpoint"
+    names = "ARGUMENTS, --workdir, --setup, --secret, --mount, --checkpoint and --allow"
     cure = "leave them out, and write what they say into the file"
-    job.refuse_options(names, setup, secret, mount, checkpoint, cure=cure)
+    job.refuse_options(names, setup, secret, mount, checkpoint, allow, cure=cure)
     if job.is_script:
         from sailord.cli.submit.scripts import (  # noqa: PLC0415 - a job file needs none of it
             ScriptOptions,
             submitted_script,
         )
 
-        options = ScriptOptions(setup, secret, mount, checkpoint)
+        options = ScriptOptions(setup, secret, mount, checkpoint, allow)
         spec = submitted_script(client, job, options)
     else:
         spec = job.text()

@@ -19,7 +19,7 @@ from planner.replan.transfers import Routes, transfers_of
 from simulator.estimate.machine_layout import lay_out
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network import MeasuredNetwork, Network
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
 
 LAYERS = 6
 ZONES = ("us-central1-a", "us-west1-b")
@@ -41,22 +41,30 @@ def routes() -> Routes:
     return Routes(NETWORK, 0.1)
 
 
-def random_plan(rng: random.Random, room: dict[str, int], tp: int | None = None) -> Plan | None:
+def random_plan(
+    rng: random.Random, room: dict[str, int], tp: int | None = None, chunks: int = 1
+) -> Plan | None:
     """An unplaced plan of a few pipelines on at most ``room`` GPUs by zone."""
     left, pipelines = dict(room), []
     for _ in range(rng.randint(1, 3)):
-        cuts = sorted({0, LAYERS, *rng.sample(range(1, LAYERS), rng.randint(0, 2))})
-        stages = []
-        for first, end in itertools.pairwise(cuts):
+        depth = rng.randint(1, 3) if chunks == 1 else rng.randint(2, LAYERS // chunks)
+        cuts = (0, *sorted(rng.sample(range(1, LAYERS), depth * chunks - 1)), LAYERS)
+        groups: list[tuple[int, Place]] = []
+        for _ in range(depth):
             degree = tp or rng.choice([1, 2, 4])
             zone = rng.choice(sorted(left))
             if left[zone] < degree:
                 break
             left[zone] -= degree
-            stages.append(Stage((first, end), degree, (Place("A100-40", "A100-40x4", zone),)))
-        if stages and stages[-1].layers[1] == LAYERS:
-            pipelines.append(Pipeline(1, tuple(stages)))
-    return Plan(1, tuple(pipelines)) if pipelines else None
+            groups.append((degree, Place("A100-40", "A100-40x4", zone)))
+        if len(groups) == depth:
+            turns = zip(itertools.pairwise(cuts), groups * chunks, strict=True)
+            stages = tuple(Stage(span, degree, (place,)) for span, (degree, place) in turns)
+            pipelines.append(Pipeline(depth, stages))
+    if not pipelines:
+        return None
+    schedule: Schedule = "1f1b" if chunks == 1 else "interleaved"
+    return Plan(1, tuple(pipelines), schedule, chunks)
 
 
 def usd_of(plan: Plan, running: Plan | None, nodes: list[Node], the_state: State) -> float:
@@ -68,9 +76,10 @@ def usd_of(plan: Plan, running: Plan | None, nodes: list[Node], the_state: State
     )
     total = 0.0
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            target = stage.place.node or ""
-            for unit in np.flatnonzero(the_state.needs(stage.layers) & ~held[target]).tolist():
+        for stages in plan.chunks(pipeline):
+            target = stages[0].place.node or ""
+            needs = np.any([the_state.needs(stage.layers) for stage in stages], axis=0)
+            for unit in np.flatnonzero(needs & ~held[target]).tolist():
                 ways = [
                     routes().usd_per_byte(by_id[name].key, by_id[target].key)
                     for name, units in held.items()
@@ -82,7 +91,8 @@ def usd_of(plan: Plan, running: Plan | None, nodes: list[Node], the_state: State
 
 def every_placement(plan: Plan, nodes: list[Node]) -> Iterator[Plan]:
     """Each way to give every device group a node of its zone."""
-    groups = [(p, s) for p, row in enumerate(plan.pipelines) for s in range(len(row.stages))]
+    depths = [plan.group_count(row) for row in plan.pipelines]
+    groups = [(p, s) for p, depth in enumerate(depths) for s in range(depth)]
     options = [
         [n for n in nodes if n.zone == plan.pipelines[p].stages[s].place.zone] for p, s in groups
     ]
@@ -93,33 +103,30 @@ def every_placement(plan: Plan, nodes: list[Node]) -> Iterator[Plan]:
         if any(used[n.id] > n.gpus for n in nodes):
             continue
         names = dict(zip(groups, chosen, strict=True))
-        yield Plan(
-            plan.micro_batch_size,
-            tuple(
-                Pipeline(
-                    row.micro_batches,
-                    tuple(
-                        Stage(
-                            one.layers, one.tp,
-                            (Place("A100-40", "A100-40x4", one.place.zone, names[p, s].id),),
-                        )
+        yield replace(
+            plan,
+            pipelines=tuple(
+                replace(
+                    row,
+                    stages=tuple(
+                        replace(one, places=(replace(one.place, node=names[p, s % depths[p]].id),))
                         for s, one in enumerate(row.stages)
                     ),
                 )
                 for p, row in enumerate(plan.pipelines)
             ),
-        )  # fmt: skip
+        )
 
 
 def check_devices(plan: Plan, nodes: list[Node]) -> None:
     sizes = {one.id: one for one in nodes}
     taken = set()
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            place = stage.place
+        for stages in plan.chunks(pipeline):
+            (place,) = {stage.place for stage in stages}
             assert place.node in sizes
             assert sizes[place.node].key == (place.gpu, place.machine, place.zone)
-            assert len(place.devices) == stage.tp
+            assert len(place.devices) == stages[0].tp
             for device in place.devices:
                 assert 0 <= device < sizes[place.node].gpus
                 assert (place.node, device) not in taken
@@ -128,8 +135,12 @@ def check_devices(plan: Plan, nodes: list[Node]) -> None:
 
 @pytest.mark.sim
 def test_no_permutation_is_cheaper_than_the_assignment(examples: int) -> None:
-    """With one TP degree it is always the best of all; with several, nearly always."""
+    """With one TP degree it is always the best of all; with several, nearly always.
+
+    Plans have one chunk or several on each device group, before and after.
+    """
     worse, tried = 0, 0
+    seen = set()
     for seed in range(examples):
         rng = random.Random(f"assignment {seed}")
         tp = rng.choice([None, 1, 2, 4])
@@ -138,7 +149,7 @@ def test_no_permutation_is_cheaper_than_the_assignment(examples: int) -> None:
         for one in nodes:
             room[one.zone] += one.gpus
         the_state = state(rng)
-        before, after = random_plan(rng, dict(room), tp), random_plan(rng, dict(room), tp)
+        before, after = (random_plan(rng, room, tp, rng.choice([1, 2, 3])) for _ in range(2))
         if before is None or after is None:
             continue
         ask = {"state": the_state, "routes": routes()}
@@ -155,12 +166,14 @@ def test_no_permutation_is_cheaper_than_the_assignment(examples: int) -> None:
         check_devices(found, live)
         ours, best = usd_of(found, running, live, the_state), min(costs)
         tried += 1
+        seen.add((running.virtual_stages > 1, found.virtual_stages > 1))
         assert ours >= best * (1 - 1e-9)
         if tp is not None:
             assert ours <= best * (1 + 1e-9) + 1e-12, seed
         worse += ours > best * (1 + 1e-9) + 1e-12
     assert tried >= examples // 3
     assert worse <= 0.1 * tried
+    assert len(seen) == 4, "chunks came, stayed and went"
 
 
 def test_the_flow_has_minimum_cost() -> None:

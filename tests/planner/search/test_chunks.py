@@ -12,7 +12,6 @@ from planner.problem.question import OUTSIDE, Question
 from planner.search.chunks import CHUNKS, in_chunks
 from simulator.api import Measurements, estimator
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan, check_plan_for_job
 from simulator.models.presets import preset
@@ -30,6 +29,14 @@ JOB = Job("few", preset("opt-6.7b"), global_batch=16, sequence=2048, precision="
 ASKED = Question(JOB, CLUSTER, Measurements(), budget=40, proves=False, is_bounded=False)
 
 
+def allowing(question: Question) -> Question:
+    objective = replace(question.job.objective, allow=("interleaved",))
+    return replace(question, job=replace(question.job, objective=objective))
+
+
+CHUNKED = allowing(ASKED)
+
+
 def plan_of(cuts: tuple[int, ...], *micro_batches: int) -> Plan:
     stages = tuple(Stage(span, 1, (PLACE,), "full") for span in pairwise(cuts))
     return Plan(1, tuple(Pipeline(count, stages) for count in micro_batches))
@@ -37,7 +44,7 @@ def plan_of(cuts: tuple[int, ...], *micro_batches: int) -> Plan:
 
 def test_chunks_are_taken_only_where_they_are_allowed() -> None:
     plain = plan_job(ASKED)
-    chunked = plan_job(replace(ASKED, allow=("interleaved",)))
+    chunked = plan_job(CHUNKED)
     assert plain.plan is not None
     assert chunked.plan is not None
     assert plain.plan.schedule == "1f1b"
@@ -50,25 +57,25 @@ def test_chunks_are_taken_only_where_they_are_allowed() -> None:
 
 
 def test_limit_that_only_chunks_keep_is_kept() -> None:
-    plain, chunked = plan_job(ASKED), plan_job(replace(ASKED, allow=("interleaved",)))
+    plain, chunked = plan_job(ASKED), plan_job(CHUNKED)
     assert plain.objective is not None
     assert chunked.objective is not None
     rate = 2 / (plain.objective + chunked.objective)
     job = replace(JOB, objective=replace(JOB.objective, min_iterations_per_s=rate))
     assert plan_job(replace(ASKED, job=job)).plan is None
-    found = plan_job(replace(ASKED, job=job, allow=("interleaved",), is_bounded=True, gap=0.01))
+    found = plan_job(allowing(replace(ASKED, job=job, is_bounded=True, gap=0.01)))
     assert found.plan is not None
     assert found.plan.schedule == "interleaved"
 
 
 def test_gap_that_chunks_reach_is_not_told_as_missed() -> None:
-    found = plan_job(replace(ASKED, is_bounded=True, gap=0.01, allow=("interleaved",)))
+    found = plan_job(replace(CHUNKED, is_bounded=True, gap=0.01))
     assert found.plan is not None
     assert (found.plan.schedule, found.note) == ("interleaved", "")
 
 
 def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
-    found = plan_job(replace(ASKED, allow=("interleaved",)))
+    found = plan_job(CHUNKED)
     assert found.plan is not None
     assert found.estimate is not None
     assert check_plan(found.plan, JOB, CLUSTER) == ()
@@ -79,7 +86,7 @@ def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
 @pytest.mark.slow
 def test_a_plan_that_hardly_gains_is_left_as_it_is_for_its_simplicity() -> None:
     """With many micro batches the gain of chunks is below the error bar."""
-    many = replace(ASKED, job=replace(JOB, global_batch=128), allow=("interleaved",))
+    many = allowing(replace(ASKED, job=replace(JOB, global_batch=128)))
     fastest, simple = plan_job(many), plan_job(replace(many, prefer="simple"))
     assert fastest.plan is not None
     assert fastest.plan.schedule == "interleaved"
@@ -115,8 +122,3 @@ def test_micro_batches_are_shared_out_in_whole_rounds() -> None:
 @pytest.mark.parametrize("cuts", [(0, 34), (0, *range(1, 18), 34)])
 def test_one_device_group_and_too_few_layers_give_no_variant(cuts: tuple[int, ...]) -> None:
     assert list(in_chunks(plan_of(cuts, len(cuts) - 1))) == []
-
-
-def test_only_the_event_estimator_judges_chunks() -> None:
-    with pytest.raises(InputError, match="--allow"):
-        plan_job(replace(ASKED, estimator="paper", allow=("interleaved",)))

@@ -10,6 +10,7 @@ import pytest
 from sailord.planning.capacity_search import choose_capacity, least_usd, shortest_s
 from sailord.planning.messages import CapacityRequest, EndRequest, PoolSupply
 from tests.control.cluster import JOB
+from tests.sailord.planning.requests import CHUNKED
 
 CLUSTER = Path(__file__).resolve().parents[3] / "examples" / "three-zones.toml"
 POOL = PoolSupply("us-central1-b", "A100-40x2", "A100-40", 2, True, 1, 2, 2.0)
@@ -126,3 +127,10 @@ def test_a_budget_in_total_is_for_the_steps_left():
     poor = steps + f"\n[objective]\nmax_usd_total = {usd * 1.1}\n"
     assert choose_capacity(replace(QUESTION, spec=poor)).counts is None
     assert choose_capacity(replace(QUESTION, spec=poor, begun=50)).counts is not None
+
+
+@pytest.mark.slow
+def test_chunks_of_a_device_are_one_device():
+    pool = PoolSupply("zone-a", "emulated-large", "emulated-large", 1, False, 0, 5, 2.0)
+    asked = replace(QUESTION, spec=CHUNKED.spec, cluster_file=CHUNKED.cluster_file, pools=(pool,))
+    assert choose_capacity(asked).counts == (4,)

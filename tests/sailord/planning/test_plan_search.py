@@ -14,7 +14,18 @@ from sailord.planning.machine_lifetimes import pool_of
 from sailord.planning.messages import FoundPlan, MoveContext
 from sailord.planning.plan_search import answer, precompute_next, start_precomputing
 from sailord.planning.precomputed import PrecomputedPlans
-from tests.sailord.planning.requests import NODES, QUESTION, ROOT, node
+from simulator.documents.files import parse_document
+from simulator.inputs.plan_file import plan_from_document
+from tests.sailord.planning.requests import (
+    CHUNKED,
+    CHUNKED_SPEC,
+    LARGE,
+    NODES,
+    QUESTION,
+    ROOT,
+    node,
+)
+from worker.layout.rank_layout import rank_places
 
 
 def test_plan_uses_only_requested_nodes():
@@ -203,3 +214,23 @@ def test_precomputed_answers_are_followed_by_the_whole_search():
     step = precompute_next()
     assert step is not None
     assert step[2].proposal.ask_again_s == MoveContext().settle_s
+
+
+def test_job_that_allows_it_gets_chunks_and_keeps_them_after_a_loss():
+    """Memory and compute times are by rank, however many chunks it has."""
+    first = answer(CHUNKED)
+    assert isinstance(first, FoundPlan)
+    lost = min(first.proposal.members)
+    left = tuple(record for record in LARGE if record.id != lost)
+    second = answer(replace(CHUNKED, nodes=left, running=first.plan, ran_on=LARGE))
+    assert isinstance(second, FoundPlan)
+    assert set(second.proposal.members) == {record.id for record in left}
+    assert "1 of 1 pipelines lost devices" in second.proposal.why
+    for found in (first, second):
+        plan = plan_from_document(parse_document(found.plan, name="plan"))
+        assert (plan.virtual_stages, len(plan.pipelines[0].stages)) == (2, 8)
+        ranks = rank_places(plan)
+        assert (len(found.proposal.peaks), len(found.proposal.busy.seconds)) == (len(ranks),) * 2
+    plain = answer(replace(CHUNKED, spec=CHUNKED_SPEC.partition("[objective]")[0]))
+    assert isinstance(plain, FoundPlan)
+    assert b"interleaved" not in plain.plan

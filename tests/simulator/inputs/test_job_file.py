@@ -61,6 +61,7 @@ FULL: dict[str, Any] = {
         "min_iterations_per_s": 0.2,
         "deadline": "2030-01-31T12:00:00",
         "max_spot_share": 0.5,
+        "allow": ["interleaved"],
     },
     "data": {"kind": "tokens", "tokens": "corpus.bin", "seed": 7},
     "checkpoint": {
@@ -120,6 +121,7 @@ def test_every_key_is_read() -> None:
         min_iterations_per_s=0.2,
         deadline="2030-01-31T12:00:00+00:00",
         max_spot_share=0.5,
+        allow=("interleaved",),
     )
     assert job.data == Data(kind="tokens", seed=7, tokens="corpus.bin")
     assert job.checkpoint == Checkpoint("file:///tmp/x", 5, 50, 2, "zone")
@@ -235,6 +237,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         max_usd_per_hour = -3
         deadline = "soon"
         max_spot_share = 1.5
+        allow = ["interleaved", "zero-bubble"]
         [data]
         kind = "tokens"
         [checkpoint]
@@ -260,6 +263,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         'job.toml: [objective] deadline: is "soon"; '
         "give a date and time such as 2030-01-31T12:00:00Z",
         "job.toml: [objective] max_spot_share: is 1.5; give a number at least 0 and at most 1",
+        'job.toml: [objective] allow[1]: is "zero-bubble"; give "interleaved"',
         'job.toml: [data] tokens: is missing, and kind is "tokens"; name the file of tokens',
         'job.toml: [checkpoint] memory_every: is "often"; give a number of steps or "auto"',
         'job.toml: [checkpoint] survive: is "rack"; give "node" or "zone"',
@@ -343,7 +347,7 @@ def test_schema_defaults_match_the_reader() -> None:
             elif "default" in rule:
                 assert rule["default"] == getattr(holder, key), key
             elif key not in ("global_batch", "sequence", "kind", "mounts", "softmax"):
-                assert getattr(holder, key) is None, key
+                assert getattr(holder, key) in (None, ()), key
 
 
 VALUES = st.one_of(
@@ -415,6 +419,7 @@ SOUND = st.fixed_dictionaries(
                 "goal": st.sampled_from(["throughput", "cost"]),
                 "max_usd_per_hour": st.floats(0.01, 1e6),
                 "max_spot_share": st.floats(0, 1),
+                "allow": st.just(["interleaved"]),
             },
         ),
         "checkpoint": st.fixed_dictionaries(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sailord.cli.shared.described_job import JobFile
-from sailord.cli.submit import work_folder
+from sailord.cli.submit import scripts, work_folder
 from sailord.cli.submit.scripts import ScriptOptions, _mounts, section, submitted_script
 from sailord.cli.submit.work_folder import pack_folder, select
 from sailord.client import Client
@@ -148,6 +149,21 @@ def test_a_link_through_another_is_refused_at_once_as_nodes_would(tmp_path):
     (tmp_path / "tool").symlink_to("current/tool")
     with pytest.raises(InputError, match="tool: is a link that leads through another, current"):
         select(tmp_path)
+
+
+def test_what_a_scripts_plans_may_have_is_in_its_job(tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(JobFile, "text", lambda _: '[model]\nscript = "train.py"\n')
+    monkeypatch.setattr(scripts, "_upload", lambda *_: None)
+    options = ScriptOptions(setup=(), secrets=(), mounts=(), checkpoint=None)
+
+    def objective(given):
+        job = JobFile(tmp_path / "train.py")
+        text = submitted_script(Client("unix:///nowhere"), job, given)
+        return parse_document(text.encode(), name="job").data.get("objective")
+
+    assert objective(options) is None
+    assert objective(replace(options, allow=("interleaved",))) == {"allow": ["interleaved"]}
 
 
 def test_a_script_that_its_folder_leaves_out_is_refused_with_the_cure(tmp_path):
