@@ -21,6 +21,7 @@ from planner.replan.damage import Running, damage
 from planner.replan.match_nodes import match_nodes
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
 from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import Replanner
 from planner.replan.state_map import State, layers_of, placed_groups, spans_by_device
 from planner.replan.transfers import Transfers, transfers_of
@@ -163,6 +164,18 @@ def test_a_lost_node_takes_all_chunks_of_its_group() -> None:
     assert moved.network_bytes == the_state.bytes_by_unit[-1]
 
 
+def test_a_group_goes_to_the_node_that_holds_most_of_all_its_chunks() -> None:
+    """Not of the first one alone, which is the smaller part here."""
+    ask = {"state": State(np.array([1.0, 1, 1, 9, 1, 1, 0]) * 1e9, 4), "routes": routes()}
+    running = Plan(1, (Pipeline(1, (*on("a", (0, 3)), *on("b", (3, 6)))),))
+    bare = [replace(stage, places=(stage.place.site,)) for stage in CHUNKED.pipelines[0].stages]
+    cuts = [(0, 1), (1, 2), (2, 4), (4, 6)]
+    stages = tuple(replace(s, layers=span) for s, span in zip(bare, cuts, strict=True))
+    found = assign(replace(CHUNKED, pipelines=(Pipeline(2, stages),)), PAIR, running=running, **ask)
+    assert found is not None
+    assert [stage.place.node for stage in found.pipelines[0].stages] == ["b", "a"] * 2
+
+
 def test_a_plain_pipeline_of_as_many_stages_is_not_at_home_on_chunks() -> None:
     """The same four stages: of two device groups, and of four."""
     nodes = [node("a", gpus=2), node("b", gpus=2)]
@@ -261,6 +274,26 @@ def test_pipelines_that_survive_keep_their_chunks_in_rounds() -> None:
     assert pipeline.stages == running.plan.pipelines[0].stages
     assert found.transfers is not None
     assert found.transfers.network_bytes == 0
+
+
+def test_survivors_share_micro_batches_in_rounds() -> None:
+    """Ten each would be no multiple of the four device groups."""
+    job, cluster = asked_on(12)
+    (stages, _), nodes = (p.stages for p in running_on(8)[1].plan.pipelines), nodes_of(cluster)
+    bare = tuple(replace(s, places=(s.place.site,)) for s in stages)
+    for counts in ((8, 8, 4), (8, 4, 8)):
+        replanner = Replanner(replace(job, global_batch=20), cluster, Measurements())
+        pipelines = tuple(Pipeline(count, bare) for count in counts)
+        plan = replanner.place(Plan(1, pipelines, "interleaved", 2), nodes)
+        assert plan is not None
+        running = replanner.prepare(plan, nodes)
+        lost = {place.node for _, place in [*placed_groups(plan)][8:]}
+        live = tuple(one for one in nodes if one.id not in lost)
+        search = ReplanSearch(replanner, running, live, 1)
+        found = search.survivors()
+        assert found is not None
+        assert {each.micro_batches for each in found.plan.pipelines} == {12, 8}
+        assert found.plan.virtual_stages == 2
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
