@@ -20,6 +20,7 @@ from simulator.inputs.supply_check import (
     places_with_paths,
     pools_by_place,
 )
+from simulator.models.layers import Model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
 
@@ -36,6 +37,7 @@ def check_plan(
     plan = complete_plan(plan, cluster)
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
+    _check_sequence_parallel(plan, job, place, problems)
     offers = pools_by_place(cluster)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
@@ -59,10 +61,13 @@ def check_plan(
 
 
 def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
-    """Return what is wrong with a plan's batch, layers, TP degrees and interleaving for a job."""
+    """Return what is wrong with a plan's batch, layers, TP degrees, sequence parallelism and
+    interleaving for a job.
+    """
     problems = Problems()
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
+    _check_sequence_parallel(plan, job, place, problems)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
         _check_interleaving(plan, pipeline, f"{place}: pipelines[{number}]", problems)
@@ -192,6 +197,34 @@ def _layer_faults(
             f"[{first}, {end}) leaves out {missing} at the end",
             f"end at {count}",
         )
+
+
+def _check_sequence_parallel(plan: Plan, job: Job, place: str, problems: Problems) -> None:
+    """Check that the ranks of each stage can share the tokens of the job's samples."""
+    if not plan.sequence_parallel:
+        return
+    at, model = f"{place}: sequence_parallel", job.model
+    if not shares_tokens(model):
+        which = "ranks can share the tokens of built-in language models only"
+        what = f"is true, but {which}, not of {model.name}"
+        problems.add(at, what, "leave it out")
+        return
+    degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
+    for tp in sorted(degrees):
+        if job.sequence % tp:
+            what = f"is true, but TP {tp} does not divide samples of {job.sequence} tokens"
+            cure = "leave it out, or change the sequence in the job or tp in the plan"
+            problems.add(at, what, cure)
+
+
+def shares_tokens(model: Model) -> bool:
+    """Return whether the runtime can share a model's tokens among ranks.
+
+    It knows where the layers of built-in models begin and end their split parts; the head of a
+    vision model reads the first token, which one rank would have.
+    """
+    architecture = model.architecture
+    return architecture is not None and architecture.image == 0
 
 
 def _also(more: int, what: str) -> str:

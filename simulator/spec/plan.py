@@ -117,6 +117,8 @@ class Plan:
     together: int | None = None
     """How many equal pipelines take machines together, stage by stage, before the next do; ``None``
     for all. With 1, the stages of each pipeline are side by side. Named nodes go before."""
+    sequence_parallel: bool = False
+    """The ranks of a stage with a TP degree above 1 share the tokens between split parts."""
 
     @property
     def samples_per_iteration(self) -> int:

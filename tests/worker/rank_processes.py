@@ -18,7 +18,13 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from tests.worker.checksums import checksums
 from tests.worker.training_runs import SomeLabels
-from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError, TransportError
+from worker.distributed.interface import (
+    AbortedError,
+    Collective,
+    DeadlineError,
+    PeerLostError,
+    TransportError,
+)
 from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
@@ -114,6 +120,29 @@ def train_until_lost(
         transport.close()
 
 
+def exchange_parts(rank: int, size: int, store: FileStore, dtype: torch.dtype) -> Any:
+    """Gather and sum parts; return both results, and how many operations were numbered."""
+    transport = ProcessTransport(store, rank, size)
+    try:
+        group, before = transport.group(tuple(range(size))), transport.operations.counts["all"]
+        return *exchanged(group, dtype), transport.operations.counts["all"] - before
+    finally:
+        transport.close()
+
+
+def exchanged(group: Collective, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+    """Gather the ranks' numbers, and sum parts that a rank multiplies by its number from 1."""
+    gathered = group.all_gather(torch.full((2, 1), group.index, dtype=dtype))
+    parts = torch.arange(2 * group.size, dtype=dtype).view(group.size, 1, 2)
+    return gathered.tolist(), group.reduce_scatter(parts * (group.index + 1)).tolist()
+
+
+def exchanged_by(rank: int, size: int) -> tuple[Any, Any]:
+    """Return what ``exchanged`` should on a rank."""
+    total = size * (size + 1) / 2
+    return [[[n]] * 2 for n in range(size)], [[2 * rank * total, (2 * rank + 1) * total]]
+
+
 def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
     """Wait for rank 0 in some way while it is killed."""
     transport = ProcessTransport(store, rank, size)
@@ -128,6 +157,10 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
         match what:
             case "all-reduce":
                 everybody.all_reduce(tensor)
+            case "all-gather":
+                everybody.all_gather(tensor)
+            case "reduce-scatter":
+                everybody.reduce_scatter(torch.ones(size, 2**21))
             case "send":
                 transport.send(tensor, to=0).wait()
             case "receive":

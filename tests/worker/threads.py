@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,11 +47,11 @@ class _Wait:
 
 
 class _PendingCollective(_Wait):
-    """One collective with the tensors of the ranks that have arrived."""
+    """One collective with what the ranks that have arrived contribute."""
 
     def __init__(self, world: ThreadWorld, size: int, what: str) -> None:
         super().__init__(world, what)
-        self.tensors: list[Tensor | None] = [None] * size
+        self.parts: list[Any] = [None] * size
 
 
 class ThreadWorld:
@@ -113,24 +113,24 @@ class ThreadWorld:
         number: int,
         *,
         index: int,
-        tensor: Tensor,
-        finish: Callable[[list[Tensor]], None],
+        part: Any,
+        finish: Callable[[list[Any]], None],
     ) -> Pending:
-        """Contribute a tensor; the last rank to arrive runs the reduction for all."""
+        """Contribute a part; the last rank to arrive runs the operation for all."""
         with self._lock:
             self._raise_failure()
             what = f"a collective of ranks {ranks}"
             collective = self._collectives.setdefault(
                 (ranks, number), _PendingCollective(self, len(ranks), what)
             )
-            assert collective.tensors[index] is None, "a rank took part twice in one collective"
-            collective.tensors[index] = tensor
-            tensors = [each for each in collective.tensors if each is not None]
-            if len(tensors) < len(ranks):
+            assert collective.parts[index] is None, "a rank took part twice in one collective"
+            collective.parts[index] = part
+            parts = [each for each in collective.parts if each is not None]
+            if len(parts) < len(ranks):
                 return collective
             del self._collectives[ranks, number]
         # All other ranks are waiting, so their tensors may be written without the lock.
-        finish(tensors)
+        finish(parts)
         collective.done.set()
         return collective
 
@@ -150,15 +150,21 @@ class ThreadCollective(Collective):
         self._number = 0
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
-        return self._start(tensor, lambda tensors: _reduce(tensors, op))
+        return self._start(tensor.detach(), lambda tensors: _reduce(tensors, op))
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
-        return self._start(tensor, lambda tensors: _copy(tensors, source))
+        return self._start(tensor.detach(), lambda tensors: _copy(tensors, source))
 
-    def _start(self, tensor: Tensor, finish: Callable[[list[Tensor]], None]) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+        return self._start((tensor.detach(), into.detach()), _gather)
+
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+        return self._start((parts.detach(), into.detach()), _scatter)
+
+    def _start(self, part: Any, finish: Callable[[list[Any]], None]) -> Pending:
         self._number += 1
         return self._world.join(
-            self._ranks, self._number, index=self.index, tensor=tensor.detach(), finish=finish
+            self._ranks, self._number, index=self.index, part=part, finish=finish
         )
 
 
@@ -223,6 +229,16 @@ def _copy(tensors: list[Tensor], source: int) -> None:
     for index, tensor in enumerate(tensors):
         if index != source:
             tensor.copy_(tensors[source])
+
+
+def _gather(parts: list[tuple[Tensor, Tensor]]) -> None:
+    for _, into in parts:
+        torch.stack([tensor for tensor, _ in parts], out=into)
+
+
+def _scatter(parts: list[tuple[Tensor, Tensor]]) -> None:
+    for index, (_, into) in enumerate(parts):
+        torch.sum(torch.stack([tensor[index] for tensor, _ in parts]), 0, out=into)
 
 
 def run_as_threads(

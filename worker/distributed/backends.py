@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from worker.distributed.operations import Operation
@@ -30,6 +31,8 @@ _Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
 _UNUSED_TAG = 2
 _LOOK = timedelta(milliseconds=250)
 """How often a wait for a collective looks whether the generation has failed."""
+_NO_LIMIT = timedelta(0)
+"""Means to torch that a wait ends with its operation alone."""
 _SIOCGIFADDR = 0x8915
 """Asks Linux for the IPv4 address of an interface."""
 _BEGIN_S = 1.0
@@ -79,6 +82,9 @@ class Backends(Protocol):
     def open(self, name: str, store: Store, index: int, size: int) -> Any:
         """Make a group, as its member ``index``; blocks until all members do so."""
 
+    def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
+        """Start to sum each rank's part over all ranks; return the library's handle."""
+
     def enter_thread(self) -> None:
         """Prepare a new thread for calls to the library."""
 
@@ -111,6 +117,13 @@ class GlooBackends:
         options._devices = [self._device]
         options._threads = 1
         return _Gloo(store, index, size, options)
+
+    def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
+        """Send each rank its part, and add those that come.
+
+        Gloo's own reduce-scatter sums all parts on all ranks, and a wait for it cannot be ended.
+        """
+        return _SumOfParts(group, parts, into)
 
     def enter_thread(self) -> None:
         """Gloo needs nothing."""
@@ -161,6 +174,22 @@ class GlooBackends:
         return at_once([let_go], self.enter_thread)
 
 
+class _SumOfParts:
+    """The exchange of parts between ranks, and their sum once they have come."""
+
+    def __init__(self, group: Any, parts: Tensor, into: Tensor) -> None:
+        self._arrived, self._into = torch.empty_like(parts), into
+        # Without sizes, each rank sends and receives equal parts.
+        self._work = group.alltoall_base(self._arrived.view(-1), parts.view(-1), [], [])
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> None:
+        self._work.wait(timeout)
+        torch.sum(self._arrived, 0, out=self._into)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+
 class NcclBackends:
     """NCCL, on one GPU of each process."""
 
@@ -181,6 +210,9 @@ class NcclBackends:
         group: Any = ProcessGroupNCCL(store, index, size, options)
         group.eager_connect_single_device(self._device)
         return group
+
+    def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
+        return group._reduce_scatter_base(into, parts)
 
     def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
         operation.work.wait()

@@ -94,6 +94,24 @@ class Collective(Protocol):
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
         """Start to copy the tensor of the group's member ``source`` to all members."""
 
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, stacked in the order of the group."""
+        found = tensor.new_empty(self.size, *tensor.shape)
+        self.start_all_gather(tensor, into=found).wait()
+        return found
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        """Sum stacked parts, one for each rank, over all ranks; return the sum of this rank's."""
+        found = parts.new_empty(parts.shape[1:])
+        self.start_reduce_scatter(parts, into=found).wait()
+        return found
+
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+        """Start ``all_gather``; both tensors must be contiguous."""
+
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+        """Start ``reduce_scatter``; both tensors must be contiguous."""
+
 
 class Transport(Protocol):
     """One rank's connection to all ranks of a plan."""

@@ -14,34 +14,25 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    BroadcastOptions,
-    PrefixStore,
-    ReduceOp,
-    Store,
-    Work,
-)
+from torch._C._distributed_c10d import PrefixStore, Store, Work
 
 from worker.devices.rank_device import device_error
 from worker.distributed.backends import Backends, GlooBackends, NcclBackends
 from worker.distributed.interface import (
     AbortedError,
-    Collective,
     DeadlineError,
     PeerLostError,
     Pending,
-    Reduction,
     TransportError,
     VoteRecord,
 )
 from worker.distributed.operations import MembersByName, Operation, OperationLog
 from worker.distributed.peer_monitor import PeerMonitor
+from worker.distributed.process_collective import ProcessCollective
 from worker.distributed.stalls import Blame, Position, find_blame
 
 Result = TypeVar("Result")
 
-_OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 _CAUSE_S = 2.0
 """Seconds to wait for the monitor to report the cause after a transfer has failed."""
 _POLL_S = 0.001
@@ -286,6 +277,10 @@ class ProcessTransport:
         operation.work = self.run_guarded(lambda: begin(self._groups[group]), doing)
         return _PendingWork(self, operation)
 
+    def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
+        """Start a reduce-scatter in the way of the library."""
+        return self._library.reduce_scatter(group, parts, into)
+
     # ---- failures --------------------------------------------------------------------------------
 
     def expect_steps(self, seconds: float) -> None:
@@ -459,39 +454,3 @@ class _PendingWork:
 
     def is_done(self) -> bool:
         return bool(self._operation.work.is_completed())
-
-
-class ProcessCollective(Collective):
-    """One rank's view of a process group."""
-
-    def __init__(self, transport: ProcessTransport, name: str, ranks: tuple[int, ...]) -> None:
-        self.size = len(ranks)
-        self.index = ranks.index(transport.rank)
-        self._transport = transport
-        self._name = name
-        self._doing = f"a collective of ranks {ranks}"
-
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
-        options = AllreduceOptions()
-        options.reduceOp = _OPS[op]
-        return self._start(lambda group: group.allreduce([tensor.detach()], options))
-
-    def read_sum(self, tensor: Tensor) -> list[Any]:
-        return self._checked(super().read_sum(tensor))
-
-    def read_max(self, tensor: Tensor) -> list[Any]:
-        return self._checked(super().read_max(tensor))
-
-    def _checked(self, values: list[Any]) -> list[Any]:
-        # On a GPU, an aborted collective ends like a completed one.
-        self._transport.check()
-        return values
-
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
-        options = BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        return self._start(lambda group: group.broadcast([tensor.detach()], options))
-
-    def _start(self, begin: Callable[[Any], Work]) -> Pending:
-        return self._transport.start(self._name, begin, self._doing)

@@ -8,7 +8,9 @@ how it may be split. Submodules that are not named are held in full by every ran
 - ``vocabulary``: an embedding's rows, or the outputs of the projection onto the vocabulary,
 - ``entry``: an identity in front of all ``columns`` of the same parent. It sums their input
   gradients over the ranks,
-- ``heads``: a dropout of attention scores (batch, heads, queries, keys).
+- ``heads``: a dropout of attention scores (batch, heads, queries, keys),
+- ``tokens``: an identity behind what a layer knows of each token of a sample. Under sequence
+  parallelism it selects the rank's own tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-SplitKind = Literal["columns", "rows", "vocabulary", "entry", "heads"]
+SplitKind = Literal["columns", "rows", "vocabulary", "entry", "heads", "tokens"]
 
 
 def splits_of(layer: object) -> Mapping[str, SplitKind]:

@@ -23,9 +23,11 @@ from worker.layout.tensor_table import table_of
 from worker.models.built_in.builtin import builtin_layer
 from worker.models.built_in.tensor_parallel import (
     ColumnLinear,
+    OwnTokens,
     RowLinear,
     SharedColumns,
     TpEntry,
+    TpGroup,
     VocabularyEmbedding,
 )
 from worker.models.loss import loss_sum
@@ -112,6 +114,7 @@ class _TpShare:
     tp: int
     index: int
     group: Collective | None
+    shares_tokens: bool
 
 
 def build_layer(
@@ -125,10 +128,14 @@ def build_layer(
     dtype: torch.dtype,
     device: torch.device | str,
     values: ShardValues | None = None,
+    shares_tokens: bool = False,
 ) -> LocalLayer:
-    """Build what a rank holds of one layer; ``values`` replaces the job's initial weights."""
+    """Build what a rank holds of one layer; ``values`` replaces the job's initial weights.
+
+    ``shares_tokens``: the ranks of the group use sequence parallelism.
+    """
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
-    share = _TpShare(tp, tp_index, group)
+    share = _TpShare(tp, tp_index, group, shares_tokens and group is not None)
     with torch.device("meta"), _SkipRandomInit():
         module = builtin_layer(job, index)
     table = table_of(job, index)
@@ -161,8 +168,9 @@ def build_layers(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     weights: Callable[[int], ShardValues] | None = None,
+    shares_tokens: bool = False,
 ) -> list[LocalLayer]:
-    """Build and tie what a rank holds of some layers; ``weights`` as for ``build_layer``."""
+    """Build and tie what a rank holds of some layers; ``weights`` replaces initial weights."""
     layers = [
         build_layer(
             job,
@@ -174,6 +182,7 @@ def build_layers(
             dtype=dtype,
             device=device,
             values=None if weights is None else weights(index),
+            shares_tokens=shares_tokens,
         )
         for index in indices
     ]
@@ -203,9 +212,9 @@ def _split(
     module: nn.Module, job: Job, index: int, share: _TpShare, table: dict[str, LogicalTensor]
 ) -> Collective | None:
     """Replace the splittable parts of a layer; return the group that shares its logits."""
-    group = share.group
-    if group is None:
+    if share.group is None:
         return None
+    group = TpGroup(share.group, shares_tokens=share.shares_tokens)
     loss_group = None
     splits = splits_of(module)
     for path, how in splits.items():
@@ -219,7 +228,10 @@ def _split(
             case "columns" | "vocabulary", nn.Linear():
                 setattr(owner, name, _columns(whole, job, index, path, share, table))
                 if how == "vocabulary":
-                    loss_group = group
+                    loss_group = share.group
+            case "tokens", nn.Identity():
+                if share.shares_tokens:
+                    setattr(owner, name, OwnTokens(share.group))
             case "rows", nn.Linear():
                 setattr(owner, name, RowLinear(whole, group))
             case "vocabulary", nn.Embedding():
@@ -254,7 +266,8 @@ def _key_dropout(
     splits = splits_of(module)
     found = [(path, each) for path, each in module.named_modules() if type(each) is nn.Dropout]
     for path, dropout in found:
-        part = share.index if splits.get(path) == "heads" else 0
+        is_split = share.shares_tokens or splits.get(path) == "heads"
+        part = share.index if is_split else 0
         keyed = KeyedDropout(dropout.p, layer=index, site=path, index=part, context=context)
         module.set_submodule(path, keyed)
 

@@ -40,8 +40,13 @@ class GradientSync:
         buffers: Mapping[int, LayerBuffer],
         transport: Transport,
         recorder: Recorder,
+        *,
+        shares_tokens: bool = False,
     ) -> None:
-        self._place = place
+        """``shares_tokens``: under sequence parallelism every rank of a stage has a part of all
+        unsplit gradients.
+        """
+        self._has_duplicates = place.index > 0 and not shares_tokens
         self._buffers = buffers
         self._recorder = recorder
         self._buckets: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
@@ -59,7 +64,7 @@ class GradientSync:
         self._write_back()
         buffer = self._buffers[layer]
         for bucket, group in self._buckets.get(layer, ()):
-            if bucket.with_unsplit and self._place.index > 0:
+            if bucket.with_unsplit and self._has_duplicates:
                 buffer.zero_duplicate_gradients()
             values = buffer.gather_bucket(buffer.gradient, bucket)
             span = self._recorder.begin("sync", layer=max(layer, 0))

@@ -1,7 +1,9 @@
 """Point-to-point transfers between neighbouring stages: activations forward, gradients back.
 
 All ranks of a stage hold the same activations, so each rank of the next stage receives from one of
-them, whatever the TP degrees of the two stages.
+them, whatever the TP degrees of the two stages. Under sequence parallelism each holds its own
+tokens. Between stages of one TP degree, a rank sends them to the one with the same tokens; else it
+gathers all of them first, and the receiver takes its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
-from worker.distributed.interface import Pending, Transport
+from worker.distributed.interface import Collective, Pending, Transport
+from worker.distributed.token_shares import gather_tokens, own_tokens
 
 _DIMS_MAX = 7
 _AHEAD_MAX = 2
@@ -28,18 +31,29 @@ class Outbox:
     """Sends to some ranks without blocking."""
 
     def __init__(
-        self, transport: Transport, targets: Sequence[int], *, tells_shapes: bool = True
+        self,
+        transport: Transport,
+        targets: Sequence[int],
+        *,
+        tells_shapes: bool = True,
+        sharing: Collective | None = None,
     ) -> None:
-        """``tells_shapes``: send the shape before the first tensor of each signature."""
+        """``tells_shapes``: send the shape before the first tensor of each signature.
+
+        ``sharing``: the ranks that share the tokens of what is sent whole.
+        """
         self._transport = transport
         self._targets = tuple(targets)
         self._tells_shapes = tells_shapes
+        self._sharing = sharing
         self.shapes: Shapes = {}
         """What was sent."""
         self._sending: list[Pending] = []
 
     def send(self, tensor: Tensor, signature: Hashable = ()) -> None:
         """Start to send; the tensor must not be written until ``finish``."""
+        if self._sharing is not None:
+            tensor = gather_tokens(tensor, self._sharing)
         tensor = tensor.contiguous()
         self._sending = [each for each in self._sending if not each.is_done()]
         shape = tuple(tensor.shape)
@@ -85,12 +99,15 @@ class Inbox:
         dtype: torch.dtype,
         device: torch.device,
         shapes: Shapes | None = None,
+        sharing: Collective | None = None,
     ) -> None:
+        """``sharing``: the ranks that share the tokens of what arrives whole."""
         self._transport = transport
         self._source = source
         self._dtype = dtype
         self._device = device
         self._shapes: Shapes = {} if shapes is None else shapes
+        self._sharing = sharing
         self._arriving: tuple[Tensor, Pending] | None = None
 
     def expect(self, signature: Hashable = ()) -> None:
@@ -108,7 +125,7 @@ class Inbox:
         tensor, pending = self._arriving
         self._arriving = None
         pending.wait()
-        return tensor
+        return tensor if self._sharing is None else own_tokens(tensor, self._sharing)
 
     def _begin(self, shape: tuple[int, ...]) -> tuple[Tensor, Pending]:
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)

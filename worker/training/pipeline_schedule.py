@@ -29,7 +29,7 @@ from worker.data.batch_tree import leaves_of
 from worker.data.datasets.map_dataset import MapData, OneEpoch
 from worker.data.read_ahead import ReadAhead
 from worker.devices.rank_device import to_device
-from worker.distributed.interface import Transport
+from worker.distributed.interface import Collective, Transport
 from worker.layout.rank_layout import (
     RankPlace,
     neighbouring_stage,
@@ -112,19 +112,34 @@ class PipelineRank:
             source_of=lambda op: senders[op.kind] if self._is_sent(op) else None,
         )
 
-        def inbox(kind: str, shapes: Shapes | None = None) -> Inbox | None:
+        def sharing(others: tuple[RankPlace, ...]) -> Collective | None:
+            """Return the ranks that share the tokens of what they exchange whole with others."""
+            if not plan.sequence_parallel or place.tp in {1, len(others)}:
+                return None
+            return transport.group(place.tp_ranks)
+
+        def inbox(
+            kind: str, others: tuple[RankPlace, ...], shapes: Shapes | None = None
+        ) -> Inbox | None:
             source = senders.get(kind)
             if source is None:
                 return None
-            return Inbox(transport, source, dtype=self._wire, device=device, shapes=shapes)
+            return Inbox(
+                transport,
+                source,
+                dtype=self._wire,
+                device=device,
+                shapes=shapes,
+                sharing=sharing(others),
+            )
 
         def outbox(receivers: tuple[RankPlace, ...], *, tells_shapes: bool = True) -> Outbox:
             targets = [target.rank for target in receivers_of(place, receivers)]
-            return Outbox(transport, targets, tells_shapes=tells_shapes)
+            return Outbox(transport, targets, tells_shapes=tells_shapes, sharing=sharing(receivers))
 
-        self._inputs, self._results = inbox("F"), outbox(after)
+        self._inputs, self._results = inbox("F", before), outbox(after)
         # A gradient has the shape of its activation.
-        self._gradients = inbox("B", self._results.shapes)
+        self._gradients = inbox("B", after, self._results.shapes)
         self._input_gradients = outbox(before, tells_shapes=False)
 
     def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:

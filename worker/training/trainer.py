@@ -210,6 +210,7 @@ class RankTrainer:
                 dtype=self.precision.master,
                 device=self.device,
                 weights=weights,
+                shares_tokens=plan.sequence_parallel,
             )
         else:
             layers = build_module_layers(
@@ -255,7 +256,14 @@ class RankTrainer:
             )
             for chunk in self.place.chunks
         }
-        self._sync = GradientSync(self.place, self.holdings, self.buffers, transport, self.recorder)
+        self._sync = GradientSync(
+            self.place,
+            self.holdings,
+            self.buffers,
+            transport,
+            self.recorder,
+            shares_tokens=plan.sequence_parallel,
+        )
         self.world_group = opened.get(tuple(range(len(rank_places(plan)))))
         self._vote = StepVote(rank, self.holdings, self.world_group, self.device)
         self._pipeline = PipelineRank(

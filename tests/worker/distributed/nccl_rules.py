@@ -101,6 +101,8 @@ class _Work:
     run: Callable[[dict[int, _Work]], None]
     needed: int
     before: _Work | None
+    given: Tensor | None = None
+    """What it reads, if that is not the tensor that it writes."""
     is_over: bool = False
 
     def advance(self) -> None:
@@ -192,6 +194,22 @@ class Group:
 
         return self._start(("broadcast",), tensors[0], run, self._size)
 
+    def _allgather_base(self, into: Tensor, tensor: Tensor) -> _Work:
+        def run(calls: dict[int, _Work]) -> None:
+            parts = [calls[index].given for index in range(self._size)]
+            for call in calls.values():
+                torch.cat(parts, out=call.tensor)
+
+        return self._start(("all-gather",), into, run, self._size, given=tensor)
+
+    def _reduce_scatter_base(self, into: Tensor, parts: Tensor) -> _Work:
+        def run(calls: dict[int, _Work]) -> None:
+            total = sum(calls[index].given for index in range(self._size))
+            for index, call in calls.items():
+                call.tensor.copy_(total[index])
+
+        return self._start(("reduce-scatter",), into, run, self._size, given=parts)
+
     def send(self, tensors: list[Tensor], peer: int, _: int) -> _Work:
         return self._start(("transfer", self._index, peer), tensors[0], _transfer, 2)
 
@@ -220,14 +238,22 @@ class Group:
     def shutdown(self) -> None:
         self._enter()
 
-    def _start(self, kind: tuple[Any, ...], tensor: Tensor, run: Any, needed: int) -> _Work:
+    def _start(
+        self,
+        kind: tuple[Any, ...],
+        tensor: Tensor,
+        run: Any,
+        needed: int,
+        *,
+        given: Tensor | None = None,
+    ) -> _Work:
         if self.communicator is None:
             self.eager_connect_single_device()
         self._enter()
         self.watchdog()
         self._counts[kind] += 1
         key = (*kind, self._counts[kind])
-        work = _Work(self, key, tensor, run, needed, self._last)
+        work = _Work(self, key, tensor, run, needed, self._last, given)
         with self.world.lock:
             if self.is_aborted:
                 work.is_over = True
@@ -300,6 +326,9 @@ class EmulatedNccl:
         if self._is_eager:
             group.eager_connect_single_device()
         return group
+
+    def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
+        return group._reduce_scatter_base(into, parts)
 
     def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
         operation.work.wait()

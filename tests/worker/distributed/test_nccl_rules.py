@@ -23,6 +23,7 @@ from tests.worker.distributed.nccl_rules import (
 )
 from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within, run_generation
 from tests.worker.random_plan import any_interleaved_plan, any_plan
+from tests.worker.rank_processes import exchanged, exchanged_by
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, check_state
 from worker.distributed import backends
@@ -34,8 +35,9 @@ from worker.training.step_vote import StepVote
 
 pytestmark = pytest.mark.torch
 
-JOB = small_job()
+JOB = small_job(sequence=8)
 MIXED = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
+SHARED = replace(MIXED, sequence_parallel=True)
 INTERLEAVED = replace(
     plan_of(
         1,
@@ -71,6 +73,7 @@ def test_random_plans_train_as_they_do_without_those_rules(schedule, examples):
             plan = any_interleaved_plan(draw, JOB, ranks_max=6) or INTERLEAVED
         if plan.device_count == 1:
             continue
+        plan = replace(plan, sequence_parallel=draw.random() < 0.5)
         found = run_generation(JOB, plan)
         wanted = losses(plan)
         assert [each.verdict for each in found] == ["done"] * plan.device_count, plan
@@ -87,6 +90,18 @@ def test_no_communicator_is_made_after_the_start():
     assert set(world.communicators) == made
 
 
+def test_groups_gather_and_sum_parts():
+    found = {}
+
+    def at_end(trainer, transport):
+        found[trainer.rank] = exchanged(transport.group((0, 1, 2)))
+
+    plan = plan_of(8, (1, [(0, 2, 1), (2, 4, 1), (4, 5, 1)]))
+    outcomes = run_generation(JOB, plan, steps=0, at_end=at_end)
+    assert [each.verdict for each in outcomes] == ["done"] * 3
+    assert found == {rank: exchanged_by(rank, 3) for rank in range(3)}
+
+
 WORLDS = {
     "nonsense is left": {},
     "nothing is left": {"leaves": None},
@@ -94,7 +109,9 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("plan", [MIXED, INTERLEAVED], ids=["mixed", "interleaved"])
+@pytest.mark.parametrize(
+    "plan", [MIXED, SHARED, INTERLEAVED], ids=["mixed", "sequence parallel", "interleaved"]
+)
 @pytest.mark.parametrize("how", WORLDS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_survivors_of_a_death_name_it_and_can_go_on(phase, how, plan):

@@ -32,7 +32,7 @@ def test_processes_match_threads_across_generations(tmp_path, examples):
         any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
         for n in range(max(3, examples // 10))
     ]
-    plans.insert(1, INTERLEAVED)
+    plans[1:1] = [INTERLEAVED, replace(INTERLEAVED, sequence_parallel=True)]
     ranks = rank_processes.as_processes(
         tmp_path, RANKS, rank_processes.train_generations, JOB, plans, 2
     )
@@ -67,7 +67,9 @@ def test_all_ranks_notice_a_death_in_any_phase(tmp_path, phase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["all-reduce", "send", "receive", "others"])
+@pytest.mark.parametrize(
+    "what", ["all-reduce", "all-gather", "reduce-scatter", "send", "receive", "others"]
+)
 def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
     results = rank_processes.as_processes(tmp_path, 3, rank_processes.wait_for_the_dead, what)
     assert results[0] is None

@@ -32,7 +32,7 @@ from worker.types import LogicalTensor
 
 pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
 
-from tests.worker.training_runs import drawn, plan_of, small_job
+from tests.worker.training_runs import drawn, image_job, plan_of, small_job
 
 JOBS = [small_job(tied=True), small_job(tied=False), small_job("llama", tied=False)]
 
@@ -201,6 +201,10 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
         ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
         ({"layers": (0, 4)}, "layers: [0, 4) leaves out layer 4 at the end"),
         ({"decay": "cosine"}, "training.steps: the cosine schedule needs an end"),
+        (
+            {"sequence_parallel": True, "tp": 4},
+            "plan: sequence_parallel: is true, but TP 4 does not divide samples of 6 tokens",
+        ),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )
@@ -213,10 +217,20 @@ def test_unsupported_plans_are_refused_with_a_reason(change, said):
     stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})
     pipeline = replace(plan.pipelines[0], stages=(stage,))
     schedule, chunks = change.get("schedule", "1f1b"), change.get("virtual_stages", 1)
-    plan = Plan(4, (pipeline,), schedule, chunks)
+    shares = change.get("sequence_parallel", False)
+    plan = Plan(4, (pipeline,), schedule, chunks, sequence_parallel=shares)
     assert any(said in str(problem) for problem in plan_problems(plan, job)), plan_problems(
         plan, job
     )
+
+
+def test_ranks_share_the_tokens_of_built_in_language_models_only():
+    """A vision model's head reads the first token; of a user's module we know no split parts."""
+    plan = replace(plan_of(4, (2, [(0, 5, 1)])), sequence_parallel=True)
+    own = replace(small_job(), model=replace(small_job().model, architecture=None))
+    for job, refused in ((small_job(), False), (image_job(), True), (own, True)):
+        said = [str(problem) for problem in plan_problems(plan, job)]
+        assert any("built-in language models only" in each for each in said) is refused, said
 
 
 def test_a_valid_plan_has_no_problem(examples):

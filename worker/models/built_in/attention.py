@@ -55,7 +55,8 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(job.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.heads(self.entry(x))
+        x = self.entry(x)
+        query, key, value = self.heads(x)
         if self.rotary is not None:
             table = _rotary_table(self.rotary, self.head_dim, x.shape[1], x.dtype, x.device)
             query, key = _rotate(query, table), _rotate(key, table)

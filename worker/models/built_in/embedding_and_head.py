@@ -18,7 +18,7 @@ from worker.models.built_in.attention import norm, tensor_rows
 class TokenEmbedding(nn.Module):
     """Embeds token ids; adds learned positions if the model has them."""
 
-    splits: ClassVar[dict[str, SplitKind]] = {"token": "vocabulary"}
+    splits: ClassVar[dict[str, SplitKind]] = {"token": "vocabulary", "own_rows": "tokens"}
 
     def __init__(self, job: Job, architecture: Architecture) -> None:
         super().__init__()
@@ -29,6 +29,7 @@ class TokenEmbedding(nn.Module):
         is_narrow = width != model.hidden
         self.projection = nn.Linear(width, model.hidden, bias=False) if is_narrow else None
         self.position = nn.Embedding(rows, model.hidden) if rows else None
+        self.own_rows = nn.Identity()
         self.dropout = nn.Dropout(job.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ class TokenEmbedding(nn.Module):
         if self.position is not None:
             first = self.position_offset
             rows = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-            x = x + self.position(rows)
+            x = x + self.position(self.own_rows(rows))
         dropped: Tensor = self.dropout(x)
         return dropped
 

@@ -24,7 +24,7 @@ from worker.distributed.interface import Collective
 from worker.models.built_in.attention import Attention
 from worker.models.built_in.block import MLP, Block
 from worker.models.built_in.embedding_and_head import LanguageHead, TokenEmbedding
-from worker.models.built_in.tensor_parallel import reduce_from_tp
+from worker.models.built_in.tensor_parallel import TpGroup
 
 # Fraction bits and bounds of activations and gradients; those of weights are in precision.py. A
 # product of two values has at most 36 bits; the rest of the 53 is for the number of terms.
@@ -77,7 +77,8 @@ class _Attention(Attention):
         self.norm = _ScaleShift(job.model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.heads(self.entry(x))
+        x = self.entry(x)
+        query, key, value = self.heads(x)
         # Rounded after repeating: gradients of heads that share a key may be summed over ranks, and
         # must be on the grid before that.
         times = query.shape[1] // key.shape[1]
@@ -120,7 +121,7 @@ class ExactEmbedding(TokenEmbedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         assert self.position is not None, "an exact model has positions"
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        x = self.token(tokens) + self.own_rows(self.position.weight[: tokens.shape[1]])
         return to_grid(self.dropout(to_grid(x)))
 
 
@@ -143,7 +144,7 @@ class ExactHead(LanguageHead):
         distance = logits - (token == labels[..., None]).to(logits.dtype)
         counted = (token < vocabulary) & (labels != NO_LABEL)[..., None]
         total = distance.square().mul(counted).sum() / 2
-        return total if group is None else reduce_from_tp(total, group)
+        return total if group is None else TpGroup(group).end(total)
 
 
 def exact_layer(job: Job, architecture: Architecture, index: int) -> nn.Module:

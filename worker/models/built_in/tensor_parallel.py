@@ -3,11 +3,15 @@
 Activations between layers are held in full by every rank. A split part lies between an *entry*,
 whose gradient is summed over the ranks, and a *rows* linear layer, whose output is: a block has two
 sums in each direction.
+
+Under sequence parallelism each rank holds its own tokens between split parts. An entry gathers all
+of them, and where a part ends each rank gets its tokens of the sum; backward each does the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.distributed.interface import Collective
+from worker.distributed.token_shares import gather_tokens, own_tokens, sum_own_tokens
 from worker.models.built_in.aligned_linear import aligned_linear
 
 
@@ -44,37 +49,83 @@ class _ReduceFromTp(torch.autograd.Function):
         return gradient, None
 
 
-def copy_to_tp(x: Tensor, group: Collective) -> Tensor:
-    """Begin a split part with a tensor that every rank holds in full."""
-    return _CopyToTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+class _GatherTokens(torch.autograd.Function):
+    """Gathers all tokens in the forward pass; sums the gradient of each rank's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
+        ctx.group = group
+        return gather_tokens(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return sum_own_tokens(gradient, ctx.group), None
 
 
-def reduce_from_tp(x: Tensor, group: Collective) -> Tensor:
-    """End a split part: sum the ranks' partial results in place."""
-    return _ReduceFromTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+class _SumOwnTokens(torch.autograd.Function):
+    """Sums each rank's own tokens in the forward pass; gathers the gradient of all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
+        ctx.group = group
+        return sum_own_tokens(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gather_tokens(gradient, ctx.group), None
+
+
+@dataclass(frozen=True, slots=True)
+class TpGroup:
+    """The ranks that split a layer, and what they hold between its split parts."""
+
+    ranks: Collective
+    shares_tokens: bool = False
+    """Each rank has its own tokens there (sequence parallelism), not all."""
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Begin a split part: return all tokens."""
+        begin = _GatherTokens if self.shares_tokens else _CopyToTp
+        return begin.apply(x, self.ranks)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+
+    def end(self, x: Tensor) -> Tensor:
+        """End a split part: sum the ranks' partial results, in place if every rank keeps all."""
+        end = _SumOwnTokens if self.shares_tokens else _ReduceFromTp
+        return end.apply(x, self.ranks)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
 class TpEntry(nn.Module):
     """Stands before all columns of a part, so that their input gradients are summed once."""
+
+    def __init__(self, group: TpGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.group.begin(x)
+
+
+class OwnTokens(nn.Module):
+    """Selects this rank's tokens of something that every rank computes for one whole sample."""
 
     def __init__(self, group: Collective) -> None:
         super().__init__()
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        return copy_to_tp(x, self.group)
+        return own_tokens(x, self.group, dim=0)
 
 
 class SharedEntry:
     """Begins a split part once for all columns that take the same tensor."""
 
-    def __init__(self, group: Collective) -> None:
+    def __init__(self, group: TpGroup) -> None:
         self._group = group
         self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._last is None or self._last[0] is not x:
-            self._last = x, copy_to_tp(x, self._group)
+            self._last = x, self._group.begin(x)
         return self._last[1]
 
     def clear(self) -> None:
@@ -128,26 +179,26 @@ class SharedColumns(PartialLinear):
 class RowLinear(PartialLinear):
     """Some inputs of a linear layer; the ranks' results are summed, then the bias is added."""
 
-    def __init__(self, whole: nn.Linear, group: Collective) -> None:
+    def __init__(self, whole: nn.Linear, group: TpGroup) -> None:
         super().__init__(whole)
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        out = reduce_from_tp(functional.linear(x, self.weight), self.group)
+        out = self.group.end(functional.linear(x, self.weight))
         return out if self.bias is None else out + self.bias
 
 
 class VocabularyEmbedding(nn.Module):
     """Some rows of an embedding; tokens of other ranks' rows contribute 0."""
 
-    def __init__(self, whole: nn.Embedding, group: Collective) -> None:
+    def __init__(self, whole: nn.Embedding, group: TpGroup) -> None:
         super().__init__()
         self.weight = whole.weight
         self.group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = len(self.weight)
-        local = tokens - self.group.index * rows
+        local = tokens - self.group.ranks.index * rows
         elsewhere = (local < 0) | (local >= rows)
         found = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return reduce_from_tp(found.masked_fill(elsewhere[..., None], 0), self.group)
+        return self.group.end(found.masked_fill(elsewhere[..., None], 0))

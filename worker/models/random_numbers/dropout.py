@@ -31,7 +31,8 @@ class KeyedDropout(nn.Module):
     activation.
 
     The first dimension of the input is the samples of the micro batch. If the activation is split
-    by its second dimension, as attention scores are by heads, this rank has share ``index``.
+    by its second dimension, as attention scores are by heads and under sequence parallelism others
+    by tokens, this rank has share ``index``.
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -24,7 +23,7 @@ from worker.models.built_in.tensor_parallel import (
     EntryLinear,
     RowLinear,
     SharedEntry,
-    copy_to_tp,
+    TpGroup,
 )
 from worker.models.loss import whole_or_nan
 from worker.models.random_numbers.keyed_random import (
@@ -266,9 +265,10 @@ def build_module_layers(
 
     layers = []
     for index in indices:
-        entry = None if group is None else SharedEntry(group)
-        if entry is not None and group is not None and 0 < index < cut.layers - 1:
-            _split(skeleton, source.splits, cut.blocks[index - 1], entry, group)
+        splitting = None if group is None else TpGroup(group)
+        entry = None if splitting is None else SharedEntry(splitting)
+        if entry is not None and splitting is not None and 0 < index < cut.layers - 1:
+            _split(skeleton, source.splits, cut.blocks[index - 1], entry, splitting)
         tensors = tuple(
             LocalTensor(spec, fill(index, spec, master)) for spec in table_of(job, index)
         )
@@ -279,7 +279,7 @@ def build_module_layers(
 
 
 def _split(
-    skeleton: nn.Module, splits: ModuleSplits, block: str, entry: SharedEntry, group: Collective
+    skeleton: nn.Module, splits: ModuleSplits, block: str, entry: SharedEntry, group: TpGroup
 ) -> None:
     """Replace the linear layers of a block by one rank's parts."""
     for path, kind in splits.kinds.items():
@@ -290,6 +290,5 @@ def _split(
         if kind in ("rows", "adapter rows"):
             part: nn.Module = RowLinear(whole, group)
         else:
-            own = partial(copy_to_tp, group=group)
-            part = EntryLinear(whole, entry if kind == "columns" else own)
+            part = EntryLinear(whole, entry if kind == "columns" else group.begin)
         skeleton.set_submodule(path, part)

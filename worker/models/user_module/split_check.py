@@ -224,3 +224,11 @@ class _Member(Collective):
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
         """Refuse: blocks do not need this."""
         raise NotImplementedError
+
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+        """Refuse: blocks do not need this."""
+        raise NotImplementedError
+
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+        """Refuse: blocks do not need this."""
+        raise NotImplementedError

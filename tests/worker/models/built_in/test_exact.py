@@ -185,6 +185,19 @@ EXACT_JOBS = {
 }
 
 
+@pytest.mark.parametrize("name", EXACT_JOBS)
+def test_sharing_tokens_does_not_change_the_bits(name) -> None:
+    job = job_of(max_tp=4, **{"learning_rate": 0.01, **EXACT_JOBS[name]})
+    cuts = (((0, 1), 2), ((1, 3), 4), ((3, 4), 2)), (((0, 2), 4), ((2, 4), 1))
+    pipelines = (Pipeline(2, tuple(Stage(span, tp, (HERE,)) for span, tp in cut)) for cut in cuts)
+    shared = Plan(2, tuple(pipelines), sequence_parallel=True)
+    expected, (wanted, _) = train(job, alone(job), 2)
+    reports, (state, _) = train(job, shared, 2)
+    assert reports == expected
+    for key, tensor in wanted.items():
+        assert torch.equal(state[key], tensor), key
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT_JOBS)
 def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
@@ -195,6 +208,7 @@ def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
     plans[1:1] = [any_interleaved_plan(draw, job) or plans[0] for _ in range(2)]
     plans += [any_interleaved_plan(draw, job) or plans[0]]
     assert any(plan.virtual_stages > 1 for plan in plans)
+    plans = [replace(plan, sequence_parallel=bool(n % 2)) for n, plan in enumerate(plans)]
     state = expected_state = None
     losses = []
     for plan in plans:
