@@ -74,17 +74,21 @@ def model_from_description(data: object) -> Model:
 
 def expand_layers(data: dict[str, Any]) -> dict[str, Any]:
     """Give the layers of an inline description that are like an earlier one its costs."""
-    problems, known, found = Problems(), dict[Any, Mapping[str, Any]](), []
-    for number, given in enumerate(data.get("layers") or ()):
+    problems, known, found = Problems(), dict[str, Mapping[str, Any]](), []
+    layers = data.get("layers")
+    if not isinstance(layers, list):
+        return data  # Whoever reads the description says so.
+    for number, given in enumerate(layers):
         layer = given
         if isinstance(given, Mapping) and "like" in given:
-            if given["like"] not in known:
-                what = f"is {given['like']!r}, which is not an earlier layer"
-                problems.add(f"layers[{number}].like", what, nearest(str(given["like"]), known))
+            like = given["like"]
+            if not isinstance(like, str) or like not in known:
+                what = f"is {like!r:.40}, which is not an earlier layer"
+                problems.add(f"layers[{number}].like", what, nearest(str(like), known))
                 continue
-            layer = {**known[given["like"]], "name": given.get("name")}
-        if isinstance(layer, Mapping):
-            known[layer.get("name")] = layer
+            layer = {**known[like], "name": given.get("name")}
+        if isinstance(layer, Mapping) and isinstance(name := layer.get("name"), str):
+            known[name] = layer
         found.append(layer)
     problems.raise_if_any()
     return {**data, "layers": found}

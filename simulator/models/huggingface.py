@@ -276,7 +276,7 @@ def _windows(config: Mapping[str, object], layers: int, problems: Problems) -> t
         match entry:
             case [list(names), int(times)] if times > 0:
                 kinds += names * min(times, layers)
-    if len(kinds) != layers or set(kinds) - {"global", "local"}:
+    if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
         what = f"does not name the attention of {layers} layers"
         cure = f'such as [[["global", "local"], {max(layers // 2, 1)}]]'
         problems.add("attention_types", what, cure)

@@ -86,6 +86,10 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         what = f"could not be read as {format_of(file)}: {error}"
         raise InputError(Problem(file.name, what, "give a file as it was published")) from None
+    for number, (one, two) in enumerate(pairwise(points), 2):
+        if two[0] < one[0]:
+            what = f"goes back in time: its entry {number} is earlier than the one before"
+            raise InputError(Problem(file.name, what, "sort its entries by time"))
     return points, end_s
 
 

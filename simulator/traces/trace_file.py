@@ -90,6 +90,7 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     kept = [point for point in points if point.at_s < end_s]
     sizes = [pool.gpus_per_machine for pool in cluster.pools]
     usable = usable_points(kept, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
+    usable = [point for point in usable if point.at_s < end_s]
     names = [point.nodes for point in usable]
     trace = trace_of(name, iter([(point.at_s, point.gpus) for point in usable]), end_s, names)
     return replace(trace, notice_s=reader.notice_s, starts_at=reader.starts_at)
@@ -101,15 +102,13 @@ def usable_points(
     """Return the GPUs that a plan may take: they have booted, and no loss is announced for them."""
     if not boot_s and not notice_s:
         return points
-    moments = {0.0}
-    for point in points:
-        moments |= {point.at_s + boot_s, max(0.0, point.at_s - notice_s)}
-    times = [point.at_s for point in points]
+    booted = [point.at_s + boot_s for point in points]
+    announced = [max(0.0, point.at_s - notice_s) for point in points]
     found: Points = []
-    for now_s in sorted(moments):
+    for now_s in sorted({0.0, *booted, *announced}):
         # At the start, as if the first GPUs had always been up.
-        first = max(0, bisect_right(times, now_s - boot_s) - 1)
-        last = bisect_right(times, now_s + notice_s)
+        first = max(0, bisect_right(booted, now_s) - 1)
+        last = bisect_right(announced, now_s)
         window = points[first:last]
         nodes = tuple(map(_in_all, zip(*(point.nodes for point in window), strict=True)))
         least = tuple(map(min, zip(*(point.gpus for point in window), strict=True)))

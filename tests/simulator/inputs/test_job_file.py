@@ -157,6 +157,22 @@ def test_a_scripts_model_may_stand_in_the_job_itself() -> None:
         read(raw)
 
 
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ("5", "layers: is 5; give a list"),
+        ('"embedding"', "layers: is 'embedding'; give a list"),
+        ('[{"name": ["a"]}]', r"layers\[0\].name: is \['a'\]; give a text"),
+        ('[{"name": "a", "like": ["a"]}]', r"is \['a'\], which is not an earlier layer"),
+        ('[{"name": {}}, {"name": "b", "like": {}}]', r"is \{\}, which is not an earlier layer"),
+    ],
+)
+def test_wrong_layers_in_the_job_itself_are_mistakes(layers: str, told: str) -> None:
+    text = f'{{"format": "sailor-model-1", "layers": {layers}}}'
+    with pytest.raises(InputError, match=told):
+        read({**SMALL, "model": {"description": text}})
+
+
 def test_training_settings_change_the_model() -> None:
     plain = read(SMALL).model
     assert read(changed(SMALL, "training", dropout=0.1)).model != plain

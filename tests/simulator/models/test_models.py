@@ -384,6 +384,8 @@ def test_invalid_architecture_keys_are_reported() -> None:
     ]
     assert places("llama-3-8b", rope_scaling=[]) == ["rope_scaling"]
     assert places("gpt-neo-125m", attention_types=[[["global"], 5]]) == ["attention_types"]
+    nested = [[[["global"], {"local": 1}], 6]]
+    assert places("gpt-neo-125m", attention_types=nested) == ["attention_types"]
     assert places("gpt2", scale_attn_by_inverse_layer_idx=True) == [
         "scale_attn_by_inverse_layer_idx"
     ]

@@ -80,6 +80,20 @@ def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
     assert told in str(caught.value.problems[0])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0,4\n20000,8\n10000,2\n30000,4\n",
+        "0,add,a\n20000,add,b\n10000,add,c\n",
+        "2021-12-11, 11:13:10, 5\n2021-12-11, 11:11:30, 5\n2021-12-12, 11:11:30, 7\n",
+        SEGMENT.replace("[60000,", "[160000,"),
+    ],
+)
+def test_a_log_that_goes_back_in_time_is_a_mistake(text: str) -> None:
+    with pytest.raises(InputError, match=r"goes back in time: its entry \d is earlier than"):
+        read(text)
+
+
 def test_files_of_several_zones_are_merged() -> None:
     one = series_of(LogFile("a", SKYPILOT, "V100-16@a", 8))
     two = series_of(LogFile("b", COUNTS, "V100-16@b", 1))

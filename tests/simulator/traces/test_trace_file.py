@@ -110,6 +110,19 @@ def test_machines_count_once_they_booted_and_until_their_loss_is_announced() -> 
     assert announced == [(0, 160, (8,)), (160, 260, (12,)), (260, 270, (16,)), (270, 400, (4,))]
     # What is lost before it has booted never counts.
     assert read({**plain, "boot_s": 150}, ALONE)[1:] == [(250, 300, (12,)), (300, 400, (4,))]
+    # What boots longer than the trace lasts never counts, and no fraction of a second is lost.
+    late = [{"time_s": t, "gpus": n} for t, n in ((0, 8), (100, 12), (390, 16))]
+    assert read({"points": late, "end_s": 400, "boot_s": 60}, ALONE) == [
+        (0, 160, (8,)),
+        (160, 400, (12,)),
+    ]
+    for at_s in (100.7, 100.1, 33.3):
+        added = [{"time_s": 0, "gpus": 8}, {"time_s": at_s, "gpus": 16}]
+        found = read({"points": added, "end_s": 400, "boot_s": 60}, ALONE)
+        assert found == [(0, at_s + 60, (8,)), (at_s + 60, 400, (16,))]
+        taken = [{"time_s": 0, "gpus": 16}, {"time_s": at_s, "gpus": 8}]
+        found = read({"points": taken, "end_s": 400, "notice_s": 0.3}, ALONE)
+        assert found == [(0, at_s - 0.3, (16,)), (at_s - 0.3, 400, (8,))]
     document = parse_document(json.dumps({**plain, "notice_s": 30}).encode(), name="trace")
     assert trace_from_document(document, ALONE, TraceChoice()).notice_s == 30
 
