@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu_check.setting import Setting, attempt, finish
-from worker.script.one_rank_plan import one_rank_plan
 
 STEPS = 12
 BATCH = 8
@@ -119,12 +118,11 @@ def _ours(setting: Setting, make: Callable[[], nn.Module], vocab: int, sequence:
         **found,
         "between_steps_s": statistics.median(between),
         "until_first_step_s": ended[0] - begin_s,
-        "micro_batch": one_rank_plan(trainer.recipe.job()).micro_batch_size,
     }
 
 
 def _plain(setting: Setting, model: nn.Module, vocab: int, sequence: int) -> Any:
-    """Micro batches of the size that Sailor takes; autocast, torch's fused AdamW."""
+    """Whole batches, as Sailor takes them here; autocast, torch's fused AdamW."""
     _free(setting)
     place = setting.place
     model.to(place).train()

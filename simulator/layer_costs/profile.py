@@ -32,7 +32,8 @@ class Measurement:
     date: str
     samples: int
     spread: float
-    """Half of the interquartile range of a round's total, relative to its median."""
+    """Half of the interquartile range of a round's total, relative to its median; more where the
+    host sets the pace, in which machines of one kind differ."""
     forward_spread: tuple[float, ...] = ()
     backward_spread: tuple[float, ...] = ()
 

@@ -1,12 +1,13 @@
 """Measures the layers of a short model: seconds of each pass, and bytes kept and transient.
 
-A pass takes as long as the device or the host, whichever needs longer: a device that has much to do
-in one layer hides how long the host takes to launch the others, of which a whole model has many.
+Where the device works behind the host, the host's own time for each pass is measured apart: in a
+short model the head, on which a device is busy for long, hides how long the others take to launch.
 Times and bytes are measured in separate passes, since hooks that see what is kept take time.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,9 @@ class Figures:
     spread: float
     """Relative spread of a round's total seconds."""
     samples: int
+    host_forward_s: tuple[float, ...]
+    """What the host takes for each pass while the device works behind it; else 0."""
+    host_backward_s: tuple[float, ...]
     kept_bytes: tuple[int, ...]
     """What a layer holds from its forward to its backward pass, its input included."""
     transient_bytes: tuple[int, ...]
@@ -101,9 +105,8 @@ def figures(
     """
     count = len(kept)
     columns = [median_and_spread(column) for column in zip(*rows, strict=True)]
-    if host:
-        launched = [median_and_spread(column) for column in zip(*host, strict=True)]
-        columns = [max(pair) for pair in zip(columns, launched, strict=True)]
+    launched = [statistics.median(column) for column in zip(*host, strict=True)]
+    launched = launched or [0.0] * len(columns)
     ahead, behind = columns[:count], columns[count:][::-1]
     return Figures(
         forward_s=tuple(median for median, _ in ahead),
@@ -112,6 +115,8 @@ def figures(
         backward_spread=tuple(spread for _, spread in behind),
         spread=median_and_spread([sum(row) for row in rows])[1],
         samples=len(rows),
+        host_forward_s=tuple(launched[:count]),
+        host_backward_s=tuple(launched[count:][::-1]),
         kept_bytes=tuple(kept),
         transient_bytes=tuple(transient),
     )

@@ -185,7 +185,7 @@ def test_a_device_in_use_is_refused(
 
 
 def test_a_terminal_sees_one_changing_line(capsys: pytest.CaptureFixture[str]) -> None:
-    some = Figures((1.0,), (2.0,), (0.0,), (0.0,), 0.25, 9, (1,), (1,))
+    some = Figures((1.0,), (2.0,), (0.0,), (0.0,), 0.25, 9, (0.0,), (0.0,), (1,), (1,))
     for is_terminal, shown in ((True, "\rit: 3 rounds\033[K\r"), (False, " ")):
         progress = Progress(is_terminal)
         progress.sampling("it", 3)

@@ -20,7 +20,7 @@ from tests.worker.tiny_models import MODELS, job_of
 from worker.layer_profiles.device import CpuDevice, free_host_bytes
 from worker.layer_profiles.ladder import DoesNotFitError
 from worker.layer_profiles.measure import Figures, figures, measure, measure_optimizer, rounds
-from worker.layer_profiles.profile_job import Request, profile_job
+from worker.layer_profiles.profile_job import HOSTS_DIFFER, Request, paced, profile_job
 from worker.layer_profiles.short_model import ShortModel, distinct_layers
 
 pytestmark = pytest.mark.torch
@@ -132,14 +132,27 @@ def test_every_family_is_measured(name: str, tp: int) -> None:
 
 
 @pytest.mark.parametrize(("queued", "expected_s"), [(1, 1.0), (3, 4.0)])
-def test_passes_that_take_the_host_longer_than_the_device_count_as_long(
-    queued: int, expected_s: float
-) -> None:
+def test_host_that_is_slower_than_the_device_sets_the_pace(queued: int, expected_s: float) -> None:
     device = SteppedDevice(queued=queued, host_s=4.0)
     found = profiled(job_of("gpt2"), device, Silent(), micro_batches=(1,))
     timing = found.timings["A100-40", 1, 1]
     assert timing.forward_s.tolist() == [expected_s] * 4
     assert timing.backward_s.tolist() == [expected_s] * 4
+    # Three quarters of the time are waits for the host, and hosts differ.
+    assert timing.relative_error == (pytest.approx(0.75 * HOSTS_DIFFER) if queued > 1 else 0.0)
+
+
+def test_passes_together_take_as_long_as_the_slower_of_device_and_host() -> None:
+    blocks, head = 24, 1
+    device = [0.5] * blocks + [4.0] * head
+    found, waits_s = paced(device, [0.9] * blocks + [0.1] * head)
+    assert waits_s == pytest.approx(24 * 0.9 + 0.1 - 16.0)
+    assert found.sum() == pytest.approx(24 * 0.9 + 0.1)
+    assert found[-1] == 4.0
+    assert (found[:-1] > 0.5).all()
+    # A device that is busy for longer hides the host.
+    found, waits_s = paced(device, [0.6] * blocks + [0.1] * head)
+    assert (found.tolist(), waits_s) == (device, 0.0)
 
 
 def test_each_pass_gets_its_own_seconds_and_blocks_share_theirs() -> None:
