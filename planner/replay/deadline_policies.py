@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.library.plan_library import PlanLibrary
 from planner.move_policy.deadline import DeadlineVerdict, DeadlineView, Rule, judge_deadline
-from planner.replay.policies import CheckpointIntervals
+from planner.replay.policies import CheckpointIntervals, plan_to_run
 from simulator.traces.play_types import (
     Decision,
     PlanFigures,
@@ -85,7 +85,8 @@ class DeadlinePolicy:
         return self._run(plan, view, view.now_s + wait_s)
 
     def _run(self, plan: int | None, view: PolicyInput, wake_s: float = math.inf) -> Decision:
-        if plan is None or plan == view.plan:
+        plan = plan_to_run(self.plans, plan, view)
+        if plan is None or (plan == view.plan and view.leaves_s == math.inf):
             return Decision(plan, wake_s)
         self.durable_s = max(self.durable_s, self._durable_s(plan, view.now_s))
         return Decision(plan, wake_s, self.intervals.every_s(plan, view.now_s))

@@ -11,9 +11,10 @@ it can begin there:
 
 For a fixed order of plans the sum is linear in the times of change, so it is largest where each
 change coincides with a change of capacity. The program finds the largest such sum. Only whole
-iterations count on a stretch that begins with its machines and ends with their loss; elsewhere
-parts of iterations count too, and no work is ever rolled back. So no policy with these plans trains
-more, and the true optimum may lie a little lower.
+iterations count on a stretch that begins with its machines while no plan runs, and ends with their
+loss before another plan can begin; elsewhere parts of iterations count too, and no work is ever
+rolled back. A plan whose loss is announced trains until then, and may be left by a planned move. So
+no policy with these plans trains more, and the true optimum may lie a little lower.
 
 With a price in samples for each dollar the same program bounds dollars: for every price, no policy
 that trains as many samples spends less (Lagrangian duality).
@@ -63,13 +64,32 @@ _NEVER = _End(-math.inf, 0.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begin:
-    """The best beginning of a stretch that is still running."""
+    """The beginning of a stretch that is still running."""
 
     lead: float
     """Its value less what the plan would have gained from 0 until training begins."""
     begin: float
     down_s: float
     before: _End
+    is_fixed: bool
+    """It begins with its machines while no plan runs: an earlier one cannot go on for longer."""
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best schedules up to a moment, by how their last plan ended."""
+
+    free: _End = _NEVER
+    """It may go on, or be left by a planned move."""
+    early: _End = _NEVER
+    """It was left by a planned move before it lost machines."""
+    warm: _End = _NEVER
+    """It lost machines, and its state is still in memory."""
+    cold: _End = _NEVER
+    """It lost machines, and its state with them."""
+    idle_warm: _End = _NEVER
+    """Nothing has run for a while; the state is still in memory."""
+    idle_cold: _End = _NEVER
 
 
 def best_possible(
@@ -86,7 +106,8 @@ def best_possible(
         samples = float(limits.steps * figures[0].samples)
     best = program.best(1.0, 0.0, samples)
     found = _policy_result(figures, best, "trace" if samples is None else "steps", spans)
-    found = replace(found, samples=best.value)
+    # The last notice may announce more time than the trace has.
+    found = replace(found, samples=best.value if samples is None else min(best.value, samples))
     budget = limits.max_usd
     if budget is None or found.usd is None or found.usd <= budget:
         return found
@@ -151,73 +172,67 @@ class _Program:
     def best(self, per_sample: float, per_usd: float, samples: float | None = None) -> _End:
         """The schedule of the largest value: ``per_sample`` for each sample less ``per_usd`` for
         each dollar. It ends as soon as ``samples`` are trained, if given."""
-        spans, figures, fits = self.spans, self.figures, self.fits
+        spans, figures = self.spans, self.figures
         usd = [(plan.usd_per_s or 0.0) * per_usd for plan in figures]
         running = [(plan.usd_per_running_s or 0.0) * per_usd for plan in figures]
         gain = [per_sample * plan.rate - each for plan, each in zip(figures, running, strict=True)]
-        ways = range(len(figures))
-        goes_on: list[_Begin | None] = [None] * len(figures)
-        from_start: list[_Begin | None] = [None] * len(figures)
-        # The best schedules up to now. ``free``: the last plan may go on, or be left by a planned
-        # move; ``warm``, ``cold``: it lost machines, and its state is still in memory or not;
-        # ``idle_*``: nothing runs.
-        free, warm, cold = _NEVER, _NEVER, _NEVER
-        idle_warm, idle_cold = _NEVER, _End(0.0, 0.0)
-        up = [False] * len(figures)
-        """Whether the machines of each plan were up just before."""
+        going: list[list[_Begin]] = [[] for _ in figures]
+        """The stretches on each plan that still run."""
+        best = _Best(idle_cold=_End(0.0, 0.0))
+        leaving: list[tuple[float, _End]] = []
+        """When machines leave whose loss was announced, and the best schedules on them."""
+        done = _NEVER
         for number, span in enumerate(spans):
-            hit = [self._is_hit(way, number) for way in ways]
             now_s, end_s = span.start_s, span.end_s
-            any_warm = max(free, warm, cold, key=_value)
-            for way in ways:
-                if not fits(way, span.state):
-                    goes_on[way] = from_start[way] = None
-                    continue
-                was_up = up[way] and not hit[way]
-                if not was_up:
-                    goes_on[way] = from_start[way] = None
-                if number == 0:
-                    options = [(idle_cold, 0.0)]
-                elif was_up:
-                    options = [
-                        (any_warm, self.planned_s),
-                        (idle_warm, self.warm_s),
-                        (idle_cold, self.cold_s),
-                    ]
-                else:
-                    options = [
-                        (free, self.planned_s),
-                        (warm, self.warm_s),
-                        (cold, self.cold_s),
-                        (idle_warm, self.warm_s),
-                        (idle_cold, self.cold_s),
-                    ]
-                for before, down_s in options:
-                    if before.value == -math.inf:
-                        continue
-                    lead = before.value - usd[way] * down_s - gain[way] * (now_s + down_s)
-                    present = goes_on[way] if was_up else from_start[way]
-                    if present is None or lead > present.lead:
-                        begin = _Begin(lead, now_s, down_s, before)
-                        if was_up:
-                            goes_on[way] = begin
-                        else:
-                            from_start[way] = begin
+            for way in range(len(figures)):
+                if number == 0 or not self._goes_on(way, number):
+                    going[way] = []
+                for before, down_s, is_fixed in self._sources(way, number, best):
+                    if before is not _NEVER:
+                        lead = before.value - usd[way] * down_s - gain[way] * (now_s + down_s)
+                        going[way].append(_Begin(lead, now_s, down_s, before, is_fixed))
+                going[way] = _undominated(going[way])
             if samples is not None:
-                done = self._reached(samples, end_s, goes_on, from_start, gain)
-                if done is not None:
+                done = self._reached(samples, number, going, gain, done)
+                if done is not _NEVER and done.at <= end_s:
                     return done
-            ends = self._ends(number, goes_on, from_start, gain)
-            stays = max(idle_warm, free, warm, key=_value)
-            stays_cold = max(idle_cold, cold, key=_value)
-            is_wiped = number + 1 < len(spans) and self._is_wiped(number + 1)
-            idle = [_idle(stays, now_s, end_s), _idle(stays_cold, now_s, end_s)]
-            if is_wiped:
-                idle = [_NEVER, max(idle, key=_value)]
-            free, warm, cold = ends
-            idle_warm, idle_cold = idle
-            up = [fits(way, span.state) for way in ways]
-        return max(free, warm, cold, idle_warm, idle_cold, key=_value)
+            then, announced = self._ends(number, going, gain)
+            leaving = [(at_s, end) for at_s, end in (*leaving, *announced) if at_s > end_s]
+            then.free = max((then.free, *(end for _, end in leaving)), key=_value)
+            warm = _idle(max(best.idle_warm, best.free, best.warm, key=_value), now_s, end_s)
+            cold = _idle(max(best.idle_cold, best.cold, key=_value), now_s, end_s)
+            if number + 1 < len(spans) and self._is_wiped(number + 1):
+                warm, cold = _NEVER, max(warm, cold, key=_value)
+            then.idle_warm, then.idle_cold = warm, cold
+            best = then
+        ends = (best.free, best.warm, best.cold, best.idle_warm, best.idle_cold)
+        return max(ends, key=_value)
+
+    def _goes_on(self, way: int, number: int) -> bool:
+        """Whether the machines of a plan were up before a span, and still are."""
+        is_up = all(self.fits(way, self.spans[at].state) for at in (number - 1, number))
+        return is_up and not self._is_hit(way, number)
+
+    def _sources(self, way: int, number: int, best: _Best) -> list[tuple[_End, float, bool]]:
+        """What may come before a stretch that begins with a span, the seconds until it trains, and
+        whether its beginning is fixed."""
+        if not self.fits(way, self.spans[number].state):
+            return []
+        if number == 0:
+            return [(best.idle_cold, 0.0, True)]
+        if self._goes_on(way, number):
+            return [
+                (max(best.free, best.early, key=_value), self.planned_s, False),
+                (best.idle_warm, self.warm_s, False),
+                (best.idle_cold, self.cold_s, False),
+            ]
+        return [
+            (best.free, self.planned_s, False),
+            (best.warm, self.warm_s, True),
+            (best.cold, self.cold_s, True),
+            (best.idle_warm, self.warm_s, True),
+            (best.idle_cold, self.cold_s, True),
+        ]
 
     def _is_hit(self, way: int, number: int) -> bool:
         """Whether the change at the start of a span takes machines of a plan that ran before."""
@@ -243,79 +258,86 @@ class _Program:
         )
         return sum(gpus) - hits >= self.survive_share * sum(gpus)
 
+    def _lost_after_s(self, way: int, number: int) -> float | None:
+        """How long after a span a plan loses machines by the next change; ``None``: it does not."""
+        after = number + 1
+        if after == len(self.spans):
+            return None
+        if self._is_hit(way, after) or not self.fits(way, self.spans[after].state):
+            return self.spans[after].notice_s
+        return None
+
     def _ends(
-        self,
-        number: int,
-        goes_on: Sequence[_Begin | None],
-        from_start: Sequence[_Begin | None],
-        gain: Sequence[float],
-    ) -> tuple[_End, _End, _End]:
-        """The best ends of stretches at the end of a span."""
-        free = warm = cold = _NEVER
+        self, number: int, going: Sequence[Sequence[_Begin]], gain: Sequence[float]
+    ) -> tuple[_Best, list[tuple[float, _End]]]:
+        """The best ends of stretches at the end of a span, and those that a notice postpones."""
+        best = _Best()
+        announced: list[tuple[float, _End]] = []
         end_s = self.spans[number].end_s
-        following = number + 1 if number + 1 < len(self.spans) else None
-        for way, plan in enumerate(self.figures):
-            options = [begin for begin in (goes_on[way], from_start[way]) if begin is not None]
-            if not options:
+        for way, begins in enumerate(going):
+            if not begins:
                 continue
-            best = max(options, key=lambda begin: begin.lead)
-            is_lost = following is not None and (
-                self._is_hit(way, following) or not self.fits(way, self.spans[following].state)
-            )
-            if not is_lost:
-                value = best.lead + gain[way] * end_s
-                if value > free.value:
-                    free = _End(value, end_s, best.begin, best.down_s, way, None, best.before)
-                continue
-            assert following is not None
-            more_s = self.spans[following].notice_s
-            found = _NEVER
-            if more_s > 0:
+            first = max(begins, key=_lead)
+            value = first.lead + gain[way] * end_s
+            whole = _End(value, end_s, first.begin, first.down_s, way, None, first.before)
+            more_s = self._lost_after_s(way, number)
+            if more_s is None:
+                best.free = max(best.free, whole, key=_value)
+            elif more_s > 0:
                 # It may train on until the machines are lost.
-                value = best.lead + gain[way] * end_s + max(0.0, gain[way]) * more_s
-                found = _End(value, end_s, best.begin, best.down_s, way, None, best.before)
-                if value > free.value:
-                    free = found
-                continue
-            first = from_start[way]
-            later = goes_on[way]
-            if later is not None:
-                value = later.lead + gain[way] * end_s
-                found = _End(value, end_s, later.begin, later.down_s, way, None, later.before)
-            if first is not None:
-                trains_s = max(0.0, end_s - first.begin - first.down_s)
-                steps = math.floor(trains_s / plan.iteration_s + _EPS)
-                # Leave out the iteration that the loss interrupts.
-                spared_s = trains_s - steps * plan.iteration_s
-                value = first.lead + gain[way] * (end_s - spared_s)
-                if end_s - first.begin < first.down_s:
-                    value = first.lead + gain[way] * end_s
-                if value > found.value:
-                    found = _End(value, end_s, first.begin, first.down_s, way, steps, first.before)
-            if self._survives(way, following):
-                warm = max(warm, found, key=_value)
+                whole = replace(whole, value=value + max(0.0, gain[way]) * more_s)
+                announced.append((end_s + more_s, whole))
             else:
-                cold = max(cold, found, key=_value)
-        return free, warm, cold
+                best.early = max(best.early, whole, key=_value)
+                ends = (self._cut_short(way, begin, gain[way], end_s) for begin in begins)
+                lost = max(ends, key=_value)
+                if self._survives(way, number + 1):
+                    best.warm = max(best.warm, lost, key=_value)
+                else:
+                    best.cold = max(best.cold, lost, key=_value)
+        return best, announced
+
+    def _cut_short(self, way: int, begin: _Begin, gain: float, end_s: float) -> _End:
+        """The end of a stretch by a loss, after which none that trains begins for now."""
+        value, steps = begin.lead + gain * end_s, None
+        trains_s = end_s - begin.begin - begin.down_s
+        if begin.is_fixed and trains_s >= 0:
+            # Leave out the iteration that the loss interrupts.
+            each_s = self.figures[way].iteration_s
+            steps = math.floor(trains_s / each_s + _EPS)
+            value -= gain * (trains_s - steps * each_s)
+        return _End(value, end_s, begin.begin, begin.down_s, way, steps, begin.before)
 
     def _reached(
         self,
         samples: float,
-        end_s: float,
-        goes_on: Sequence[_Begin | None],
-        from_start: Sequence[_Begin | None],
+        number: int,
+        going: Sequence[Sequence[_Begin]],
         gain: Sequence[float],
-    ) -> _End | None:
-        """The earliest end in a span by which ``samples`` are trained."""
-        found: _End | None = None
-        for way, each in enumerate(gain):
-            for begin in (goes_on[way], from_start[way]):
-                if begin is None:
-                    continue
-                at_s = (samples - begin.lead) / each
-                if at_s <= end_s and (found is None or at_s < found.at):
-                    found = _End(samples, at_s, begin.begin, begin.down_s, way, None, begin.before)
+        before: _End,
+    ) -> _End:
+        """The earliest end by which ``samples`` are trained: one found before, or by stretches that
+        end with a span or the notice after it."""
+        found = before
+        for way, begins in enumerate(going):
+            until_s = self.spans[number].end_s + (self._lost_after_s(way, number) or 0.0)
+            for begin in begins:
+                at_s = (samples - begin.lead) / gain[way]
+                if at_s <= until_s and (found is _NEVER or at_s < found.at):
+                    end = (begin.begin, begin.down_s, way, None, begin.before)
+                    found = _End(samples, at_s, *end)
         return found
+
+
+def _undominated(begins: Sequence[_Begin]) -> list[_Begin]:
+    """All with a fixed beginning, since whole iterations decide among them; the best of others."""
+    others = [begin for begin in begins if not begin.is_fixed]
+    fixed = [begin for begin in begins if begin.is_fixed]
+    return [*fixed, max(others, key=_lead)] if others else fixed
+
+
+def _lead(begin: _Begin) -> float:
+    return begin.lead
 
 
 def _value(end: _End) -> float:

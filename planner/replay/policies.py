@@ -19,6 +19,13 @@ from simulator.traces.play_types import (
 from simulator.traces.trace import GpuCounts
 
 
+def plan_to_run(plans: PlanLibrary, best: int | None, view: PolicyInput) -> int | None:
+    """The best plan; where there is none, the one that runs trains until its GPUs are lost."""
+    if best is None and view.plan is not None and view.leaves_s < math.inf:
+        return None if plans.fits(view.plan, view.state) else view.plan
+    return best
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Restart:
     """Stop and restart from the durable checkpoint for every better plan.
@@ -32,7 +39,7 @@ class Restart:
     is_live: bool = False
 
     def decide(self, view: PolicyInput) -> Decision:
-        return Decision(self.plans.best(view.state))
+        return Decision(plan_to_run(self.plans, self.plans.best(view.state), view))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +55,8 @@ class IgnoreAdditions:
     def decide(self, view: PolicyInput) -> Decision:
         if view.plan is not None and view.leaves_s == math.inf:
             return Decision(view.plan)
-        return Decision(self.plans.best(self.plans.state(self.left[view.span])))
+        best = self.plans.best(self.plans.state(self.left[view.span]))
+        return Decision(plan_to_run(self.plans, best, view))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +68,7 @@ class Greedy:
     is_live: bool = True
 
     def decide(self, view: PolicyInput) -> Decision:
-        return Decision(self.plans.best(view.state))
+        return Decision(plan_to_run(self.plans, self.plans.best(view.state), view))
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +94,7 @@ class SkiRental:
         self.looked_s, self.plan, self.per_s = view.now_s, view.plan, 0.0
         best = self.plans.best(view.state)
         if view.plan is None or best is None or view.leaves_s < math.inf:
-            return Decision(best)
+            return Decision(plan_to_run(self.plans, best, view))
         self.per_s, price, _ = gain_and_cost(
             self.plans, self.figures, view.plan, best, self.costs.planned_s
         )
@@ -187,6 +195,7 @@ class Sailor:
         return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
     def _run(self, plan: int | None, view: PolicyInput) -> Decision:
+        plan = plan_to_run(self.plans, plan, view)
         if plan is None:
             return Decision(plan)
         return Decision(plan, checkpoint_every_s=self.intervals.every_s(plan, view.now_s))

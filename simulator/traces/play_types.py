@@ -131,6 +131,8 @@ class Decision:
     """The plan to run from now on (``None``: none), and when to ask again at the latest."""
 
     plan: int | None
+    """While a loss of its GPUs is announced, the running plan moves to others that are up; where it
+    would not fit there, it trains on until they are lost."""
     wake_s: float = math.inf
     checkpoint_every_s: float | None = None
     """Interval of durable checkpoints once the plan starts; ``None``: that of the costs."""

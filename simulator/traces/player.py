@@ -49,7 +49,7 @@ def play(
                 run.lose_announced(now_s)
             decision = policy.decide(run.view(now_s, number, span))
             assert decision.wake_s > now_s, "a policy asked to be woken in the past"
-            stays = decision.plan == run.plan
+            stays = decision.plan == run.plan and not run.must_move(span, fits)
             assert stays or decision.plan is None or fits(decision.plan, span.state), (
                 "a policy chose a plan that does not fit"
             )
@@ -148,7 +148,8 @@ class _Run:
             sum(slot < count for slot in slots)
             for slots, count in zip(span.lost, held, strict=True)
         ]
-        left = [count - hit for count, hit in zip(held, hits, strict=True)]
+        # Of several jobs on a trace, one may have given GPUs up that were not lost.
+        left = [min(count - hit, up) for count, hit, up in zip(held, hits, span.up, strict=True)]
         if self.plan is None:
             self._lose(held, left)
             return
@@ -159,6 +160,10 @@ class _Run:
             self.remains = left
             return
         self._break_off(span.start_s, left)
+
+    def must_move(self, span: AvailabilitySpan, fits: Fits) -> bool:
+        """Whether the running plan loses GPUs soon, and would run on others that are up."""
+        return self.plan is not None and self.leaves_s < math.inf and fits(self.plan, span.state)
 
     def lose_announced(self, now_s: float) -> None:
         """Stop a plan that still uses GPUs whose notice has expired."""

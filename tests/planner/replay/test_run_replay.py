@@ -58,6 +58,13 @@ def per_machine(asked: Question) -> Answer:
     return Answer(plan, estimate, 1, 0.0, 0.0, "throughput")
 
 
+def at_most_two_machines(asked: Question) -> Answer:
+    """As above, with no use for more than 8 GPUs."""
+    (pool,) = asked.cluster.pools
+    few = replace(asked.cluster, pools=(replace(pool, gpus=min(8, pool.gpus)),))
+    return per_machine(replace(asked, cluster=few))
+
+
 def trace(*points: tuple[float, int], end_s: float) -> Trace:
     return trace_of("toy", iter([(at_s, (gpus,)) for at_s, gpus in points]), end_s)
 
@@ -315,6 +322,25 @@ def test_a_notice_makes_a_loss_a_planned_move() -> None:
     # Without the time to finish a step, a notice does not help.
     late = outcome(replay(replace(given, notice_s=1e-3)), "sailor")
     assert late.losses <= 1
+
+
+def test_a_plan_moves_to_spare_machines_before_its_own_leave() -> None:
+    """All policies that move the job, by the same plan, which more machines would not help."""
+    given = replace(trace((0, 16), (1000, 8), end_s=2000), notice_s=30.0)
+    taken = [((),), (tuple(range(8)),)]
+    narrow = replayed(
+        question(), given, COSTS, taken=taken, search=at_most_two_machines, searches=9
+    )
+    for each in narrow.policy_results[:-1]:
+        if each.policy != "restart":
+            assert (each.losses, each.steps_lost, each.downtime_s) == (0, 0, 5), each.policy
+
+
+def test_where_no_plan_fits_a_notice_is_trained_through() -> None:
+    given = replace(trace((0, 16), (1000, 0), (1500, 16), end_s=2000), notice_s=30.0)
+    for each in replay(given).policy_results[:-1]:
+        idle = next(part for part in each.segments if part.kind == "idle")
+        assert idle.start_s == 1030, each.policy
 
 
 def test_a_lost_machine_of_either_pool_is_known_by_its_pool() -> None:

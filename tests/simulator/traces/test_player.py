@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -226,6 +227,13 @@ class Script:
         return Decision(self.plans[view.state])
 
 
+class TrainsOn(Script):
+    """Keeps the plan that runs while its GPUs leave."""
+
+    def decide(self, view: PolicyInput) -> Decision:
+        return Decision(view.plan) if view.leaves_s < math.inf else super().decide(view)
+
+
 def played(
     policy: Script, *spans: tuple[float, int, tuple[int, ...]], notice_s: float = 0.0
 ) -> PolicyResult:
@@ -284,6 +292,31 @@ def test_gpus_that_remain_after_a_stop_at_a_notice_keep_the_state() -> None:
     spans = (1000, 8, ()), (1500, 4, (4, 5, 6, 7)), (2000, 3, (0,)), (3000, 8, ())
     result = played(Script(1, None, None, 1), *spans, notice_s=10.0)
     assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)
+
+
+def test_a_plan_moves_from_gpus_that_leave_to_spare_ones() -> None:
+    spans = (1000, 16, ()), (2000, 8, tuple(range(8)))
+    result = played(Script(1, 1), *spans, notice_s=30)
+    assert (result.losses, result.steps_lost, result.downtime_s) == (0, 0, 5)
+    assert (result.reconfigurations, result.steps) == (1, 250 + 248)
+
+
+def test_a_plan_that_fits_nowhere_else_trains_until_its_gpus_are_lost() -> None:
+    spans = (1000, 8, ()), (2000, 4, (4, 5, 6, 7)), (3000, 8, ())
+    result = played(TrainsOn(1, None, 1), *spans, notice_s=10.0)
+    # Two more steps, then four GPUs keep the state.
+    assert result.losses == 1
+    assert (result.steps, result.steps_lost, result.downtime_s) == (252 + 247, 0, 10)
+
+
+def test_gpus_that_were_given_to_another_job_keep_no_state() -> None:
+    spans = (1000, 8, ()), (2000, 0, ()), (3000, 8, ())
+    result = played(Script(1, None, 1), *spans, notice_s=9.0)
+    # The last checkpoint is at 960 s; 880 s are left after a restart.
+    assert (result.steps, result.steps_lost, result.downtime_s) == (240 + 220, 10, 120)
+    spans = (1000, 8, ()), (1500, 4, (4, 5, 6, 7)), (2000, 1, ()), (3000, 8, ())
+    result = played(Script(1, None, None, 1), *spans)
+    assert (result.steps, result.steps_lost, result.downtime_s) == (240 + 220, 10, 120)
 
 
 def test_planned_restart_waits_for_the_next_checkpoint() -> None:

@@ -6,6 +6,7 @@ the list; nothing is computed in closed form.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ class Greedy:
 
 @dataclass(slots=True)
 class Restless:
-    """Chooses any plan that fits, at any time."""
+    """Chooses any plan that fits, or stays on one that loses its GPUs, at any time."""
 
     rng: random.Random
     plans: Sequence[PlanFigures]
@@ -176,6 +177,8 @@ class Restless:
 
     def decide(self, view: PolicyInput) -> Decision:
         can = [n for n in range(len(self.plans)) if self.fits(n, view.state)]
+        if view.plan is not None and view.leaves_s < math.inf:
+            can.append(view.plan)
         if self.wished[0] != view.now_s:  # One choice per moment, or play() would not end.
             self.wished = (view.now_s, self.rng.choice(can) if can else None)
         if self.wished[1] not in (*can, None):
