@@ -13,7 +13,7 @@ from planner.pipelines.pipeline_mix import PipelineMix, mix_of_shape
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, grants_of
-from planner.problem.job_options import micro_batch_sizes, tp_degrees
+from planner.problem.job_options import micro_batch_sizes, token_sharing_degrees, tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.preference import error_between, objective_of, preferred, simpler_by
 from planner.problem.question import (
@@ -101,30 +101,45 @@ class _Asked:
                 if keeping:
                     plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                     self._search(limits, plans)
-        allow = question.job.objective.allow
-        if self.best is None and "interleaved" in allow:
-            assert self.search is not None
-            self.best = self.taken = best_in_chunks(self.search)
+        if self.best is None:
+            self.best = self.taken = self._best_of_allowed()
         if self.best is None:
             return
         self._bound(WORK_MAX)
-        if question.gap is not None and self.note and self.best.plan.schedule == "1f1b":
+        if question.gap is not None and self.note and _outside(self.best.plan) is None:
             # Perhaps there is a better plan, and the bound can be raised.
             self._search(limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
         if question.prefer == "simple":
             assert self.search is not None
             self.taken = simpler_or_cheaper(self.search, self.best)
-        if "interleaved" in allow:
-            self._try_chunks()
+        self._try_allowed()
         self._explain()
 
-    def _try_chunks(self) -> None:
-        """Take a plan with chunks if it is better; if simple plans are preferred, not if tied."""
+    def _best_of_allowed(self) -> JudgedPlan | None:
+        """The best plan that has what is allowed beyond the searched space."""
         assert self.search is not None
+        job = self.question.job
+        searches, found = [self.search], []
+        degrees = token_sharing_degrees(job)
+        if "sequence" in job.objective.allow and max(degrees) > 1:
+            search, _ = self._searched(self.limits, shares_tokens=True, degrees=degrees)
+            searches.append(search)
+            found += search.judged
+        if "interleaved" in job.objective.allow:
+            found += [one for each in searches if (one := best_in_chunks(each)) is not None]
+        outside = [one for one in found if _outside(one.plan) is not None]
+        return min(outside, key=lambda one: one.score, default=None)
+
+    def _try_allowed(self) -> None:
+        """Take a plan that has what is allowed if it is better; if simple plans are preferred, not
+        if tied.
+        """
         assert self.taken is not None
-        found = best_in_chunks(self.search)
-        if found is None or self.best is None or found.score >= self.best.score:
+        if self.best is None or _outside(self.best.plan) is not None:
+            return  # It is the best of them, since no other plan keeps the limits.
+        found = self._best_of_allowed()
+        if found is None or found.score >= self.best.score:
             return
         self.best = found
         gap = self.question.gap
@@ -141,7 +156,9 @@ class _Asked:
             return False
         best, search = min(found, key=lambda pair: pair[0].score)
         if self.best is None or best.score < self.best.score:
-            self.best, self.search = best, search
+            self.best = best
+            if not search.shares_tokens:
+                self.search = search
         self.taken, self.note = self.best, STOPPED
         with contextlib.suppress(KeyboardInterrupt):
             if not self.bounds.objective and self.question.is_bounded:
@@ -174,12 +191,31 @@ class _Asked:
         """Which plans the bounds cover, and whether the plan is one of them."""
         assert self.search is not None
         space = SEARCHED["event", "all judged" if self.search.is_complete else "full"]
-        return space if plan.schedule == "1f1b" else f"{space}; {OUTSIDE}"
+        outside = _outside(plan)
+        return space if outside is None else f"{space}; {outside}"
 
     def _search(self, within: Limits, given: tuple[Plan, ...] = (), times: int = 1) -> EventSearch:
         """Search within some limits; within the job's own limits, keep the best plan found."""
+        search, best = self._searched(within, given, times)
+        if within is self.limits:
+            self.search, self.best, self.taken = search, best, best
+        return search
+
+    def _searched(
+        self,
+        within: Limits,
+        given: tuple[Plan, ...] = (),
+        times: int = 1,
+        *,
+        shares_tokens: bool = False,
+        degrees: tuple[int, ...] | None = None,
+    ) -> tuple[EventSearch, JudgedPlan | None]:
+        """Return a search that has ended, and its best plan.
+
+        One of plans with sequence parallelism ends with its budget, since its bounds are not valid.
+        """
         question, lots, job = self.question, self.lots, self.question.job
-        judge, maker = self.cache.event(question, lots)
+        judge, maker = self.cache.event(question, lots, shares_tokens=shares_tokens)
         usual = default_budget(lots)
         budget = times * (question.budget or usual)
         search = EventSearch(
@@ -190,21 +226,20 @@ class _Asked:
             judge,
             within,
             micro_batch_sizes(job),
-            tp_degrees(job),
+            degrees or tp_degrees(job),
             budget,
             _formula_plans(question, lots, within, maker),
             given,
-            question.proves,
+            question.proves and not shares_tokens,
             width=max(1.0, budget / usual),
             told=self._told(lambda judged: f"{judged} of about {budget} plans judged"),
+            shares_tokens=shares_tokens,
         )
         self.searches.append(search)
         best = search.run()
         # The cost frontier reads these: a plan that keeps only the relaxed limits is left out.
         self.cache.judged += [(each.plan, each.estimate) for each in search.keeping(self.limits)]
-        if within is self.limits:
-            self.search, self.best, self.taken = search, best, best
-        return search
+        return search, best
 
     def _bound(self, work_max: float) -> None:
         """Bound the searched space, exactly if all plans were judged; note why a gap was missed."""
@@ -268,6 +303,13 @@ class _Asked:
         assert self.search is not None
         assert self.taken is not None
         self.rejected, self.why = explain_event(self.search, self.taken)
+
+
+def _outside(plan: Plan) -> str | None:
+    """Why the bounds do not cover a plan; ``None``: they do."""
+    if plan.sequence_parallel and any(s.tp > 1 for each in plan.pipelines for s in each.stages):
+        return OUTSIDE["sequence"]
+    return None if plan.schedule == "1f1b" else OUTSIDE["interleaved"]
 
 
 def _figures(best: JudgedPlan) -> tuple[float, float]:

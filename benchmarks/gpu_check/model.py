@@ -49,6 +49,8 @@ def plan_for(
     stages: int = 1,
     schedule: Schedule = "1f1b",
     micro_batch: int = 2,
+    tp: int = 1,
+    sequence_parallel: bool = False,
 ) -> Plan:
     """Return a plan of one pipeline; layers are divided evenly."""
     kind, layers = setting.kind()[0], len(job.model.layers)
@@ -56,9 +58,9 @@ def plan_for(
     place = Place(kind, f"{kind}x1", ZONE, node="here")
     cuts = zip([0, *ends[:-1]], ends, strict=True)
     pipeline = Pipeline(
-        job.global_batch // micro_batch, tuple(Stage(cut, 1, (place,)) for cut in cuts)
+        job.global_batch // micro_batch, tuple(Stage(cut, tp, (place,)) for cut in cuts)
     )
-    return Plan(micro_batch, (pipeline,), schedule)
+    return Plan(micro_batch, (pipeline,), schedule, sequence_parallel=sequence_parallel)
 
 
 def trainer_for(

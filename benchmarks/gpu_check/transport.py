@@ -28,7 +28,7 @@ from benchmarks.gpu_check.setting import (
 from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.backends import NcclBackends
-from worker.distributed.interface import PeerLostError, TransportError
+from worker.distributed.interface import Collective, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.trainer import RankTrainer
 
@@ -135,11 +135,18 @@ def _rank(end: Connection, setting: Setting, rank: int, count: int, path: str) -
         # The bytes that each rank of a ring sends.
         rates[f"{4 * size // 2**10} KiB"] = 2 * (count - 1) / count * 4 * size / took_s / 1e9
     said["all_reduce_gbytes_per_s"] = rates
+    said["gathers_and_sums_of_parts_are_right"] = _parts_are_right(group, place)
     end.send(said)
     transport.close()
-    for number, schedule in enumerate(("1f1b", "gpipe"), start=1):
-        said[f"two_stages_{schedule}"] = attempt(
-            lambda n=number, s=schedule: _stages(setting, store, rank, place, str(n), s)
+    plans: dict[str, dict[str, Any]] = {
+        "two_stages_1f1b": {"stages": 2, "schedule": "1f1b"},
+        "two_stages_gpipe": {"stages": 2, "schedule": "gpipe"},
+        "two_ranks_split_layers": {"tp": 2},
+        "two_ranks_share_tokens": {"tp": 2, "sequence_parallel": True},
+    }
+    for name, shape in plans.items():
+        said[name] = attempt(
+            lambda n=name, shape=shape: _two_ranks(setting, store, rank, place, n, shape)
         )
         end.send(said)
     said["after_the_kill"] = _kill(store, rank, count, place)
@@ -147,14 +154,28 @@ def _rank(end: Connection, setting: Setting, rank: int, count: int, path: str) -
     end.close()
 
 
-def _stages(
-    setting: Setting, store: Any, rank: int, place: torch.device, generation: str, schedule: Any
+def _parts_are_right(group: Collective, place: torch.device) -> bool:
+    """Gather each rank's number, and sum a part for each rank."""
+    everybody = torch.arange(group.size, dtype=torch.float32, device=place)
+    gathered = group.all_gather(everybody[group.index : group.index + 1])
+    own = group.reduce_scatter(everybody[:, None] + torch.ones(2, device=place))
+    wanted = float(group.size * (group.index + 1))
+    return bool((gathered[:, 0] == everybody).all() and (own == wanted).all())
+
+
+def _two_ranks(
+    setting: Setting,
+    store: Any,
+    rank: int,
+    place: torch.device,
+    generation: str,
+    shape: dict[str, Any],
 ) -> Any:
-    """Train two stages on the first two ranks."""
+    """Train a plan of two ranks on the first two."""
     if rank > 1:
         return None
-    job = llama_job(setting, layers=4)
-    plan = plan_for(setting, job, stages=2, schedule=schedule)
+    job = llama_job(setting, layers=4, max_tp=2)
+    plan = plan_for(setting, job, **shape)
     transport = ProcessTransport(
         store, rank, 2, generation=generation, device=place, deadline_s=60.0
     )

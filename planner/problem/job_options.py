@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from simulator.inputs.model_section import model_tp_problem
+from simulator.inputs.plan_check import shares_tokens
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
 
@@ -13,6 +14,13 @@ from simulator.spec.plan import Recompute
 def tp_degrees(job: Job) -> tuple[int, ...]:
     """The TP degrees that divide the model's dimensions, up to the job's ``max_tp``."""
     return tuple(tp for tp in range(1, job.max_tp + 1) if model_tp_problem(job.model, tp) is None)
+
+
+def token_sharing_degrees(job: Job) -> tuple[int, ...]:
+    """The TP degrees that sequence parallelism allows; none above 1 if the model rules it out."""
+    if not shares_tokens(job.model):
+        return (1,)
+    return tuple(tp for tp in tp_degrees(job) if job.sequence % tp == 0)
 
 
 def recompute_choices(job: Job) -> tuple[Recompute, ...]:

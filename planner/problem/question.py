@@ -26,8 +26,11 @@ SEARCHED: Mapping[tuple[str, str], str] = {
     ("paper", "paper"): "the published planner's space",
 }
 """Which plans the bounds cover, by estimator and space."""
-OUTSIDE = "the plan itself has chunks, and is outside"
-"""Added to the space where the bounds do not cover the plan."""
+OUTSIDE = {
+    "interleaved": "the plan itself has chunks, and is outside",
+    "sequence": "the ranks of the plan itself share tokens, so it is outside",
+}
+"""Added to the space where the bounds do not cover the plan, by what it has."""
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 

@@ -198,7 +198,7 @@ class ReplanSearch:
             if self.evaluations >= self.budget:
                 return
             self._seen.add(mix)
-            for plan in self._plans_of(mix):
+            for plan in map(self._sharing, self._plans_of(mix)):
                 found = self.placed(plan)
                 if found is not None:
                     self._mix_by_plan_id[id(found.plan)] = mix
@@ -255,6 +255,12 @@ class ReplanSearch:
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
             yield with_homes(best, running, self.nodes)
         yield plain
+
+    def _sharing(self, plan: Plan) -> Plan:
+        """The plan with sequence parallelism if the running plan has it and TP degrees allow it."""
+        stages = {stage for pipeline in plan.pipelines for stage in pipeline.stages}
+        divides = all(self.tables.job.sequence % stage.tp == 0 for stage in stages)
+        return replace(plan, sequence_parallel=self.running.plan.sequence_parallel and divides)
 
     def _at_home(self, mix: PipelineMix) -> Plan:
         """The plan of a mix; pipelines that run already stay where they are."""

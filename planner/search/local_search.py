@@ -76,6 +76,8 @@ class EventSearch(EventDrafts):
     """Whether a small case is searched exhaustively though a plan was found."""
     told: Callable[[int], None] = lambda _: None
     """Progress callback: the number of plans judged."""
+    shares_tokens: bool = False
+    """Whether the plans are judged with sequence parallelism, which ``maker`` knows of, too."""
     evaluations: int = 0
     is_complete: bool = False
     """Whether all plans were judged or ruled out by a bound."""
@@ -236,6 +238,8 @@ class EventSearch(EventDrafts):
 
     def judge_plan(self, plan: Plan, mix: PipelineMix) -> JudgedPlan | None:
         """Judge one plan; ``None`` if the GPUs cannot hold it."""
+        if self.shares_tokens:
+            plan = replace(plan, sequence_parallel=True)
         if not is_supplied(plan, self.lots, self.grants):
             return None
         self.evaluations += 1

@@ -34,23 +34,32 @@ class SearchCache:
 
     judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
     """Judged plans that keep the limits of their question."""
-    _made: dict[tuple[tuple[Lot, ...], RecomputePolicy], tuple[EventEstimator, TemplateMaker]] = (
-        field(default_factory=dict)
+    _judges: dict[tuple[tuple[Lot, ...], RecomputePolicy], EventEstimator] = field(
+        default_factory=dict
+    )
+    _makers: dict[tuple[tuple[Lot, ...], RecomputePolicy, bool], TemplateMaker] = field(
+        default_factory=dict
     )
 
     def event(
-        self, question: Question, lots: tuple[Lot, ...]
+        self, question: Question, lots: tuple[Lot, ...], *, shares_tokens: bool = False
     ) -> tuple[EventEstimator, TemplateMaker]:
-        """The event estimator, and a template maker for these lots."""
+        """The event estimator, and a template maker for these lots.
+
+        ``shares_tokens``: the templates are of plans with sequence parallelism.
+        """
         key = (lots, question.job.recompute)
-        if key not in self._made:
-            judge = estimator(
+        if key not in self._judges:
+            made = estimator(
                 question.estimator,
                 job=question.job,
                 cluster=question.cluster,
                 measurements=question.measurements,
             )
-            assert isinstance(judge, EventEstimator)
-            maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
-            self._made[key] = (CachedEstimator(judge), maker)
-        return self._made[key]
+            assert isinstance(made, EventEstimator)
+            self._judges[key] = CachedEstimator(made)
+        judge, of_kind = self._judges[key], (*key, shares_tokens)
+        if of_kind not in self._makers:
+            costs = judge.costs_if(shares_tokens=shares_tokens)
+            self._makers[of_kind] = TemplateMaker(costs, judge.network, judge.sites, lots)
+        return judge, self._makers[of_kind]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
 from simulator.estimate.result import Estimate, StageTime
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
 from simulator.estimate.schedule_replay import Replay, replay
-from simulator.estimate.stage_messages import MessageTimes, tensors_sent
+from simulator.estimate.stage_messages import MessageTimes, sent_whole, tensors_sent
 from simulator.estimate.stage_times import (
     PipelineTimes,
     PlanTimes,
@@ -37,6 +38,7 @@ from simulator.estimate.stage_times import (
 from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.layer_costs.shared_token_costs import SharedTokenCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan, Recompute, Stage
 
@@ -72,6 +74,18 @@ class EventEstimator:
         self._messages = MessageTimes(network, sends_whole=costs.runtime.sends_whole)
         self._hop_times = HopTimes(costs, network)
 
+    def costs_of(self, plan: Plan) -> LayerCosts:
+        """Return the layer costs of a plan."""
+        return self.costs_if(shares_tokens=plan.sequence_parallel)
+
+    def costs_if(self, *, shares_tokens: bool) -> LayerCosts:
+        """Return the layer costs with or without sequence parallelism."""
+        return self._shared_token_costs if shares_tokens else self.costs
+
+    @cached_property
+    def _shared_token_costs(self) -> SharedTokenCosts:
+        return SharedTokenCosts(self.costs)
+
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan that ``check_plan`` has accepted."""
         return self.estimate_on(plan, {})
@@ -89,7 +103,8 @@ class EventEstimator:
         """
         layout = lay_out(plan, self.sites.gpus_per_machine)
         groups = layout.groups
-        work = plan_times(layout, self.costs, self._messages)
+        costs = self.costs_of(plan)
+        work = plan_times(layout, costs, self._messages)
         if times_slower:
             work = with_slow_nodes(work, times_slower)
         ends = self._run_pipelines(work)
@@ -101,7 +116,7 @@ class EventEstimator:
         iteration_s += vote_s
         stages = self._stage_times(work, finish, iteration_s)
         computed = groups.sum_by_owner(groups.micro_batches * work.compute) + finish.optimizer
-        memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
+        memory = MemoryModel(plan, costs, self.sites.capacity_bytes, groups=groups)
         money = iteration_money(
             devices_by_place(groups),
             iteration_s=iteration_s,
@@ -112,7 +127,7 @@ class EventEstimator:
         )
         provenance, compute_error = iteration_provenance(
             work,
-            self.costs,
+            costs,
             self.network,
             iteration_s=iteration_s,
             busiest_s=float(computed.max()),
@@ -133,7 +148,7 @@ class EventEstimator:
 
     def memory_shortages(self, plan: Plan) -> tuple[MemoryShortage, ...]:
         """Return the device groups that lack memory, with cures for each."""
-        job = self.costs.job
+        job, costs = self.costs.job, self.costs_of(plan)
 
         def tp_max(stage: Stage) -> int:
             machines = (self.sites.gpus_per_machine(place) for place in stage.places)
@@ -141,7 +156,7 @@ class EventEstimator:
 
         return memory_shortages(
             plan,
-            lambda changed: MemoryModel(changed, self.costs, self.sites.capacity_bytes).pipelines(),
+            lambda changed: MemoryModel(changed, costs, self.sites.capacity_bytes).pipelines(),
             tp_max=tp_max,
         )
 
@@ -182,7 +197,7 @@ class EventEstimator:
     def pipeline_times(self, plan: Plan, layout: MachineLayout) -> list[PipelineTimes]:
         """Return the times of every pipeline; equal pipelines share one object."""
         assert layout.groups.plan is plan, "the layout belongs to another plan"
-        return pipeline_times(plan_times(layout, self.costs, self._messages))
+        return pipeline_times(plan_times(layout, self.costs_of(plan), self._messages))
 
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
         sync = GradientSync(
@@ -283,10 +298,11 @@ class EventEstimator:
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
+        costs = self.costs_of(groups.plan)
 
         def sums(gpu: str, tp: int, samples: int, recompute: Recompute) -> Floats:
             return prefix_sums(
-                self.costs.backward_by_layer(gpu, tp=tp, samples=samples, recompute=recompute)
+                costs.backward_by_layer(gpu, tp=tp, samples=samples, recompute=recompute)
             )
 
         return np.array([[sums(*kind, "none"), sums(*kind, "full")] for kind in groups.timed])
@@ -369,9 +385,9 @@ class EventEstimator:
         moved = hops.samples * sizes[groups.end[hops.source] - 1]
         moved = moved * groups.micro_batches[hops.source]
         here, there = groups.zone[hops.source], groups.zone[hops.target]
-        whole = self.costs.runtime.sends_whole
+        whole = sent_whole(groups, sends_whole=self.costs.runtime.sends_whole)
         ahead, back = (
-            moved * tensors_sent(groups.tp[receivers], sends_whole=whole)
+            moved * tensors_sent(groups.tp[receivers], whole)
             for receivers in (hops.target, hops.source)
         )
         table = np.zeros((len(names), len(names)))

@@ -11,6 +11,7 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
+from simulator.estimate.stage_messages import shares_sent
 from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
@@ -155,7 +156,8 @@ class MemoryModel:
             # one's blocks for the other.
             workspace[rows] = most + head * last_work
         if runtime.keeps_stage_outputs:
-            kept_each += self._output_bytes(groups.end - 1, groups.end)
+            own = groups.tp if self.plan.sequence_parallel else 1
+            kept_each += self._output_bytes(groups.end - 1, groups.end) / own
         most = np.zeros(len(groups))
         np.maximum.at(most, groups.owner, workspace)
         return self._in_flight(kept_each), most
@@ -185,9 +187,13 @@ class MemoryModel:
 
     def _communication(self, count: Floats) -> Floats:
         """Return the buffers for stage inputs and outputs, and for gradients in transit."""
-        groups, runtime = self.groups, self.costs.runtime
+        groups, runtime, hops = self.groups, self.costs.runtime, self.groups.hops
         arriving = self._output_bytes(groups.first - 1, groups.first)
         leaving = self._output_bytes(groups.end - 1, groups.end)
+        if self.plan.sequence_parallel:
+            alike = shares_sent(groups)
+            arriving[hops.target] /= np.where(alike, groups.tp[hops.target], 1)
+            leaving[hops.source] /= np.where(alike, groups.tp[hops.source], 1)
         buffers = np.zeros(len(groups))
         np.maximum.at(buffers, groups.owner, np.maximum(arriving, leaving))
         if runtime.flattens_gradients:

@@ -132,6 +132,8 @@ def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
     if plan.schedule != "1f1b" or plan.virtual_stages != 1:
         what = f"the paper estimator supports 1f1b, not {plan.schedule}"
         problems.add("schedule", what, cure)
+    if plan.sequence_parallel:
+        problems.add("sequence_parallel", "the paper estimator does not support it", cure)
     shared = [stage.layers for stage in plan.pipelines[0].stages]
     for index, pipeline in enumerate(plan.pipelines):
         if [stage.layers for stage in pipeline.stages] != shared:

@@ -1,8 +1,9 @@
 """Transfer times of the messages between neighbouring stages.
 
 The ranks of a stage share their machine's NIC. Each rank receives the whole tensor, or its share,
-and then the receiver's ranks gather the whole inside their machine, as the runtime does. Contention
-is static: it depends only on the plan, not on the moment.
+and then the receiver's ranks gather the whole inside their machine, as the runtime does. Ranks that
+share tokens send each other their own between stages of one TP degree; else they gather the whole
+before they send. Contention is static: it depends only on the plan, not on the moment.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
-from simulator.estimate.device_groups import distinct_rows
+from simulator.arrays import Bools, Floats, Ints
+from simulator.estimate.device_groups import DeviceGroups, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
 from simulator.network.network import Network
 from simulator.spec.plan import Place
@@ -20,10 +21,11 @@ from simulator.spec.plan import Place
 
 @dataclass(frozen=True, slots=True)
 class ChannelTime:
-    """Seconds of one direction between two device groups: transfer and receiver's gather."""
+    """Seconds of one direction between two device groups: transfer, and gathers at both ends."""
 
     transfer_s: float
     gather_s: float
+    before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,10 @@ class ChannelTimes:
     """At the target."""
     gather_gradient_s: Floats
     """At the source."""
+    before_activation_s: Floats
+    """What the source gathers before it sends."""
+    before_gradient_s: Floats
+    """The same, of the target."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +59,18 @@ class Contention:
 
     @classmethod
     def of(
-        cls, layout: MachineLayout, senders: Ints, receivers: Ints, *, sends_whole: bool
+        cls, layout: MachineLayout, senders: Ints, receivers: Ints, *, whole: Bools
     ) -> Contention:
-        """Count the flows of one direction, given the sending and receiving rows of the hops."""
+        """Count the flows of one direction, given the sending and receiving rows of the hops.
+
+        ``whole``: as by ``sent_whole``.
+        """
         groups = layout.groups
         source, target = layout.node[senders], layout.node[receivers]
         leaves = source != target
-        tensors = tensors_sent(groups.tp[receivers], sends_whole=sends_whole) * leaves
+        tensors = tensors_sent(groups.tp[receivers], whole) * leaves
         shares = np.minimum(groups.tp[senders], groups.tp[receivers]) * leaves
-        width = tensors if sends_whole else shares
+        width = np.where(whole, tensors, shares)
         count = len(layout.nodes)
         out_of = np.bincount(source, weights=width, minlength=count).astype(np.int64)
         into = np.bincount(target, weights=width, minlength=count).astype(np.int64)
@@ -71,13 +80,28 @@ class Contention:
         return cls(np.maximum(out_of[source], into[target]), between[pair])
 
 
-def tensors_sent(receiver_tp: Ints, *, sends_whole: bool) -> Ints:
+def shares_sent(groups: DeviceGroups) -> Bools:
+    """Return for which hops ranks that share tokens send each other their own."""
+    hops, tp = groups.hops, groups.tp
+    alike: Bools = (tp[hops.source] == tp[hops.target]) & (tp[hops.source] > 1)
+    return alike & groups.plan.sequence_parallel
+
+
+def sent_whole(groups: DeviceGroups, *, sends_whole: bool) -> Bools:
+    """Return for which hops each rank receives the whole tensor, if the runtime sends it so."""
+    return ~shares_sent(groups) & sends_whole
+
+
+def tensors_sent(receiver_tp: Ints, whole: Bools) -> Ints:
     """Return how often a tensor is sent to device groups of these TP degrees."""
-    return receiver_tp if sends_whole else np.ones_like(receiver_tp)
+    return np.where(whole, receiver_tp, 1)
 
 
-ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, bool, int, int]
-"""(sender, its TP, receiver, its TP, bytes, on one machine, flows, rivals)."""
+ChannelKey = tuple[
+    tuple[str, str, str], int, tuple[str, str, str], int, float, bool, bool, bool, int, int
+]
+"""(sender, its TP, receiver, its TP, bytes, on one machine, sent whole, sent by ranks that share
+tokens, flows, rivals)."""
 
 
 class MessageTimes:
@@ -92,12 +116,14 @@ class MessageTimes:
         groups, hops = layout.groups, layout.groups.hops
         same = layout.node[hops.source] == layout.node[hops.target]
         capped = self._is_capped(layout)
+        whole = sent_whole(groups, sends_whole=self.sends_whole)
+        shares_tokens = groups.plan.sequence_parallel
         # Ignore what does not matter: contention inside a machine, and rivals between zones
         # without a bandwidth limit.
         loads = [
             column
             for ends in ((hops.source, hops.target), (hops.target, hops.source))
-            for on in [Contention.of(layout, *ends, sends_whole=self.sends_whole)]
+            for on in [Contention.of(layout, *ends, whole=whole)]
             for column in (np.where(same, 0, on.flows), np.where(same | ~capped, 0, on.rivals))
         ]
         sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
@@ -108,25 +134,32 @@ class MessageTimes:
             groups.tp[hops.target],
             size,
             same.astype(np.int64),
+            whole.astype(np.int64),
             *loads,
         )
         rows, kind = distinct_rows(*columns)
         names = [site.key for site in groups.sites]
         found = []
-        for a, tp_a, b, tp_b, which, is_same, *load in zip(
+        for a, tp_a, b, tp_b, which, is_same, is_whole, *load in zip(
             *(column[rows].tolist() for column in columns), strict=True
         ):
             one, other = (names[a], tp_a), (names[b], tp_b)
-            about = float(sizes[which]), bool(is_same)
+            about = float(sizes[which]), bool(is_same), bool(is_whole), shares_tokens
             ahead = self._channel((*one, *other, *about, load[0], load[1]))
             back = self._channel((*other, *one, *about, load[2], load[3]))
-            found.append((ahead.transfer_s, back.transfer_s, ahead.gather_s, back.gather_s))
-        table = np.array(found).reshape(-1, 4)
+            found.append(
+                (
+                    *(ahead.transfer_s, back.transfer_s),
+                    *(ahead.gather_s, back.gather_s),
+                    *(ahead.before_s, back.before_s),
+                )
+            )
+        table = np.array(found).reshape(-1, 6)
         return ChannelTimes(*np.ascontiguousarray(table[kind].T))
 
     def _channel(self, key: ChannelKey) -> ChannelTime:
         if key not in self._found:
-            self._found[key] = _channel_time(self.network, key, sends_whole=self.sends_whole)
+            self._found[key] = _channel_time(self.network, key)
         return self._found[key]
 
     def _is_capped(self, layout: MachineLayout) -> Ints:
@@ -140,22 +173,26 @@ class MessageTimes:
         return capped
 
 
-def _channel_time(network: Network, key: ChannelKey, *, sends_whole: bool) -> ChannelTime:
+def _channel_time(network: Network, key: ChannelKey) -> ChannelTime:
     sender, receiver = Place(*key[0]), Place(*key[2])
-    _, senders, _, receivers, size, same, shared, rivals = key
+    _, senders, _, receivers, size, same, whole, shares_tokens, shared, rivals = key
     pairs = min(senders, receivers)
     if same:
-        each = size * (receivers if sends_whole else 1) / pairs
+        each = size * (receivers if whole else 1) / pairs
         transfer = network.within_node(sender, gpus=2 * pairs, bytes_each=each)
     else:
         # The pair's own flows carry the bytes; other flows take their share of the NIC.
         transfer = network.between_nodes(
             sender,
             receiver,
-            flows=max(shared, receivers if sends_whole else pairs),
-            bytes_each=size if sends_whole else size / pairs,
+            flows=max(shared, receivers if whole else pairs),
+            bytes_each=size if whole else size / pairs,
             zone_bytes=rivals * size,
         )
-    if sends_whole:
+    if shares_tokens:
+        alike = senders == receivers
+        before = 0.0 if alike else network.all_gather(sender, gpus=senders, total_bytes=size)
+        return ChannelTime(transfer, 0.0, before)
+    if whole:
         return ChannelTime(transfer, 0.0)
     return ChannelTime(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))

@@ -62,9 +62,13 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
     groups, hops = layout.groups, layout.groups.hops
     sizes = np.array([costs.output_bytes(n) for n in range(costs.layer_count)])
     channels = messages.channels(layout, bytes_per_sample=sizes[groups.end[hops.source] - 1])
-    gather_activation, gather_gradient = np.zeros(len(groups)), np.zeros(len(groups))
+    gather_activation, gather_gradient, before_activation, before_gradient = np.zeros(
+        (4, len(groups))
+    )
     np.maximum.at(gather_activation, hops.target, channels.gather_activation_s)
     np.maximum.at(gather_gradient, hops.source, channels.gather_gradient_s)
+    np.maximum.at(before_activation, hops.source, channels.before_activation_s)
+    np.maximum.at(before_gradient, hops.target, channels.before_gradient_s)
     platforms = [platform_of(site.gpu) for site in groups.sites]
     message_s = np.array([platform.message_s for platform in platforms])[groups.site]
     load_s = np.array([platform.load_s for platform in platforms])[groups.site]
@@ -75,8 +79,8 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
         backward,
         np.where(is_first, 0.0, message_s + gather_activation),
         np.where(is_last, 0.0, message_s + gather_gradient),
-        np.where(is_last, 0.0, message_s),
-        np.where(is_first, 0.0, message_s),
+        np.where(is_last, 0.0, message_s + before_activation),
+        np.where(is_first, 0.0, message_s + before_gradient),
     )
     return PlanTimes(layout, channels, np.stack(seconds, axis=1))
 

@@ -76,12 +76,13 @@ def _plan(top: Table) -> Plan | None:
             'give at least 2, or "schedule": "1f1b"',
         )
     together = top.integer("together", most=DEGREE_MAX) if "together" in top else None
+    shares = top.flag("sequence_parallel", default=False)
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
     if size is None or len(whole) != len(pipelines):
         return None
-    return Plan(size, whole, schedule, virtual_stages, together)
+    return Plan(size, whole, schedule, virtual_stages, together, shares)
 
 
 def _pipeline(table: Table) -> Pipeline | None:
@@ -218,6 +219,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         written["virtual_stages"] = plan.virtual_stages
     if plan.together is not None:
         written["together"] = plan.together
+    if plan.sequence_parallel:
+        written["sequence_parallel"] = True
     written["pipelines"] = [
         {
             "micro_batches": pipeline.micro_batches,

@@ -21,7 +21,7 @@ from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline
-from simulator.models.layers import FLOAT_BYTES, Layer, Precision
+from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision
 from simulator.network.network import Network
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
@@ -50,7 +50,7 @@ class LayerCosts:
         self._live = live
         self._corrected: dict[tuple[str, int, int], LayerTimes] = {}
         self.profile = profile
-        self._catalogue = catalogue
+        self._catalogue, self._network = catalogue, network
         self.runtime: Runtime = RUNTIMES[job.runtime]
         self._layers = job.model.layers
         self.layer_count = len(self._layers)
@@ -67,6 +67,15 @@ class LayerCosts:
         )
         self._rows: dict[object, Floats] = {}
         self._sums: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
+
+    def counted(self, model: Model) -> LayerCosts:
+        """Return what is counted and computed of a model that costs otherwise, not measured."""
+        return LayerCosts(
+            replace(self.job, model=model),
+            profile=None,
+            catalogue=self._catalogue,
+            network=self._network,
+        )
 
     def _check_profile(self) -> None:
         profile = self.profile

@@ -121,6 +121,10 @@ def test_whole_check_runs_on_a_cpu(tmp_path):
     )
     ranks = found["parts"]["transport"]["found"]["all_ranks"]
     assert all(each["names_the_killed_rank"] for each in ranks["survivors_say"])
+    assert ranks["gathers_and_sums_of_parts_are_right"]
+    assert ranks["two_ranks_share_tokens"]["loss"] == pytest.approx(
+        ranks["two_ranks_split_layers"]["loss"], rel=1e-4
+    )
     deaths = found["parts"]["deaths"]["found"]
     assert deaths["totals"]["deaths"] > 0
     assert deaths["unexpected"] == []

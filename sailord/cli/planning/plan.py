@@ -115,8 +115,9 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     "--allow",
     type=click.Choice(ALLOWED),
     multiple=True,
-    help="interleaved: devices may hold several chunks of layers in turn (interleaved 1F1B), where"
-    " that is faster; default: the job's objective.allow.",
+    help="Where that is faster: interleaved, several chunks of layers on each device in turn"
+    " (interleaved 1F1B); sequence, ranks that split layers share the tokens between split parts"
+    " (sequence parallelism); default: the job's objective.allow.",
 )
 @click.option(
     "--trace",

@@ -52,8 +52,8 @@ def test_chunks_are_taken_only_where_they_are_allowed() -> None:
     assert plain.objective is not None
     assert chunked.objective is not None
     assert chunked.objective < 0.95 * plain.objective
-    assert chunked.space.endswith(OUTSIDE)
-    assert not plain.space.endswith(OUTSIDE)
+    assert chunked.space.endswith(OUTSIDE["interleaved"])
+    assert not plain.space.endswith(OUTSIDE["interleaved"])
 
 
 def test_limit_that_only_chunks_keep_is_kept() -> None:
@@ -94,7 +94,7 @@ def test_a_plan_that_hardly_gains_is_left_as_it_is_for_its_simplicity() -> None:
     assert simple.plan.schedule == "1f1b"
     assert simple.instead_of is not None
     assert simple.instead_of.iteration_s == fastest.objective
-    assert not simple.space.endswith(OUTSIDE)
+    assert not simple.space.endswith(OUTSIDE["interleaved"])
 
 
 def test_each_variant_keeps_the_rules_and_its_device_groups() -> None:

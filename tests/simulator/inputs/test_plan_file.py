@@ -436,7 +436,8 @@ def plans(draw: st.DrawFn) -> Plan:
     )
     virtual = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     together = draw(st.sampled_from([None, 1, 2]))
-    return Plan(draw(st.integers(1, 8)), pipelines, schedule, virtual, together)
+    size, shares = draw(st.integers(1, 8)), draw(st.booleans())
+    return Plan(size, pipelines, schedule, virtual, together, shares)
 
 
 @given(plans())

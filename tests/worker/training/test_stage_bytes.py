@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -19,17 +18,18 @@ from worker.training.trainer import RankTrainer
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize(
     ("degrees", "schedule"), [((2, 2), "1f1b"), ((1, 2), "gpipe"), ((2, 4, 1), "1f1b")]
 )
-def test_bytes_between_zones_are_those_that_the_ranks_send(degrees, schedule):
+def test_bytes_between_zones_are_those_that_the_ranks_send(degrees, schedule, shares):
     cuts = [(0, 2), (2, 3), (3, 5)] if len(degrees) == 3 else [(0, 2), (2, 5)]
     stages = tuple(
         Stage(cut, tp, (place(zone=zone),))
         for cut, tp, zone in zip(cuts, degrees, ZONES, strict=False)
     )
-    plan = replace(Plan(2, (Pipeline(4, stages),)), schedule=schedule)
-    job = small_job(tied=False)  # Nothing is summed between stages.
+    plan = Plan(2, (Pipeline(4, stages),), schedule, sequence_parallel=shares)
+    job = small_job(tied=False, sequence=8)  # Nothing is summed between stages.
     zone_of = [stages[at.stage].places[0].zone for at in rank_places(plan)]
 
     def body(transport: ThreadTransport) -> Counter[tuple[str, str]]:
