@@ -244,8 +244,9 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
 def _plan_lines(plan: Mapping[str, Any]) -> list[Text]:
     """Return the plan, one line for each kind of pipeline: its stages, by GPU kind and zone."""
     kinds: dict[str, int] = {}
+    chunks = plan.get("virtual_stages", 1)
     for pipeline in plan["pipelines"]:
-        said = _pipeline(pipeline["stages"])
+        said = _pipeline(pipeline["stages"], chunks)
         kinds[said] = kinds.get(said, 0) + 1
     return [
         Text().append("plan  " if n == 0 else "      ", "bold").append(f"{count} x {said}")
@@ -253,19 +254,23 @@ def _plan_lines(plan: Mapping[str, Any]) -> list[Text]:
     ]
 
 
-def _pipeline(stages: Sequence[Mapping[str, Any]]) -> str:
+def _pipeline(stages: Sequence[Mapping[str, Any]], chunks: int) -> str:
     parts: list[tuple[str, list[str]]] = []
-    for stage in stages:
+    groups = len(stages) // chunks
+    for group, stage in enumerate(stages[:groups]):
         place = stage["places"][0] if "places" in stage else stage
-        first, end = stage["layers"]
         tp = f" tp {stage['tp']}" if stage["tp"] > 1 else ""
         where = f"{place['zone']} {place['gpu']}{tp}"
-        layers = str(first) if end - first == 1 else f"{first}-{end - 1}"
+        layers = "+".join(_layers(*each["layers"]) for each in stages[group::groups])
         if parts and parts[-1][0] == where:
             parts[-1][1].append(layers)
         else:
             parts.append((where, [layers]))
     return " → ".join(f"{where} {'|'.join(layers)}" for where, layers in parts)
+
+
+def _layers(first: int, end: int) -> str:
+    return str(first) if end - first == 1 else f"{first}-{end - 1}"
 
 
 def _event_line(line: EventLine, seen: Seen) -> Text:

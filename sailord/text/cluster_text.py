@@ -274,13 +274,14 @@ def glance_text(capacity: dict[str, Any]) -> str:
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """Return the plan as tables: one row per stage, one column per kind of pipeline.
+    """Return the plan as tables: one row per stage group, one column per kind of pipeline.
 
     Where a kind has one pipeline only, its nodes are named.
     """
     kinds: dict[tuple[str, ...], list[int]] = {}
+    chunks = plan.get("virtual_stages", 1)
     for number, pipeline in enumerate(plan["pipelines"]):
-        kinds.setdefault(_stage_cells(pipeline), []).append(number)
+        kinds.setdefault(_stage_cells(pipeline, chunks), []).append(number)
     columns = [
         (cells if len(numbers) > 1 else _on_nodes(cells, plan["pipelines"][numbers[0]]), numbers)
         for cells, numbers in kinds.items()
@@ -300,18 +301,19 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _stage_cells(pipeline: dict[str, Any]) -> tuple[str, ...]:
-    cells = []
-    for stage in pipeline["stages"]:
+def _stage_cells(pipeline: dict[str, Any], chunks: int) -> tuple[str, ...]:
+    cells, groups = [], len(pipeline["stages"]) // chunks
+    for group, stage in enumerate(pipeline["stages"][:groups]):
         place = stage["places"][0] if "places" in stage else stage
-        first, end = stage["layers"]
-        cells.append(f"{first}-{end - 1} {place['gpu']} tp {stage['tp']} {place['zone']}")
+        spans = (each["layers"] for each in pipeline["stages"][group::groups])
+        layers = ", ".join(f"{first}-{end - 1}" for first, end in spans)
+        cells.append(f"{layers} {place['gpu']} tp {stage['tp']} {place['zone']}")
     return tuple(cells)
 
 
 def _on_nodes(cells: tuple[str, ...], pipeline: dict[str, Any]) -> tuple[str, ...]:
     found = []
-    for cell, stage in zip(cells, pipeline["stages"], strict=True):
+    for cell, stage in zip(cells, pipeline["stages"][: len(cells)], strict=True):
         ids = [place.get("node") for place in stage.get("places", [stage])]
         names = dict.fromkeys(id_.partition(".")[0] for id_ in ids if id_)
         found.append(f"{cell} on {', '.join(names)}" if names else cell)

@@ -11,7 +11,7 @@ from sailord.core.model.phases import Held, Running
 from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import unsaved_steps
 from tests.sim.faults import FaultInjector
-from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
+from tests.sim.planners import CHUNKED, MEMBERS_MIN, SPEC, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import (
     CONTROL_PLANE_FAULTS,
     JOB,
@@ -47,7 +47,9 @@ def faults_of(seed: int) -> Faults:
 
 def planner_of(seed: int) -> Planner:
     """Return the real planner for some lives, else the quick one."""
-    return RealPlanner() if seed % 15 == 7 else QuickPlanner()
+    if seed % 15 != 7:
+        return QuickPlanner()
+    return RealPlanner(CHUNKED if seed % 2 else SPEC)
 
 
 def _trouble(world: World) -> None:

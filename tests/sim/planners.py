@@ -35,6 +35,28 @@ max_tp = 1
 """
 """A job that needs two of these machines and is faster with each more."""
 
+CHUNKED = """
+[model]
+family = "gpt2"
+layers = 16
+hidden = 2432
+heads = 32
+vocab = 1024
+sequence = 256
+
+[training]
+global_batch = 12
+sequence = 256
+precision = "fp32"
+max_tp = 1
+micro_batches = [1]
+
+[objective]
+allow = ["interleaved"]
+prefer = "fastest"
+"""
+"""Another one, whose plans on two, three, four and six machines have chunks, and others none."""
+
 CLUSTER = """
 [[pool]]
 zone = "us-central1-a"
@@ -81,7 +103,8 @@ class RealPlanner:
     Its predictions are for real machines; steps of this world take another time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: str = SPEC) -> None:
+        self.spec = spec
         self.plans: dict[str, tuple[bytes, tuple[NodeRecord, ...]]] = {}
 
     def propose(
@@ -92,6 +115,7 @@ class RealPlanner:
         to = {name: f"node-{place:02}" for place, name in enumerate(names)}
         back = {alias: name for name, alias in to.items()}
         found = _answer(
+            self.spec,
             tuple(_as_asked(node, to) for node in nodes),
             None if text is None else _renamed(text, to),
             tuple(_as_asked(node, to) for node in ran_on),
@@ -123,11 +147,12 @@ def _renamed(text: bytes, to: dict[NodeId, str] | dict[str, NodeId]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _answer(
+    spec: str,
     nodes: tuple[NodeRecord, ...],
     running: bytes | None,
     ran_on: tuple[NodeRecord, ...],
 ) -> FoundPlan | str:
-    return answer(PlanRequest(SPEC, _cluster_file(), None, nodes, running, ran_on))
+    return answer(PlanRequest(spec, _cluster_file(), None, nodes, running, ran_on))
 
 
 @lru_cache(maxsize=1)

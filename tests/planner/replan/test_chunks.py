@@ -40,7 +40,7 @@ from tests.planner.replan.test_assign_nodes import (
     routes,
     state,
 )
-from tests.planner.replan.test_replanner import check
+from tests.planner.replan.test_replanner import change, check
 from worker.layout.rank_layout import rank_places
 
 DATA = Path(sailord.local.__file__).parent / "data"
@@ -216,9 +216,11 @@ PLAIN_BYTES = state(random.Random(1)).bytes_by_unit * 0 + 1e9
 
 
 @cache
-def running_on(machines: int) -> tuple[Replanner, Running, tuple[Node, ...]]:
-    """The exact trainer with two samples for each of some emulated nodes, where it has chunks."""
-    job, cluster = asked_on(machines)
+def running_on(
+    machines: int, samples: int | None = None
+) -> tuple[Replanner, Running, tuple[Node, ...]]:
+    """The exact trainer with few samples, on as many emulated nodes that it has chunks."""
+    job, cluster = asked_on(machines, samples)
     answer = plan_job(Question(job, cluster, Measurements(), is_bounded=False, proves=False))
     assert answer.plan is not None
     assert answer.plan.virtual_stages == 2
@@ -229,14 +231,14 @@ def running_on(machines: int) -> tuple[Replanner, Running, tuple[Node, ...]]:
     return replanner, replanner.prepare(placed, nodes), nodes
 
 
-def asked_on(machines: int) -> tuple[Job, Cluster]:
+def asked_on(machines: int, samples: int | None = None) -> tuple[Job, Cluster]:
+    """By default eight samples for every four nodes."""
     file = load_cluster(DATA / "cluster.toml")
     pool = replace(file.pools[0], gpus=machines)
     job = load_job(DATA / "exact.toml")
     objective = replace(job.objective, allow=("interleaved",))
-    samples = 8 * (machines // 4)
     return (
-        replace(job, global_batch=samples, objective=objective),
+        replace(job, global_batch=samples or 8 * (machines // 4), objective=objective),
         replace(file, pools=(pool,)),
     )
 
@@ -315,6 +317,27 @@ def test_any_loss_leads_to_a_plan_that_can_run(lost: int) -> None:
         layers = range(len(replanner.job.model.layers))
         assert set(transfers.lost_layers) == set(layers) - held
         assert plan.virtual_stages in (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_any_sequence_of_changes_is_survived_with_chunks_and_without(examples: int) -> None:
+    """Answers in a hurry and longer searches, in turn."""
+    moves = set()
+    for number in range(max(2, examples // 6)):
+        replanner, running, nodes = running_on(7, 12)
+        rng, away = random.Random(f"changes of chunks {number}"), list[Node]()
+        for turn in range(12):
+            nodes = change(rng, nodes, away, turn)
+            answer = replanner.replan if turn % 3 else replanner.improve
+            found = answer(running, nodes)
+            if found.plan is None:
+                assert len(nodes) < 3, "three nodes hold the model"
+                continue
+            check(found, replanner, nodes)
+            moves.add((running.plan.virtual_stages > 1, found.plan.virtual_stages > 1))
+            running = replanner.prepare(found.plan, nodes)
+    assert {(True, False), (False, True)} <= moves, "chunks went and came"
 
 
 def test_nodes_that_join_give_a_plain_plan_chunks() -> None:

@@ -1,13 +1,14 @@
 """A local cluster whose job trains with chunks and loses nodes; what came of it, as JSON.
 
-``python -m tests.sailord.local.chunked_cluster FOLDER``, a process of its own since a launcher
-adopts orphans.
+``python -m tests.sailord.local.chunked_cluster FOLDER NODES EVENT...``, a process of its own since
+a launcher adopts orphans. An event is the name of a method of ``Director`` that loses a node.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from sailord.local.tour.director import Director
 from sailord.local.tour.reference_run import largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
 
-MACHINES = (("large", "zone-a"),) * 5
-"""Four train, and one is spare."""
 SETTINGS = """
 [objective]
 allow = ["interleaved"]
@@ -28,21 +27,22 @@ memory_every = 1
 """
 
 
-def tell(folder: Path) -> dict[str, Any]:
-    """Kill a node of four, then one more; return the shapes of the plans and what was lost."""
+def tell(folder: Path, nodes: int, events: Sequence[str]) -> dict[str, Any]:
+    """Lose nodes; return the shapes of the plans and what was lost."""
     place = Place(folder)
-    with LocalCluster(place, MACHINES) as cluster:
+    with LocalCluster(place, (("large", "zone-a"),) * nodes) as cluster:
         cluster.start()
-        # With few micro batches chunks pay.
-        job = place.job("exact.toml").replace("global_batch = 16", "global_batch = 8") + SETTINGS
+        # Chunks pay with few micro batches: two for each of four nodes.
+        batch = f"global_batch = {8 * (nodes // 4)}"
+        job = place.job("exact.toml").replace("global_batch = 16", batch) + SETTINGS
         reference = start_reference_run(folder, "exact", job)
         try:
             cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "exact"})
             director = Director(cluster, "exact", StepLog(folder, "exact"), _say)
             director.begin()
             shapes = [_shape(cluster)]
-            for _ in range(2):
-                director.lose_the_only_copy()
+            for event in events:
+                getattr(director, event)()
                 shapes.append(_shape(cluster))
             final = director.end()
             ours = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
@@ -69,4 +69,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(tell(Path(sys.argv[1]))))
+    print(json.dumps(tell(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))

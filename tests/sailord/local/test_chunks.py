@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +15,32 @@ from tests.sailord.local.running import ROOT
 pytestmark = pytest.mark.slow
 
 
-def test_a_job_with_chunks_survives_losses_with_the_same_losses(folder):
+def lose(folder: Path, nodes: int, *events: str) -> dict[str, Any]:
+    """Lose nodes under a job with chunks; its losses are bit-equal to those without events."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sailord.local.chunked_cluster", str(folder)],
+        [
+            *(sys.executable, "-m", "tests.sailord.local.chunked_cluster"),
+            *(str(folder), str(nodes), *events),
+        ],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    # Pipelines, nodes and chunks: at first, on the spare node, and where three are left.
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["steps"] > 0
+    assert told["difference"] == 0.0
+    return told
+
+
+def test_a_job_with_chunks_goes_on_with_them_and_then_without(folder):
+    told = lose(folder, 5, *["lose_the_only_copy"] * 2)
+    # Pipelines, nodes and chunks: at first, on the spare node, and where three nodes are left.
     assert told["shapes"] == [[1, 4, 2], [1, 4, 2], [1, 3, 1]]
     assert max(told["lost"]) <= 1, "at most the step in progress: there is one pipeline"
-    assert told["steps"] > 0
-    assert told["difference"] == 0.0, "losses are bit-equal to those without events"
+
+
+def test_replicas_with_chunks_lose_no_step(folder):
+    told = lose(folder, 8, "lose_a_replica")
+    before, after = told["shapes"]
+    assert before == [2, 8, 2]
+    assert after[1] < 8
+    assert told["lost"] == [0]

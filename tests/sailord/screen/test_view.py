@@ -311,3 +311,13 @@ def test_no_color_switches_colours_off(monkeypatch):
     codes = re.findall(r"\x1b\[([0-9;]*)m", out.getvalue())
     used = {code for each in codes for code in each.split(";")}
     assert used <= {"", "0", "1", "2", "7"}, "bold, dim and reverse at most"
+
+
+def test_plan_line_names_all_chunks_of_a_stage_group():
+    seen = eight()
+    status: Any = seen.status
+    like = status["job"]["plan"]["pipelines"][0]["stages"][0]
+    spans = ((0, 1), (1, 3), (3, 4), (4, 6))
+    stages = [like | {"layers": span, "zone": "z", "gpu": "T4", "tp": 1} for span in spans]
+    status["job"]["plan"] = {"pipelines": [{"stages": stages}], "virtual_stages": 2}
+    assert any("plan  1 x z T4 0+3|1-2+4-5" in line for line in shown(seen, 120, 40))

@@ -31,3 +31,13 @@ def test_stage_on_several_nodes_names_each_once():
 def test_plan_without_named_nodes_has_none():
     lines = plan_lines({"pipelines": [{"stages": [stage((0, 6), "") | {"node": None}]}]})
     assert lines[-1].endswith("0-5 T4 tp 1 z")
+
+
+def test_chunks_of_a_stage_group_share_a_row():
+    chunks = [((0, 1), "a1"), ((1, 3), "b1"), ((3, 4), "a1"), ((4, 6), "b1")]
+    stages = [stage(layers, node) for layers, node in chunks]
+    lines = plan_lines({"pipelines": [{"stages": stages}], "virtual_stages": 2})
+    assert [line.strip() for line in "\n".join(lines).splitlines()[3:]] == [
+        "0  0-0, 3-3 T4 tp 1 z on a1",
+        "1  1-2, 4-5 T4 tp 1 z on b1",
+    ]

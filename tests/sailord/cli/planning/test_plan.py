@@ -382,6 +382,7 @@ def test_a_plan_with_chunks_says_so_and_names_the_layers_of_each(tmp_path: Path)
         rf" {layers}.*{last.layers[0]}-{last.layers[1] - 1} +A100-40 x1", result.output
     )
     assert "the plan itself has chunks, and is outside)" in result.output
+    assert "\nsnapshots   " in result.output, "its nodes are known"
 
 
 def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path) -> None:
