@@ -7,6 +7,7 @@ from dataclasses import replace
 from planner.event_planner import plan_by_events
 from planner.explain.infeasible import refusals
 from planner.formula_planner import plan_by_formula
+from planner.problem.contracts import paying_spot_first
 from planner.problem.inventory import Lot, grants_of, lots_of, missing_price
 from planner.problem.objective import Limits
 from planner.problem.question import SEARCHED, Answer, Question
@@ -16,14 +17,41 @@ from simulator.documents.problems import InputError, Problem
 from simulator.inputs.plan_check import check_plan
 from simulator.spec.job import Objective, RecomputePolicy
 
+SPOT_FIRST = "priced on spot GPUs before those on demand: else no plan keeps the limits in dollars"
+
 
 def plan_job(question: Question, cache: SearchCache | None = None) -> Answer:
     """Find the best plan for a job on a cluster, or the reasons why there is none."""
     cache = cache or SearchCache()
-    answer = find_plan(question, cache)
+    answer = best_answer(question, cache)
     if answer.plan is not None:
         return answer
+    other = asked_with_spot_first(question)
+    if other is not None:
+        question, cache = other, SearchCache()
     return replace(answer, problems=_refusals(question, cache))
+
+
+def best_answer(question: Question, cache: SearchCache) -> Answer:
+    """``find_plan``; without a plan within limits in dollars, again with spot GPUs paid first."""
+    answer = find_plan(question, cache)
+    other = None if answer.plan is not None else asked_with_spot_first(question)
+    if other is None:
+        return answer
+    # Estimates in the cache hold the prices of the other order.
+    answer = find_plan(other, SearchCache())
+    if answer.estimate is None:
+        return answer
+    estimate = replace(answer.estimate, notes=(*answer.estimate.notes, SPOT_FIRST))
+    return replace(answer, estimate=estimate, pays_spot_first=True)
+
+
+def asked_with_spot_first(question: Question) -> Question | None:
+    """The question whose plans pay spot GPUs first, if that may help with limits in dollars."""
+    limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
+    sites = PlaceFacts(question.cluster, question.measurements.network)
+    cluster = paying_spot_first(question.cluster, limits, sites)
+    return None if cluster is None else replace(question, cluster=cluster)
 
 
 def find_plan(question: Question, cache: SearchCache) -> Answer:

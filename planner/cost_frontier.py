@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.api import find_plan
+from planner.api import asked_with_spot_first, find_plan
 from planner.problem.question import Question
 from planner.search.search_cache import SearchCache
 from simulator.estimate.result import Estimate
@@ -72,6 +72,9 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
 
     ask("throughput")
     ask("cost")
+    other = None if known else asked_with_spot_first(question)
+    if other is not None:
+        return frontier(other, points=points)
     ends = front_of(known)
     if len(ends) > 1:
         # Both ends keep the job's limits, and so does every plan between them.

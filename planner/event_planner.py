@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from planner.explain.reasons import explain_event
 from planner.formula_planner import formula_search
-from planner.pipelines.pipeline_mix import PipelineMix, mix_of_shape
+from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, mix_of_shape
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.bounds import ROUNDING, Bounds
-from planner.problem.inventory import Lot, grants_of
+from planner.problem.contracts import with_less_spot
+from planner.problem.inventory import Lot, grants_of, lots_of
 from planner.problem.job_options import micro_batch_sizes, token_sharing_degrees, tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.preference import error_between, objective_of, preferred, simpler_by
@@ -31,6 +32,8 @@ from planner.search.chunks import best_in_chunks
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Goal
 from simulator.spec.plan import Plan
@@ -93,14 +96,9 @@ class _Asked:
 
     def find(self) -> None:
         """Search, bound the result, and look for a simpler or cheaper plan."""
-        question, limits = self.question, self.limits
-        search = self._search(limits)
-        if self.best is None and not search.is_complete:
-            for easier in limits.relaxed():
-                keeping = _ranked(self._search(easier).keeping(limits))
-                if keeping:
-                    plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
-                    self._search(limits, plans)
+        question = self.question
+        if not self._search_or_relax().is_complete:
+            self._try_less_spot()
         if self.best is None:
             self.best = self.taken = self._best_of_allowed()
         if self.best is None:
@@ -108,13 +106,35 @@ class _Asked:
         self._bound(WORK_MAX)
         if question.gap is not None and self.note and _outside(self.best.plan) is None:
             # Perhaps there is a better plan, and the bound can be raised.
-            self._search(limits, (self.best.plan,), GAP_TIMES)
+            self._search(self.limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
         if question.prefer == "simple":
             assert self.search is not None
             self.taken = simpler_or_cheaper(self.search, self.best)
         self._try_allowed()
         self._explain()
+
+    def _search_or_relax(self, cluster: Cluster | None = None) -> EventSearch:
+        """Search within the job's limits; if no plan keeps them, from plans of easier questions."""
+        search = self._search(self.limits, cluster=cluster)
+        if search.judged or search.is_complete:
+            return search
+        for easier in self.limits.relaxed():
+            keeping = _ranked(self._search(easier, cluster=cluster).keeping(self.limits))
+            if keeping:
+                plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
+                search = self._search(self.limits, plans, cluster=cluster)
+        return search
+
+    def _try_less_spot(self) -> None:
+        """Search on parts of the spot GPUs, too: ``max_spot_share`` steers no search."""
+        whole = self.search
+        assert whole is not None
+        for cluster in with_less_spot(self.question.cluster, self.limits.objective.max_spot_share):
+            found = min(self._search_or_relax(cluster).judged, key=_score, default=None)
+            best = None if found is None else _judged_by(whole, found.plan)
+            if best is not None and (self.best is None or best.score < self.best.score):
+                self.best = self.taken = best
 
     def _best_of_allowed(self) -> JudgedPlan | None:
         """The best plan that has what is allowed beyond the searched space."""
@@ -155,6 +175,10 @@ class _Asked:
         if not found:
             return False
         best, search = min(found, key=lambda pair: pair[0].score)
+        if search.lots != self.lots:
+            # Found on a part of the spot GPUs; bounds and reasons are those of all.
+            search = self.searches[0]
+            best = _judged_by(search, best.plan) or best
         if self.best is None or best.score < self.best.score:
             self.best = best
             if not search.shares_tokens:
@@ -194,10 +218,17 @@ class _Asked:
         outside = _outside(plan)
         return space if outside is None else f"{space}; {outside}"
 
-    def _search(self, within: Limits, given: tuple[Plan, ...] = (), times: int = 1) -> EventSearch:
-        """Search within some limits; within the job's own limits, keep the best plan found."""
-        search, best = self._searched(within, given, times)
-        if within is self.limits:
+    def _search(
+        self,
+        within: Limits,
+        given: tuple[Plan, ...] = (),
+        times: int = 1,
+        *,
+        cluster: Cluster | None = None,
+    ) -> EventSearch:
+        """Search within some limits, or on another cluster; else keep the best plan found."""
+        search, best = self._searched(within, given, times, cluster=cluster)
+        if within is self.limits and cluster is None:
             self.search, self.best, self.taken = search, best, best
         return search
 
@@ -209,12 +240,16 @@ class _Asked:
         *,
         shares_tokens: bool = False,
         degrees: tuple[int, ...] | None = None,
+        cluster: Cluster | None = None,
     ) -> tuple[EventSearch, JudgedPlan | None]:
         """Return a search that has ended, and its best plan.
 
         One of plans with sequence parallelism ends with its budget, since its bounds are not valid.
         """
         question, lots, job = self.question, self.lots, self.question.job
+        if cluster is not None:
+            question = replace(question, cluster=cluster)
+            lots = lots_of(cluster, PlaceFacts(cluster, question.measurements.network))
         judge, maker = self.cache.event(question, lots, shares_tokens=shares_tokens)
         usual = default_budget(lots)
         budget = times * (question.budget or usual)
@@ -318,7 +353,17 @@ def _figures(best: JudgedPlan) -> tuple[float, float]:
 
 
 def _ranked(judged: list[JudgedPlan]) -> list[JudgedPlan]:
-    return sorted(judged, key=lambda one: one.score)
+    return sorted(judged, key=_score)
+
+
+def _judged_by(search: EventSearch, plan: Plan) -> JudgedPlan | None:
+    """A plan of another search, judged by this one."""
+    mix = mix_of_plan(plan, search.maker)
+    return None if mix is None else search.judge_plan(plan, mix)
+
+
+def _score(judged: JudgedPlan) -> tuple[float, ...]:
+    return judged.score
 
 
 def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstimate | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.explain.reasons import explain_paper
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.published_rules import PublishedModel
 from planner.paper_search.search import PaperSearch
-from planner.problem.inventory import Lot, grants_of
+from planner.problem.contracts import with_less_spot
+from planner.problem.inventory import Lot, grants_of, lots_of
 from planner.problem.job_options import tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.question import DEFAULT_BUDGETS, Answer, Question
 from simulator.api import estimator, network_of
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem
 from simulator.layer_costs.profile import Profile
 from simulator.spec.job import Job
@@ -48,6 +52,15 @@ def plan_by_formula(question: Question, lots: tuple[Lot, ...], limits: Limits) -
                 result.best is None or rounded.best.score[:1] < result.best.score[:1]
             ):
                 search, result = other, rounded
+    for fewer in with_less_spot(cluster, job.objective.max_spot_share):
+        few = lots_of(fewer, PlaceFacts(fewer, question.measurements.network))
+        other = formula_search(replace(question, cluster=fewer), few, limits, profile)
+        partial = other.run()
+        evaluations += partial.evaluations
+        if partial.best is not None and (
+            result.best is None or partial.best.score[:1] < result.best.score[:1]
+        ):
+            search, result = other, partial
     figures = (evaluations, min(b.objective for b in bounds), min(b.seconds for b in bounds))
     if result.best is None:
         return Answer(None, None, *figures, job.objective.goal)

@@ -13,6 +13,7 @@ from planner.problem.objective import NO_MONEY_LIMITS, Breach, Figures, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
+from simulator.estimate.result import Estimate
 from simulator.spec.job import Job, Objective, RecomputePolicy
 
 _NO_LIMITS = Objective()
@@ -21,6 +22,10 @@ FIT_BUDGET = 40
 """Plans judged to find out whether any plan fits."""
 PERCENT_MAX = 10
 """A limit that is smaller than needed by a larger factor is not told in percent."""
+HALVINGS = 5
+"""Searches for the least price per hour, ..."""
+NEAR = 1.02
+"""... unless it is known within this factor."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
@@ -52,10 +57,10 @@ def refusals(
         if grants and ask(_NO_LIMITS, keeps_quotas=False, budget=FIT_BUDGET).plan is not None:
             return tuple(map(_quota_in_the_way, grants))
         return (_too_small(job, lots, ask),)
-    found = _limits_in_the_way(job.objective, limits, ask)
+    found = _limits_in_the_way(job.objective, lots, limits, ask)
     if not found:
         # No limit can be kept together with the others, so compare each one alone.
-        found = _limits_in_the_way(job.objective, limits, ask, alone=True)
+        found = _limits_in_the_way(job.objective, lots, limits, ask, alone=True)
     return tuple(found) or (
         Problem("objective", "no plan that was judged keeps all limits together", _TOGETHER),
     )
@@ -98,7 +103,7 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
 
 
 def _limits_in_the_way(
-    objective: Objective, limits: Limits, ask: Ask, *, alone: bool = False
+    objective: Objective, lots: Sequence[Lot], limits: Limits, ask: Ask, *, alone: bool = False
 ) -> list[Problem]:
     """Compare each limit with the best plan without it; with ``alone``, without any other limit."""
     found = []
@@ -110,13 +115,17 @@ def _limits_in_the_way(
     if any(getattr(objective, name) is not None for name in NO_MONEY_LIMITS):
         cheap = ask(in_time).estimate
         if cheap is not None:
-            for name, least, allowed in limits.money(
-                cheap.iteration_s, cheap.money.total_usd or 0.0
-            ):
+            usd = cheap.money.total_usd or 0.0
+            for name, needed, allowed in limits.money(cheap.iteration_s, usd):
+                least, seconds, which = needed, cheap.iteration_s, "the cheapest plan"
+                if name == "max_usd_per_hour" and needed > allowed:
+                    floor = min((lot.price_usd_per_gpu_hour or 0.0 for lot in lots), default=0.0)
+                    least, seconds = _least_per_hour(in_time, cheap, max(allowed, floor), ask)
+                    which = "the cheapest plan per hour"
                 if least > allowed:
                     what = (
-                        f"is {allowed:g}, and the cheapest plan {others}"
-                        f" needs {least:.4g} ({cheap.iteration_s:.3g} s an iteration)"
+                        f"is {allowed:g}, and {which} {others}"
+                        f" needs {least:.4g} ({seconds:.3g} s an iteration)"
                     )
                     found.append(Problem(f"objective.{name}", what, _raised(allowed, least)))
     if limits.seconds_max is not None:
@@ -136,6 +145,30 @@ def _limits_in_the_way(
                 )
             )
     return found
+
+
+def _least_per_hour(
+    objective: Objective, known: Estimate, floor: float, ask: Ask
+) -> tuple[float, float]:
+    """Dollars per hour and seconds of the cheapest plan per hour, between a floor and a known plan.
+
+    Searched by halving the range, by ratio.
+    """
+    best = _usd_per_hour(known), known.iteration_s
+    for _ in range(HALVINGS):
+        if best[0] <= floor * NEAR or floor <= 0:
+            break
+        middle = math.sqrt(floor * best[0])
+        found = ask(replace(objective, max_usd_per_hour=middle)).estimate
+        if found is None:
+            floor = middle
+        else:
+            best = _usd_per_hour(found), found.iteration_s
+    return best
+
+
+def _usd_per_hour(estimate: Estimate) -> float:
+    return (estimate.money.total_usd or 0.0) / estimate.iteration_s * 3600
 
 
 def _raised(allowed: float, least: float) -> str:

@@ -64,8 +64,12 @@ class Limits:
     @property
     def needs_prices(self) -> bool:
         """Whether the goal or a limit counts dollars."""
-        limits = (getattr(self.objective, name) for name in NO_MONEY_LIMITS)
-        return self.goal_is_cost or any(limit is not None for limit in limits)
+        return self.goal_is_cost or self.caps_dollars
+
+    @property
+    def caps_dollars(self) -> bool:
+        """Whether a limit counts dollars."""
+        return any(getattr(self.objective, name) is not None for name in NO_MONEY_LIMITS)
 
     def money(self, seconds: float, usd: float) -> Iterator[tuple[str, float, float]]:
         """The limits in dollars: name, the value of a plan, and the most that is allowed."""

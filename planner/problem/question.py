@@ -234,6 +234,8 @@ class Answer:
     """Why the search ended before it was done, or short of the gap that was asked for."""
     instead_of: BestByEstimate | None = None
     """The best plan by its estimate, if this one was preferred to it."""
+    pays_spot_first: bool = False
+    """Whether limits in dollars are kept only if spot GPUs are paid before those on demand."""
 
     @property
     def objective(self) -> float | None:

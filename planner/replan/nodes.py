@@ -64,12 +64,15 @@ def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
     return replace(cluster, pools=tuple(pools))
 
 
-def on_demand_first(nodes: Iterable[Node], plan: Plan) -> tuple[Node, ...]:
-    """The nodes that supply a plan if those on demand are taken first, as the search prices it."""
+def paid_first(nodes: Iterable[Node], plan: Plan, *, spot: bool) -> tuple[Node, ...]:
+    """The nodes that supply a plan if those on spot, or else on demand, are taken first.
+
+    The search prices plans in one of these orders.
+    """
     wanted = groups_by_place(plan)
     left = Counter({key: sum(tp * n for tp, n in sizes.items()) for key, sizes in wanted.items()})
     taken = []
-    for node in sorted(nodes, key=lambda node: node.spot):
+    for node in sorted(nodes, key=lambda node: node.spot != spot):
         if left[node.key] > 0:
             left[node.key] -= node.gpus
             taken.append(node)

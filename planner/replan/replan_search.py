@@ -13,7 +13,7 @@ from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import Running, damage
-from planner.replan.nodes import Node, lots_on, on_demand_first, spot_by_id, unplaced
+from planner.replan.nodes import Node, lots_on, paid_first, spot_by_id, unplaced
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.state_map import placed_groups
@@ -95,7 +95,9 @@ class ReplanSearch:
             ways.append(plan)
         found = [placed for placed in map(self.placed, ways) if placed is not None]
         if not found and len(set(self._spot.values())) > 1:
-            return self.placed(plan, on_demand_first(self.nodes, plan))
+            orders = (paid_first(self.nodes, plan, spot=spot) for spot in (False, True))
+            again = (self.placed(plan, nodes) for nodes in orders)
+            return next((placed for placed in again if placed is not None), None)
         return min(found, key=by_worth, default=None)
 
     def placed(self, plan: Plan, nodes: Sequence[Node] | None = None) -> PlacedPlan | None:

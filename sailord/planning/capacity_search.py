@@ -285,7 +285,8 @@ def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
         for stage in answer.plan.owning_stages(pipeline):
             for place in stage.places:
                 gpus[place.gpu, place.machine, place.zone] += stage.tp
-    return split_by_pool(gpus, request.pools, request.on_demand_min)
+    spot_first = answer.pays_spot_first
+    return split_by_pool(gpus, request.pools, request.on_demand_min, spot_first=spot_first)
 
 
 def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Offer:

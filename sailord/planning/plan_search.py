@@ -22,7 +22,14 @@ from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
-from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used, spot_by_id
+from planner.replan.nodes import (
+    Node,
+    cluster_with,
+    is_placed,
+    nodes_used,
+    paid_first,
+    spot_by_id,
+)
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
@@ -153,9 +160,10 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
     )
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    placed = replanner.place(found.plan, nodes)
+    spot_nodes = paid_first(nodes, found.plan, spot=True) if found.pays_spot_first else nodes
+    placed = replanner.place(found.plan, spot_nodes) or replanner.place(found.plan, nodes)
     assert placed is not None, "a plan for these nodes has room on them"
-    # The search charges on-demand nodes first, whichever the plan is placed on.
+    # The search does not know which nodes the plan is placed on.
     estimate = replanner.judge.estimate_on(placed, spot_by_id(nodes))
     again = _again(replanner, placed, estimate, nodes)
     why = (*found.explain, *_warnings(replanner, placed, estimate, nodes, request.past))

@@ -17,12 +17,16 @@ Place = tuple[str, str, str]
 
 
 def split_by_pool(
-    gpus: Mapping[Place, int], pools: Sequence[PoolSupply], on_demand_min: int
+    gpus: Mapping[Place, int],
+    pools: Sequence[PoolSupply],
+    on_demand_min: int,
+    *,
+    spot_first: bool = False,
 ) -> tuple[int, ...]:
     """Machines of each pool that hold the plan's GPUs.
 
     The on-demand minimum first; then machines that are up before new ones, and Spot first among
-    each. Without a minimum on-demand comes first, since plans are priced so.
+    each. Without a minimum on-demand comes first, unless the plan is priced with Spot first.
     """
     left, counts = Counter(gpus), [0] * len(pools)
     least = on_demand_min
@@ -39,7 +43,8 @@ def split_by_pool(
     for index in on_demand:
         pool = pools[index]
         least -= take(index, min(least, pool.up + pool.obtainable))
-    order = sorted(range(len(pools)), key=lambda i: pools[i].spot != (on_demand_min > 0))
+    is_spot_first = spot_first or on_demand_min > 0
+    order = sorted(range(len(pools)), key=lambda i: pools[i].spot != is_spot_first)
     for index in order:
         take(index, pools[index].up - counts[index])
     for index in order:

@@ -55,12 +55,14 @@ class Cluster:
     """Zones that the cluster file declares, with their regions."""
     quotas: tuple[Quota, ...] = ()
     zone_links: tuple[ZoneLink, ...] = ()
+    pays_spot_first: bool = False
+    """Whether plans that name no nodes pay the spot GPUs of a place before those on demand."""
 
     def region_of(self, zone: str) -> str | None:
         """Return a zone's region: as the cluster file declares it, else the catalogue's."""
         return dict(self.zone_regions).get(zone, self.catalogue.zones.get(zone))
 
     def pools_of(self, key: PlaceKey) -> tuple[Pool, ...]:
-        """Return the pools that supply a place, on demand before spot."""
+        """Return the pools that supply a place, in the order in which they are paid."""
         here = (pool for pool in self.pools if pool.key == key)
-        return tuple(sorted(here, key=lambda pool: pool.spot))
+        return tuple(sorted(here, key=lambda pool: pool.spot != self.pays_spot_first))

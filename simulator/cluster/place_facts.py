@@ -43,8 +43,8 @@ class PlaceFacts:
     def usd_per_hour(self, place: Place, gpus: int, spot: bool | None = None) -> float | None:
         """Return the price of several GPUs of one contract; ``None`` if it is unknown.
 
-        Where the contract is unknown: on demand before spot, and what is up before what is
-        obtainable.
+        Where the contract is unknown: in the cluster's order, on demand before spot as a rule, and
+        what is up before what is obtainable.
         """
         pools = self._pools(place)
         if not pools:

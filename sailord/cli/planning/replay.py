@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from planner.api import find_plan, plan_job
+from planner.api import best_answer, plan_job
 from planner.library.plan_library import PlanLibrary
 from planner.problem.question import Answer, Question
 from planner.replay.run_replay import (
@@ -221,7 +221,7 @@ def replay(
 
 def _searched(asked: Question) -> Answer:
     """Search for a plan as if nothing had been searched before."""
-    return find_plan(asked, SearchCache())
+    return best_answer(asked, SearchCache())
 
 
 def _deadline(job: Job, trace: Trace, from_s: float, given_s: float | None) -> float | None:

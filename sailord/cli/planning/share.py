@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from planner.api import find_plan
+from planner.api import best_answer
 from planner.library.plan_library import KnownPlan
 from planner.problem.question import Answer, Question
 from planner.search.search_cache import SearchCache
@@ -83,7 +83,7 @@ def share(
 
 
 def _searched(asked: Question) -> Answer:
-    return find_plan(asked, SearchCache())
+    return best_answer(asked, SearchCache())
 
 
 def _check(questions: Sequence[Question]) -> None:

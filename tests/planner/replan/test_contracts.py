@@ -167,3 +167,13 @@ def test_a_limit_that_no_placed_plan_keeps_is_named() -> None:
         " 130; relax it, or add nodes"
     )
     assert "fits" in str(ReplanSearch(replanner, running, (STEADY,), 3).why_none())
+
+
+def test_a_limit_that_pays_for_spot_nodes_only_leaves_a_plan_on_them() -> None:
+    replanner = replanner_for(Objective(max_usd_per_hour=12.0), ON_DEMAND, SPOT)
+    running = running_on(replanner, SPOTS[0])
+    found = replanner.replan(running, (STEADY, *SPOTS[1:]))
+    assert found.plan is not None, found.problems
+    assert len(nodes_used(found.plan)) == 1
+    assert nodes_used(found.plan) <= {SPOTS[1].id, SPOTS[2].id}
+    assert usd_per_hour(found) <= 12.0

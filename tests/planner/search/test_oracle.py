@@ -19,7 +19,7 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.layer_costs.profile import LayerSizes, Timing
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.planner.small_cases import SmallCase, is_possible, random_case
 
 CASES = 80
@@ -30,10 +30,10 @@ def every_pipeline(case: SmallCase) -> list[tuple[Stage, ...]]:
     layers = len(case.job.model.layers)
     gpus = sum(pool.gpus for pool in case.cluster.pools)
     options = [
-        (Place(pool.gpu, pool.machine, pool.zone), tp)
-        for pool in case.cluster.pools
+        (place, tp)
+        for place, pool in {pool.place: pool for pool in case.cluster.pools}.items()
         for tp in (1, 2, 4)
-        if tp <= pool.gpus
+        if tp <= min(pool.gpus, case.job.max_tp)
     ]
     found = []
     for stages in range(1, min(layers, gpus) + 1):

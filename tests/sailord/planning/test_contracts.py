@@ -101,3 +101,12 @@ def test_a_first_plan_is_priced_by_the_nodes_on_which_it_is_placed(tmp_path: Pat
     assert isinstance(found, FoundPlan)
     assert found.proposal.members == (NODES[1].id,)
     assert found.proposal.usd_per_hour == pytest.approx(2 * 10.0)
+
+
+def test_a_first_plan_whose_limit_pays_for_spot_nodes_only_is_placed_on_them(both: Path):
+    spec = SPEC + "\n[objective]\nmax_usd_per_hour = 25\n"
+    found = answer(PlanRequest(spec, both, None, NODES, None, ()))
+    assert isinstance(found, FoundPlan), found
+    assert NODES[0].id not in found.proposal.members
+    assert found.proposal.usd_per_hour == pytest.approx(paid(found))
+    assert paid(found) <= 25.0
