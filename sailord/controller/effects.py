@@ -51,7 +51,7 @@ from sailord.core.model.state import Active
 from sailord.core.queries.replan_triggers import usable
 from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, repeat_plan
 from sailord.planning.pool import PlannerPool
-from sailord.planning.precomputed import NextPlan
+from sailord.planning.precomputed import NextPlan, NoPlan
 
 log = structlog.get_logger("sailord")
 
@@ -234,8 +234,9 @@ class Effects:
         known = self.plans.get(record.plan)
         return known.plan if known is not None else await self.gateway.read_plan(job, record.plan)
 
-    def following(self, lost: NodeId) -> NextPlan | None:
-        """Return the plan that would follow the loss of a node; ``None``: not computed, or none."""
+    def following(self, lost: NodeId) -> NextPlan | NoPlan | None:
+        """Return the plan that would follow the loss of a node, or why none would; ``None``: it was
+        not computed."""
         active, known = self.cluster.state.active, self._precomputed_for
         if active is None or active.generation is None or known is None:
             return None

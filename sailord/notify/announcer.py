@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
@@ -13,7 +14,7 @@ import structlog
 from agents.daemon.backoff import Backoff
 from agents.protocol.records import PREPARING, Evaluation, JobId, NodeId, Order, OrderKind
 from agents.store.interface import Operation, StoreError, WriteRejected
-from sailord.cluster_records import Gateway, Transition
+from sailord.cluster_records import HISTORY_MAX, Gateway, Transition
 from sailord.core.model.commands import Note
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, State
@@ -59,6 +60,7 @@ class Announcer:
     """Whether instances are rented for a job's deadline: the capacity loop then warns."""
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
+    _moves: dict[JobId, deque[ReconfigurationTiming]] = field(default_factory=dict)
     _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
     """The evaluations in each job's history."""
     _unfit: set[tuple[JobId, str]] = field(default_factory=set)
@@ -124,7 +126,12 @@ class Announcer:
         )  # fmt: skip
         self.feed.add(event)
         self._keep(job, history_line(event, move))
+        self._moves.setdefault(job, deque(maxlen=HISTORY_MAX)).append(move)
         self.telemetry.offer(move, job, state)
+
+    def moves_of(self, job: JobId) -> tuple[ReconfigurationTiming, ...]:
+        """A job's last reconfigurations, oldest first: those of earlier leaders, and ours."""
+        return tuple(self._moves.get(job, ()))
 
     def _report_evaluation(self, found: Evaluation, active: Active, state: State) -> None:
         """Keep the metrics of an evaluation in the history, once."""
@@ -244,6 +251,8 @@ class Announcer:
     def restore(self, job: JobId, history: Iterable[Transition]) -> None:
         """Fill the feed with a job's stored history, after an election."""
         history = tuple(history)
+        moves = (line.move for line in history if line.move is not None)
+        self._moves[job] = deque(moves, HISTORY_MAX)
         for line in history:
             if line.text.startswith(_EVALUATION):
                 self._evaluated.add((job, line.text))

@@ -355,14 +355,15 @@ def start_precomputing(request: PlanRequest) -> None:
     _AHEAD.append(_Ahead(request, job, ahead, ahead.steps()))
 
 
-def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None:
-    """The next loss, the nodes in use, and the next plan; ``None`` after the last."""
+def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan | str] | None:
+    """The next loss, the nodes in use, and the next plan, or why there is none; ``None`` after the
+    last."""
     for current in _AHEAD:
         ahead = current.ahead
         for lost in current.steps:
             found = ahead.by_loss[lost]
             if found.plan is None:
-                continue  # A request for this loss will say why there is no plan.
+                return lost, ahead.used, "; ".join(map(str, found.problems)) or "no plan fits"
             nodes = ahead.without(lost)
             past = current.request.past
             about = ahead.replanner, current.job, ahead.running, found, nodes, past

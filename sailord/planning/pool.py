@@ -30,7 +30,7 @@ from sailord.planning.messages import (
     NoAnswer,
     PlanRequest,
 )
-from sailord.planning.precomputed import NextPlan, PrecomputedPlans
+from sailord.planning.precomputed import NextPlan, NoPlan, PrecomputedPlans
 
 log = structlog.get_logger("sailord")
 T = TypeVar("T")
@@ -240,8 +240,8 @@ class PlannerPool:
         self._precomputed = PrecomputedPlans(request)
         self._precomputing = asyncio.create_task(self._precompute(self._precomputed))
 
-    def following(self, lost: NodeId) -> NextPlan | None:
-        """Return the precomputed plan that would follow the loss of a node."""
+    def following(self, lost: NodeId) -> NextPlan | NoPlan | None:
+        """Return the precomputed plan that would follow the loss of a node, or why none would."""
         known = self._precomputed
         return None if known is None else known.following.get(frozenset([lost]))
 

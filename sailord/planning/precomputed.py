@@ -20,6 +20,13 @@ class NextPlan:
     """The predicted duration of a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoPlan:
+    """Why no plan would follow a loss."""
+
+    why: str
+
+
 @dataclass(eq=False)
 class PrecomputedPlans:
     """Next plans by lost nodes, for one running plan."""
@@ -27,16 +34,19 @@ class PrecomputedPlans:
     request: PlanRequest
     by_loss: dict[frozenset[str], tuple[frozenset[str], bytes]] = field(default_factory=dict)
     """By the ids of the lost nodes: the nodes of the next plan, and the compressed answer."""
-    following: dict[frozenset[str], NextPlan] = field(default_factory=dict)
+    following: dict[frozenset[str], NextPlan | NoPlan] = field(default_factory=dict)
     """By the ids of the lost nodes."""
     used: frozenset[str] = frozenset()
     """Nodes of the running plan."""
     size_bytes: int = 0
 
-    def add(self, lost: frozenset[str], used: frozenset[str], found: FoundPlan) -> None:
-        """Store the answer to a loss."""
-        packed = zlib.compress(pickle.dumps(found), 1)
+    def add(self, lost: frozenset[str], used: frozenset[str], found: FoundPlan | str) -> None:
+        """Store the answer to a loss; one without a plan is told, and asked again when it comes."""
         self.used = used
+        if isinstance(found, str):
+            self.following[lost] = NoPlan(found)
+            return
+        packed = zlib.compress(pickle.dumps(found), 1)
         self.by_loss[lost] = frozenset(found.proposal.members), packed
         self.size_bytes += len(packed)
         self.following[lost] = NextPlan(len(found.proposal.members), found.proposal.iteration_s)

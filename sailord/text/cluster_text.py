@@ -345,7 +345,8 @@ def _loss_cell(node: dict[str, Any]) -> str:
         return "not known yet"
     seconds = loss.get("seconds")
     again = f", {duration(seconds)}" if seconds else ""
-    return f"{counted(loss['steps'], 'step')}{again} lost"
+    then = ", then no plan" if loss.get("why_no_plan") is not None else ""
+    return f"{counted(loss['steps'], 'step')}{again} lost{then}"
 
 
 def node_text(node: dict[str, Any]) -> str:
@@ -399,11 +400,10 @@ def event_text(event: dict[str, Any]) -> str:
     return f"{timestamp(event['at'])}  {about}{event['text']}"
 
 
-def moves_text(moves: list[dict[str, Any]]) -> str:
+def moves_text(found: dict[str, Any]) -> str:
     """Return a job's reconfigurations: cause and cost of each, and the seconds of its phases."""
-    return "\n".join(line for move in moves for line in _move_lines(move)) or (
-        "no reconfiguration yet"
-    )
+    lines = [line for move in found["moves"] for line in _move_lines(move)]
+    return "\n".join([*(lines or ["no reconfiguration yet"]), *_from_memory_lines(found)])
 
 
 def _move_lines(move: dict[str, Any]) -> list[str]:
@@ -463,7 +463,7 @@ def history_text(history: dict[str, Any], *, is_whole: bool = False) -> str:
 
 def _from_memory_lines(value: dict[str, Any]) -> list[str]:
     """Return a warning that the answer came from sailord's memory, not from the store."""
-    since = value["store_away_since"]
+    since = value.get("store_away_since")  # Of `moves`, an older sailord does not say it.
     if since is None:
         return []
     return [f"the store does not answer since {timestamp(since)}; shown from memory of sailord"]

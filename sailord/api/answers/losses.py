@@ -8,14 +8,14 @@ from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
-from sailord.planning.precomputed import NextPlan
+from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.units import counted, duration
 
 NAMES_MAX = 4
 
 
 def losses_view(
-    state: State, following: Callable[[NodeId], NextPlan | None] = lambda _: None
+    state: State, following: Callable[[NodeId], NextPlan | NoPlan | None] = lambda _: None
 ) -> dict[NodeId, LossView]:
     """Return by node what the active job would lose if it died now, and what would follow."""
     found = {}
@@ -25,13 +25,16 @@ def losses_view(
         seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
         text = _sentence(loss, names, seconds)
         then = None if loss.source is None else following(id_)
-        if then is not None:
+        if isinstance(then, NoPlan):
+            text += f"; then the job waits, for the nodes left have no plan: {then.why}"
+        elif then is not None:
             now_s = "" if step_s is None else f" (now {duration(step_s)})"
             text += f"; then {counted(then.nodes, 'node')}, {duration(then.step_s)} a step{now_s}"
         found[id_] = LossView(
             *(loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text),
-            next_nodes=None if then is None else then.nodes,
-            next_step_s=None if then is None else then.step_s,
+            next_nodes=then.nodes if isinstance(then, NextPlan) else None,
+            next_step_s=then.step_s if isinstance(then, NextPlan) else None,
+            why_no_plan=then.why if isinstance(then, NoPlan) else None,
         )
     return found
 

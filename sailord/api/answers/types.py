@@ -64,6 +64,8 @@ class LossView:
     """Nodes of the plan that would follow; null: not computed yet, or there is none."""
     next_step_s: float | None = None
     """The predicted duration of its steps."""
+    why_no_plan: str | None = None
+    """Why no plan would follow; null: one would, or that was not computed yet."""
 
 
 @dataclass(frozen=True, slots=True)

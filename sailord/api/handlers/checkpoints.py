@@ -10,6 +10,7 @@ from typing import Literal
 from aiohttp import web
 
 from agents.protocol.records import Durable, JobId, Order, Point
+from agents.store.interface import StoreError
 from sailord.api.answers import types
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
@@ -91,14 +92,19 @@ class Moves:
 
     job: str
     moves: tuple[ReconfigurationTiming, ...]
+    store_away_since: float | None = None
+    """If set, these come from memory: those of the last leaders, and of this one."""
 
 
 async def list_moves(request: web.Request) -> web.Response:
     """List the reconfigurations of a job: measured and predicted seconds by phase."""
-    job = job_of(request)
-    history = await request.app[CONTEXT].gateway.read_history(JobId(job.id))
-    moves = tuple(line.move for line in history if line.move is not None)
-    return answer(Moves(job.id, moves))
+    api, job = request.app[CONTEXT], job_of(request)
+    try:
+        history = await api.gateway.read_history(JobId(job.id))
+    except StoreError:
+        since = api.controller.cluster.store.unavailable_since or api.clock.now()
+        return answer(Moves(job.id, api.controller.announcer.moves_of(JobId(job.id)), since))
+    return answer(Moves(job.id, tuple(line.move for line in history if line.move is not None)))
 
 
 async def list_checkpoints(request: web.Request) -> web.Response:

@@ -38,7 +38,7 @@ def history(client: Client, job: str | None, is_whole: bool, as_json: bool) -> N
 
 moves = job_question(
     "moves",
-    lambda v: text.moves_text(v["moves"]),
+    text.moves_text,
     "Show how long each reconfiguration took, measured and predicted.",
 )
 timeline = job_question(

@@ -14,7 +14,7 @@ from sailord.api.answers.losses import losses_view
 from sailord.api.answers.render import nodes_view
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Progress
-from sailord.planning.precomputed import NextPlan
+from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.cluster_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
 from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node
@@ -73,6 +73,22 @@ def test_the_plan_that_would_follow_is_told_if_it_was_computed() -> None:
     assert views[B].next_nodes is None
     assert "then" not in views[B].text
     assert views[D].next_nodes is None, "the job does not train on it"
+
+
+def test_that_no_plan_would_follow_is_told_in_the_list_and_of_the_node() -> None:
+    known = of_three_layers(*RING)
+    views = losses_view(known, {A: NoPlan("cluster: too small; add one")}.get)
+    assert views[A].why_no_plan == "cluster: too small; add one"
+    assert views[A].next_nodes is None
+    assert views[A].text.endswith(
+        "; then the job waits, for the nodes left have no plan: cluster: too small; add one"
+    )
+    assert views[B].why_no_plan is None
+    shown = json.loads(json.dumps(plain(nodes_view(known, losses=views))))["nodes"]
+    first, second, *_ = nodes_text(shown).splitlines()[2:]
+    assert first.rstrip().endswith("0 steps lost, then no plan")
+    assert second.rstrip().endswith("0 steps lost")
+    assert "no plan: cluster: too small" in node_text(shown[0])
 
 
 def test_what_a_loss_costs_in_seconds_is_told_beside_the_steps() -> None:

@@ -90,6 +90,9 @@ def test_api_answers_from_memory_while_the_store_is_unavailable(tmp_path):
         paths = ("/v1/jobs/j/plan", "/v1/jobs/j/history", "/v1/jobs/j/why")
         plan, history, why = (leader.ask("GET", path)[1] for path in paths)
         assert history["store_away_since"] is None
+        wait_until(lambda: leader.ask("GET", "/v1/jobs/j/moves")[1]["moves"])
+        moves = leader.ask("GET", "/v1/jobs/j/moves")[1]
+        assert moves["store_away_since"] is None
         assert why["plan"]
 
         far.close()
@@ -115,8 +118,12 @@ def test_api_answers_from_memory_while_the_store_is_unavailable(tmp_path):
             assert (code, told["plan"]) == (200, why["plan"])
             assert "shown from memory of sailord" in typed(head, "why", "j")
             assert "shown from memory of sailord" in typed(head, "history", "j")
-        code, said = other.ask("GET", "/v1/jobs/j/moves")
-        assert (code, said["problems"][0]["place"]) == (503, "the store")
+            code, told = head.ask("GET", "/v1/jobs/j/moves")
+            assert (code, told["moves"]) == (200, moves["moves"])
+            assert told["store_away_since"] > 0
+            said = typed(head, "moves", "j")
+            assert "start → generation 1" in said
+            assert "shown from memory of sailord" in said
 
         leader.processes[0].kill()
         leader.processes[0].wait()

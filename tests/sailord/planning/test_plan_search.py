@@ -13,7 +13,7 @@ from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
 from sailord.planning.messages import FoundPlan, MoveContext
 from sailord.planning.plan_search import answer, precompute_next, start_precomputing
-from sailord.planning.precomputed import PrecomputedPlans
+from sailord.planning.precomputed import NoPlan, PrecomputedPlans
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
 from tests.sailord.planning.requests import (
@@ -213,6 +213,7 @@ def test_precomputed_answers_are_followed_by_the_whole_search():
     start_precomputing(replace(QUESTION, running=first.plan, ran_on=NODES))
     step = precompute_next()
     assert step is not None
+    assert isinstance(step[2], FoundPlan)
     assert step[2].proposal.ask_again_s == MoveContext().settle_s
 
 
@@ -234,3 +235,19 @@ def test_job_that_allows_it_gets_chunks_and_keeps_them_after_a_loss():
     plain = answer(replace(CHUNKED, spec=CHUNKED_SPEC.partition("[objective]")[0]))
     assert isinstance(plain, FoundPlan)
     assert b"interleaved" not in plain.plan
+
+
+def test_a_loss_that_leaves_no_plan_is_precomputed_as_such():
+    """The job trains on its only node."""
+    alone = replace(QUESTION, nodes=NODES[:1])
+    first = answer(alone)
+    assert isinstance(first, FoundPlan)
+    running = replace(alone, running=first.plan, ran_on=NODES[:1])
+    start_precomputing(running)
+    lost, used, why = precompute_next() or (None, frozenset(), None)
+    assert lost == used == {NODES[0].id}
+    assert why == "cluster: no node is up; wait for a node, or add one"
+    ahead = PrecomputedPlans(running)
+    ahead.add(lost, used, why)
+    assert ahead.following == {lost: NoPlan(why)}
+    assert ahead.answer(replace(running, nodes=())) is None, "the planner is asked again"

@@ -16,6 +16,7 @@ from sailord.planning import pool as planning
 from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest
 from sailord.planning.plan_search import answer
 from sailord.planning.pool import PlannerPool, PlannerProcess
+from sailord.planning.precomputed import NextPlan
 from tests.sailord.planning.requests import NODES, QUESTION
 
 
@@ -59,7 +60,7 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
         while service.precomputed_losses < len(members):
             await asyncio.sleep(0.01)
         follows = service.following(members[0])
-        assert follows is not None
+        assert isinstance(follows, NextPlan)
         assert follows.nodes > 0
         assert first.proposal.iteration_s <= follows.step_s
         for lost in members:

@@ -47,6 +47,7 @@ def test_node_of_unknown_price_is_left_out_and_told(objective: str) -> None:
     start_precomputing(replace(runs, nodes=(*NODES, UNPRICED)))
     stored = precompute_next()
     assert stored is not None
+    assert isinstance(stored[2], FoundPlan)
     assert UNPRICED.id not in stored[2].proposal.members
 
 
