@@ -28,6 +28,8 @@ class Keys:
         """How long instances lived, by pool."""
         self.goodput = f"/sailor/capacity/v1/{cluster}/goodput"
         """What paid GPU time was spent on."""
+        self.goodput_shares = f"/sailor/capacity/v1/{cluster}/goodput-shares/"
+        """The same, by day and by job."""
         self.curve = f"/sailor/capacity/v1/{cluster}/curve"
         """Loss and throughput of the active job over time, for the page."""
         self.news = f"/sailor/capacity/v1/{cluster}/news/"

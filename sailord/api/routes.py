@@ -11,6 +11,7 @@ from aiohttp import web
 from agents.protocol.codec import plain
 from agents.protocol.records import ReportReply
 from sailord.api.answers import types
+from sailord.api.answers.goodput_types import GoodputView
 from sailord.api.answers.timeline import TimelineView
 from sailord.api.handlers import (
     agent_reports,
@@ -106,7 +107,7 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/capacity", "capacity", capacity.show_capacity, capacity.CapacityView),
     _post("/v1/capacity/retry", "retry_capacity", capacity.retry_capacity, capacity.CapacityView,
           success=202),
-    _get("/v1/goodput", "goodput", goodput.show_goodput, types.GoodputView),
+    _get("/v1/goodput", "goodput", goodput.show_goodput, GoodputView),
     _get("/v1/network", "network", network.show_network, network.NetworkView),
     _post("/v1/network", "measure_network", network.measure_network, network.NetworkView,
           success=202),

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import NodeRecord
-from agents.store.interface import Put, StoreError
+from agents.store.interface import Delete, Operation, Put, StoreError
 from sailord.capacity.core.model import CapacityState
 from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
+from sailord.goodput.core.shares import Key, Share, Shares, divided, resumed, too_many
 from sailord.goodput.core.sight import Price, Renting, renting_of, sight_of
 from simulator.cluster.cluster import Cluster
 
@@ -53,6 +54,10 @@ class Bookkeeper:
     stored: Ledger = field(default_factory=Ledger)
     """As last stored. Metrics show this one: what a leader booked after it is lost if the leader
     dies, and no counter may go back."""
+    shares: Shares = field(default_factory=dict)
+    """The ledger by day and by job, ..."""
+    stored_shares: Shares = field(default_factory=dict)
+    """... and as last stored."""
     _phase: object = None
     _looked_at: float = 0.0
     _loaded_for: int | None = None
@@ -80,6 +85,7 @@ class Bookkeeper:
             trained=None if step is None else (step.job, step.generation),
         )
         old, self.ledger = self.ledger, fold(self.ledger, sight)
+        self.shares = divided(self.shares, old, self.ledger)
         if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()
 
@@ -96,15 +102,39 @@ class Bookkeeper:
             self.gateway.unreadable.note(key, str(error))
             stored = Ledger()
         self.ledger = self.stored = stored
+        self.shares = self.stored_shares = resumed(await self._read_shares(), stored)
         self._phase, self._loaded_for = None, term
 
     async def save(self, term: int) -> None:
         """Store the ledger as leader of the term; never replace an unreadable one."""
         key = self.gateway.keys.goodput
         if term == self._loaded_for and key not in self.gateway.unreadable.found:
-            ledger = self.ledger
-            if await self.gateway.write_as_leader(term, [Put(key, encode(ledger))]):
-                self.stored = ledger
+            surplus = too_many(self.shares)
+            self.shares = {k: each for k, each in self.shares.items() if k not in surplus}
+            ledger, shares = self.ledger, self.shares
+            stored = self.stored_shares
+            operations: list[Operation] = [Put(key, encode(ledger))]
+            for k, each in shares.items():
+                if stored.get(k) != each and self._key(k) not in self.gateway.unreadable.found:
+                    operations.append(Put(self._key(k), encode(each)))
+            operations += [Delete(self._key(k)) for k in stored.keys() - shares.keys()]
+            if await self.gateway.write_as_leader(term, operations):
+                self.stored, self.stored_shares = ledger, shares
+
+    def _key(self, share: Key) -> str:
+        return f"{self.gateway.keys.goodput_shares}{'/'.join(share)}"
+
+    async def _read_shares(self) -> list[Share]:
+        """Read the stored shares; one that cannot be read stays, and counts as none."""
+        prefix = self.gateway.keys.goodput_shares
+        found, faults = [], {}
+        for entry in (await self.gateway.store.snapshot(prefix)).entries:
+            try:
+                found.append(decode(Share, entry.value))
+            except WireError as error:
+                faults[entry.key] = str(error)
+        self.gateway.unreadable.note_all(faults, prefixes=[prefix])
+        return found
 
     async def save_often(self, term: Callable[[], int | None]) -> None:
         """Store it from time to time while this sailord is the leader."""

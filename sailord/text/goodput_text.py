@@ -8,6 +8,8 @@ from sailord.text.table import table
 from sailord.text.units import timestamp
 
 SMALL_USD = 0.005
+SHARES_SHOWN = 10
+"""Days, and jobs; JSON has all."""
 
 
 def goodput_text(found: dict[str, Any]) -> str:
@@ -30,6 +32,14 @@ def goodput_text(found: dict[str, Any]) -> str:
         "",
         table(("cause", "share", "GPU h", "cost", "what it is"), rows),
     ]
+    for key, title in (("days", "day (UTC)"), ("jobs", "job")):
+        # An older sailord has none.
+        shares = found.get(key, [])
+        if shares:
+            shown = list(map(_share_row, shares[:SHARES_SHOWN]))
+            lines += ["", table((title, "goodput", "GPU h", "cost"), shown)]
+            if len(shares) > SHARES_SHOWN:
+                lines.append(f"and {len(shares) - SHARES_SHOWN} more: --json")
     if found["unpriced_gpu_s"]:
         lines.append(f"{_hours(found['unpriced_gpu_s'])} GPU h had no known price; see prices in "
                      "the cluster file (docs/formats.md)")  # fmt: skip
@@ -37,6 +47,16 @@ def goodput_text(found: dict[str, Any]) -> str:
         lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
                      "ended before sailord knew; later bookings make up for it")  # fmt: skip
     return "\n".join(lines)
+
+
+def _share_row(share: dict[str, Any]) -> tuple[str, ...]:
+    """Return a day or a job; the rest has no times."""
+    name = share["name"] or "no job"
+    goodput = "-" if share["goodput"] is None else f"{share['goodput']:.1%}"
+    return (
+        name if share["since"] is not None else "earlier",
+        *(goodput, _hours(share["gpu_s"]), f"${share['usd']:,.2f}"),
+    )
 
 
 def _label(cause: dict[str, Any]) -> str:

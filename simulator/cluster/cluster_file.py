@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ def cluster_from_document(document: Document, *, catalogue: Catalogue | None = N
     _check_duplicates(pools, links, problems)
     problems.raise_if_any()
     return Cluster(
-        pools=tuple(read.pool for read in pools if read is not None),
+        pools=tuple(pool for read in pools if read is not None for pool in (read.pool, *read.left)),
         catalogue=catalogue,
         zone_regions=tuple(zones.items()),
         quotas=tuple(quota for quota in quotas if quota is not None),
@@ -121,6 +122,8 @@ def _resolve(question: Callable[[], T]) -> T:
 class _ReadPool:
     table: Table
     pool: Pool
+    left: tuple[Pool, ...] = ()
+    """Its machines that lost GPUs, the largest first: a pool for each number of GPUs left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,17 @@ def _pool(table: Table, facts: _KnownNames) -> _ReadPool | None:
     kind = _kind(table, facts)
     gpus = _count(table, kind, "machines", "gpus", required=True)
     obtainable = _count(table, kind, "obtainable", "obtainable_gpus", required=False)
+    left = table.integers("gpus_left") or ()
+    for index, count in enumerate(left):
+        if kind is not None and count >= kind.gpus_per_machine:
+            what = f"is {count}, and its machines have {kind.gpus_per_machine} GPUs"
+            table.problems.add(
+                table.place_of("gpus_left", index), what, "count whole ones as machines"
+            )
     spot = table.flag("spot", default=False)
     price = table.number("price_usd_per_gpu_hour", least=0)
     table.finish()
-    if gpus == 0 and obtainable == 0:
+    if gpus == 0 and obtainable == 0 and not left:
         cure = "remove the pool, or set obtainable to the number of machines that can be rented"
         table.problems.add(table.place, "has no GPU and none is obtainable", cure)
     if zone is None or kind is None or gpus is None or obtainable is None:
@@ -166,7 +176,15 @@ def _pool(table: Table, facts: _KnownNames) -> _ReadPool | None:
         price_usd_per_gpu_hour=price,
         price_source=source,
     )
-    return _ReadPool(table, pool)
+    sizes = Counter(left)
+    return _ReadPool(
+        table,
+        pool,
+        tuple(
+            replace(pool, gpus_per_machine=size, gpus=size * sizes[size], obtainable_gpus=0)
+            for size in sorted(sizes, reverse=True)
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

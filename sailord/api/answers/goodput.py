@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from sailord.api.answers.types import CauseView, GoodputView
+from sailord.api.answers.goodput_types import CauseView, GoodputView, ShareCause, ShareView
 from sailord.goodput.core.causes import TEXTS, label_of
-from sailord.goodput.core.ledger import Ledger, gpus_of
+from sailord.goodput.core.ledger import Account, Ledger, gpus_of
+from sailord.goodput.core.shares import Kind, Shares, newest_first, rest_of
+
+NOTHING: Shares = {}
+SMALL_USD = 1e-6
+"""Less than this is what sums of floats leave over."""
 
 
-def goodput_view(ledger: Ledger) -> GoodputView:
-    """Return the sums by cause, the largest first."""
+def goodput_view(ledger: Ledger, shares: Shares = NOTHING) -> GoodputView:
+    """Return the sums by cause, the largest first; and by day and job."""
     gpu_us = sum(each.gpu_us for each in ledger.accounts)
     wasted = [each for each in ledger.accounts if each.cause not in ("training", "step_under_way")]
     accounts = sorted(ledger.accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
@@ -36,4 +41,36 @@ def goodput_view(ledger: Ledger) -> GoodputView:
         ),
         not_training_gpu_s=sum(each.gpu_us for each in wasted) / 1e6,
         not_training_usd=sum(each.usd for each in wasted),
+        days=_shares(ledger, shares, "day"),
+        jobs=_shares(ledger, shares, "job"),
+    )
+
+
+def _shares(ledger: Ledger, shares: Shares, kind: Kind) -> tuple[ShareView, ...]:
+    """The shares of a kind, then what the ledger has beyond them, if anything."""
+    found = [
+        _share(each.name, each.accounts, (each.since_us / 1e6, each.until_us / 1e6))
+        for each in newest_first(shares, kind)
+    ]
+    rest = rest_of(shares, kind, ledger)
+    if any(each.gpu_us or each.usd >= SMALL_USD for each in rest):
+        found.append(_share("", rest, (None, None)))
+    return tuple(found)
+
+
+def _share(
+    name: str, accounts: tuple[Account, ...], span: tuple[float | None, float | None]
+) -> ShareView:
+    gpu_us = sum(each.gpu_us for each in accounts)
+    training_us = sum(each.gpu_us for each in accounts if each.cause == "training")
+    return ShareView(
+        name,
+        *span,
+        gpu_us / 1e6,
+        sum(each.usd for each in accounts),
+        training_us / gpu_us if gpu_us else None,
+        tuple(
+            ShareCause(each.cause, each.gpu_us / 1e6, each.usd)
+            for each in sorted(accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
+        ),
     )

@@ -12,8 +12,9 @@ from typing import Any
 from agents.protocol.codec import plain
 from agents.protocol.records import NodeId, Point
 from sailord.api.answers import render
+from sailord.api.answers.goodput_types import GoodputView, ShareView
 from sailord.api.answers.problems import Service, problems_of
-from sailord.api.answers.types import ActiveView, GoodputView, NodeView
+from sailord.api.answers.types import ActiveView, NodeView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
@@ -240,6 +241,10 @@ def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
 SHOWN = ("layers", "tp", "gpu", "machine", "zone", "node", "devices", "split", "places")
 
 
+SHARES_SHOWN = 14
+"""Days, and jobs."""
+
+
 def _goodput(view: GoodputView) -> dict[str, Any]:
     """The ledger by cause, as GPU seconds and dollars."""
     return {
@@ -253,7 +258,15 @@ def _goodput(view: GoodputView) -> dict[str, Any]:
             each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text, each.label]
             for each in view.causes
         },
+        "days": list(map(_share, view.days[:SHARES_SHOWN])),
+        "jobs": list(map(_share, view.jobs[:SHARES_SHOWN])),
     }
+
+
+def _share(view: ShareView) -> list[Any]:
+    """A day or a job: its name, goodput, GPU seconds and dollars; without a name: the rest."""
+    name = None if view.since is None else view.name
+    return [name, _digits(view.goodput), round(view.gpu_s), round(view.usd, 2)]
 
 
 def _digits(value: Any, digits: int = 4) -> Any:

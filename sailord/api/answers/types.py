@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
 from sailord.cluster_records import Transition
-from sailord.goodput.core.causes import Cause
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import Problem
 
@@ -367,51 +366,6 @@ class Status:
     refusals: Refusals = Refusals(0, {})
     problems: tuple[str, ...] = ()
     """What may need a person, with its cure where there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class CauseView:
-    """What was booked on one cause."""
-
-    cause: Cause
-    text: str
-    gpu_s: float
-    """GPU seconds."""
-    usd: float
-    """Without the time at unknown prices."""
-    share: float
-    """Of all GPU seconds."""
-    label: str
-    """The cause as people read it."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputView:
-    """What every paid second of every GPU was spent on, since the cluster's ledger began."""
-
-    since: float | None
-    """Null: nothing was booked yet."""
-    until: float
-    gpus: int
-    """GPUs that are paid for now."""
-    gpu_s: float
-    """The sum over causes, less ``ahead_gpu_s``."""
-    usd: float
-    """The sum over causes, less ``ahead_usd``: what was paid."""
-    usd_per_hour: float
-    """Now, by the prices of nodes and rented instances."""
-    goodput: float | None
-    """The share of training; null: nothing was booked yet."""
-    unpriced_gpu_s: float
-    ahead_usd: float
-    """Booked for instances that had already ended; later bookings use it up."""
-    ahead_gpu_s: float
-    """The same in time."""
-    causes: tuple[CauseView, ...]
-    """The largest first."""
-    not_training_gpu_s: float
-    """The sum over all causes but training and the step under way, which is not decided yet."""
-    not_training_usd: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,4 +11,5 @@ from sailord.api.handlers.context import CONTEXT
 
 async def show_goodput(request: web.Request) -> web.Response:
     """Show what every paid second of every GPU was spent on, and every dollar."""
-    return answer(goodput_view(request.app[CONTEXT].goodput.ledger))
+    books = request.app[CONTEXT].goodput
+    return answer(goodput_view(books.ledger, books.shares))

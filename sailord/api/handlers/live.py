@@ -69,7 +69,7 @@ def _surroundings(
         step_rate=api.controller.cluster.step_rate,
         at_of=api.controller.announcer.outbox.at_of,
         safe=api.controller.safe_point(),
-        goodput=goodput_view(api.goodput.ledger),
+        goodput=goodput_view(api.goodput.ledger, api.goodput.shares),
         service=service_of(api),
         risks=tuple(api.controller.announcer.risks(api.last_led).values()),
         leader="" if api.leader is None else api.leader.host,

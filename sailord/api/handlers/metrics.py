@@ -12,7 +12,8 @@ from agents.daemon.exposition import build_info, exposition, metric, optional
 from agents.protocol.records import JobState
 from sailord.api.answers import render
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.types import ActiveView, GoodputView, PhaseName
+from sailord.api.answers.goodput_types import GoodputView
+from sailord.api.answers.types import ActiveView, PhaseName
 from sailord.api.handlers.capacity import CapacityView, capacity_of
 from sailord.api.handlers.context import ApiContext
 from sailord.api.handlers.plans import about_of
@@ -33,7 +34,8 @@ def metrics_text(api: ApiContext) -> str:
         families += job_metrics(api)
         # A new leader has to read the ledger first: no counter may start from 0 until then.
         if api.goodput.stored.since_us is not None:
-            families += goodput_metrics(goodput_view(api.goodput.stored))
+            books = api.goodput
+            families += goodput_metrics(goodput_view(books.stored, books.stored_shares))
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
         families += refusal_metrics(api.capacity.state)
@@ -163,6 +165,7 @@ def goodput_metrics(view: GoodputView) -> list[Metric]:
     booked = {each.cause: each for each in view.causes}
     under_way = booked.pop(IN_STEP, None)
     causes = [cause for cause in TEXTS if cause != IN_STEP]
+    last = [each for each in view.jobs if each.name][:1]
     return [
         metric("sailor_goodput_gpu_seconds_total", "Paid GPU time by cause.",
                [({"cause": each}, booked[each].gpu_s if each in booked else 0.0)
@@ -172,6 +175,13 @@ def goodput_metrics(view: GoodputView) -> list[Metric]:
                 for each in causes], "counter"),
         metric("sailor_goodput_step_under_way_gpu_seconds", "GPU time of the step under way.",
                0.0 if under_way is None else under_way.gpu_s),
+        metric("sailor_goodput_job_gpu_seconds_total",
+               "Paid GPU time by cause while the job has the cluster; of the last job.",
+               [({"job": each.name, "cause": cause.cause}, cause.gpu_s)
+                for each in last for cause in each.causes if cause.cause != IN_STEP], "counter"),
+        metric("sailor_goodput_job_usd_total", "Its cost.",
+               [({"job": each.name, "cause": cause.cause}, cause.usd)
+                for each in last for cause in each.causes if cause.cause != IN_STEP], "counter"),
         metric("sailor_paid_gpus", "GPUs that are paid for now.", view.gpus),
         metric("sailor_paid_usd_per_hour", "What they cost an hour.", view.usd_per_hour),
     ]  # fmt: skip

@@ -40,13 +40,20 @@ def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> 
     if as_cluster and (node is not None or as_json):
         raise click.UsageError("--as-cluster prints all nodes, as TOML.")
     if as_cluster:
-        click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"]))
+        click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"], _machine_sizes()))
     elif node is None:
         show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
     else:
         path = "/v1/nodes/{}"
         _, found = ask_about(client, "node", node, lambda n: client.ask("GET", path.format(n)))
         show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
+
+
+def _machine_sizes() -> dict[str, int]:
+    """The GPUs of each machine type of the catalogue."""
+    from simulator.hardware.catalogue import load_catalogue  # noqa: PLC0415 - read for a file only
+
+    return {name: machine.gpus for name, machine in load_catalogue().machines.items()}
 
 
 @click.command()

@@ -69,6 +69,8 @@ class Sight:
     """The provider's bill for rented instances so far; ``None``: unknown."""
     bill_gpu_us: int | None = None
     """The GPU microseconds on that bill."""
+    job: JobId | None = None
+    """The job that has the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Ledger:
     """The same of the GPU microseconds on the bill."""
     billed_us: int = 0
     bill_us: int = 0
+    job: JobId | None = None
+    """The job that had the cluster at the last sight."""
 
     @property
     def ahead_us(self) -> int:
@@ -148,6 +152,7 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
             reached=_reached(None, sight.step),
             bill_from_usd=sight.bill_usd,
             bill_from_us=sight.bill_gpu_us,
+            job=sight.job,
         )
     books = _Books({each.cause: each for each in ledger.accounts})
     passed_us = max(at_us - ledger.until_us, 0)
@@ -168,6 +173,7 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
         step=_later(ledger.step, sight.step),
         step_since_us=step_since_us,
         reached=_reached(ledger.reached, sight.step),
+        job=sight.job,
     )
 
 

@@ -126,7 +126,8 @@ def sight_of(
     )
     step = _step_of(state, active) if active is not None and goes_on else None
     bills = renting.bill_usd, renting.bill_gpu_us
-    return Sight(state.now, loads, step, _ended_by(active), *bills)
+    job = None if active is None else active.job
+    return Sight(state.now, loads, step, _ended_by(active), *bills, job)
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:

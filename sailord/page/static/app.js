@@ -306,6 +306,21 @@ function renderGoodput(goodput) {
     cells[2].title = `${each.seconds} GPU s`;
     setText(cells[3], knownUsd(each.cost, goodput.unpriced_gpu_s > 0));
   });
+  renderShares(goodput);
+}
+
+/** The ledger by day, then by job; null is what is older than both. */
+function renderShares(goodput) {
+  const rows = [...(goodput.days ?? []), ...(goodput.jobs ?? [])];
+  const body = byId("shares").tBodies[0];
+  const key = JSON.stringify(rows);
+  if (body.dataset.key === key) return;
+  body.dataset.key = key;
+  body.replaceChildren(...rows.map(([name, share, seconds, cost]) => make("tr", {},
+    make("th", { scope: "row" }, name === null ? "earlier" : name || "no job"),
+    make("td", { class: "number" }, share === null ? "–" : percent(share)),
+    make("td", { class: "number", title: `${seconds} GPU s` }, (seconds / 3600).toFixed(2)),
+    make("td", { class: "number" }, knownUsd(cost, goodput.unpriced_gpu_s > 0)))));
 }
 
 /** GPU time that is in no dollars. */

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from agents.protocol.codec import encode
 from agents.store.interface import Delete, Put
 from sailord.capacity.core.model import CapacityState, PendingRequest
 from sailord.cluster_records import Gateway
 from sailord.goodput.bookkeeper import Bookkeeper
+from sailord.goodput.core.shares import Share, rest_of
 from sailord.providers.interface import InstanceRequest, Pool
 from tests.sailord.core.states import NOW, TERM, state
 from tests.sailord.led_store import TEST, in_a_store, lead
@@ -122,3 +124,41 @@ def test_what_metrics_show_is_never_more_than_the_next_leader_knows(tmp_path: Pa
     first, following = in_a_store(tmp_path, play)
     assert first.stored == following.stored == following.ledger
     assert first.stored.until_us == (NOW + 10) * 1e6
+
+
+def test_the_next_leader_continues_days_and_jobs(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> list[Bookkeeper]:
+        term = await lead(gateway)
+        first = await booked(gateway, NOW, NOW + 10, term=term)
+        await first.save(term)
+        second = await booked(gateway, NOW + 10, NOW + 30, term=term)
+        assert second.stored_shares == first.shares
+        await second.save(term)
+        # Nothing was booked: only the ledger is written again.
+        before = (await gateway.store.snapshot(TEST.goodput_shares)).entries
+        await second.save(term)
+        assert (await gateway.store.snapshot(TEST.goodput_shares)).entries == before
+        return [first, second, await booked(gateway)]
+
+    first, second, third = in_a_store(tmp_path, play)
+    assert third.shares == second.shares
+    assert set(first.shares) <= set(second.shares)
+    for kind in ("day", "job"):
+        assert not rest_of(third.shares, kind, third.ledger)
+
+
+def test_unreadable_and_old_shares_are_left_alone_and_deleted(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> dict[str, bytes]:
+        term = await lead(gateway)
+        old = [Share("day", f"2020-01-{n:02}", n, n) for n in range(1, 32)]
+        old += [Share("day", f"2020-03-{n:02}", 50 + n, 50 + n) for n in range(1, 32)]
+        puts = [Put(f"{TEST.goodput_shares}day/{each.name}", encode(each)) for each in old]
+        await gateway.store.transact([], [Put(f"{TEST.goodput_shares}job/", b"{]"), *puts])
+        await (await booked(gateway, NOW, NOW + 10, term=term)).save(term)
+        found = (await gateway.store.snapshot(TEST.goodput_shares)).entries
+        return {entry.key.removeprefix(TEST.goodput_shares): entry.value for entry in found}
+
+    stored = in_a_store(tmp_path, play)
+    assert stored["job/"] == b"{]", "no job had the cluster"
+    assert "day/2020-01-01" not in stored
+    assert "day/2020-01-02" in stored

@@ -64,6 +64,29 @@ def test_the_page_shows_job_nodes_layers_charts_schedule_goodput_and_events(
     browse(play)
 
 
+def test_days_and_jobs_of_the_goodput_are_those_of_the_api(
+    browse: Browse, cluster: Cluster
+) -> None:
+    rows = (
+        "[...document.querySelectorAll('#shares tbody tr')].map(r => "
+        "[r.cells[0].innerText.trim(), parseFloat(r.cells[2].title)])"
+    )
+
+    async def ask() -> dict[str, float]:
+        found = (await asyncio.to_thread(cluster.head.ask, "GET", "/v1/goodput"))[1]
+        return {each["name"] or "no job": each["gpu_s"] for each in found["days"] + found["jobs"]}
+
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        before = await ask()
+        await tab.wait(f"{rows}[0][1] >= {min(before.values()):.0f}")
+        shown, after = dict(await tab.run(rows)), await ask()
+        assert shown.keys() == after.keys()
+        assert all(seconds <= after[name] + 1 for name, seconds in shown.items())
+
+    browse(play)
+
+
 def test_goodput_and_its_dollars_are_those_of_the_api(browse: Browse, cluster: Cluster) -> None:
     rows = (
         "Object.fromEntries([...document.querySelectorAll('#goodput tbody tr')].map(r => "

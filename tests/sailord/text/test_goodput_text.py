@@ -7,6 +7,7 @@ from dataclasses import replace
 from agents.protocol.codec import plain
 from sailord.api.answers.goodput import goodput_view
 from sailord.goodput.core.ledger import Account, Ledger
+from sailord.goodput.core.shares import Share
 from sailord.text.goodput_text import goodput_text
 
 HOUR_US = 3_600_000_000
@@ -31,7 +32,31 @@ def test_what_was_not_training_is_one_sum_without_the_step_that_is_undecided() -
     assert ["all", "100.0%", "10.00", "$20.00"] in rows
 
 
-def test_an_older_sailord_that_has_no_such_sum_is_read() -> None:
+def test_an_older_sailord_that_has_no_such_sums_is_read() -> None:
     found = plain(goodput_view(LEDGER))
-    del found["not_training_gpu_s"], found["not_training_usd"]
+    del found["not_training_gpu_s"], found["not_training_usd"], found["days"], found["jobs"]
     assert "not training" not in goodput_text(found)
+    assert "day" not in goodput_text(found)
+
+
+def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
+    shares = [
+        Share("day", "2026-05-02", 0, 10 * HOUR_US, (Account("training", 4 * HOUR_US, 8.0),)),
+        Share("day", "2026-05-01", 0, 9 * HOUR_US, LEDGER.accounts[1:]),
+        Share("job", "tale", 0, 10 * HOUR_US, LEDGER.accounts),
+        Share("job", "", 0, 3 * HOUR_US),
+    ]
+    view = goodput_view(LEDGER, {each.key: each for each in shares})
+    assert sum(each.gpu_s for each in view.days) == sum(each.gpu_s for each in view.causes)
+    lines = [line.split() for line in goodput_text(plain(view)).splitlines()]
+    days = lines.index(["day", "(UTC)", "goodput", "GPU", "h", "cost"])
+    assert lines[days + 2 : days + 5] == [
+        ["2026-05-02", "100.0%", "4.00", "$8.00"],
+        ["2026-05-01", "0.0%", "4.00", "$8.00"],
+        ["earlier", "100.0%", "2.00", "$4.00"],
+    ]
+    jobs = lines.index(["job", "goodput", "GPU", "h", "cost"])
+    assert lines[jobs + 2 :] == [
+        ["tale", "60.0%", "10.00", "$20.00"],
+        ["no", "job", "-", "0.00", "$0.00"],
+    ]

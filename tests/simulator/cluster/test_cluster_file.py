@@ -292,3 +292,16 @@ def test_damaged_cluster_is_read_or_rejected(raw: dict[str, Any]) -> None:
         str(error).encode()
     else:
         VALIDATOR.validate(raw)
+
+
+def test_machines_that_lost_gpus_are_pools_of_their_own(tmp_path: Path) -> None:
+    text = '[[pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nmachines = 0\n'
+    (tmp_path / "left.toml").write_text(text + "gpus_left = [1, 3, 3]\n")
+    whole, *left = load_cluster(tmp_path / "left.toml").pools
+    assert (whole.gpus_per_machine, whole.gpus) == (4, 0)
+    assert [(pool.gpus_per_machine, pool.gpus) for pool in left] == [(3, 6), (1, 1)]
+    assert {pool.machine for pool in left} == {"a2-highgpu-4g"}
+    assert {pool.price_source for pool in left} == {whole.price_source}
+    (tmp_path / "whole.toml").write_text(text + "gpus_left = [2, 4]\n")
+    with pytest.raises(InputError, match=r"gpus_left.*is 4, and its machines have 4 GPUs"):
+        load_cluster(tmp_path / "whole.toml")

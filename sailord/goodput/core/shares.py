@@ -1,0 +1,160 @@
+"""The ledger by day and by job: what each fold has booked, divided among days and jobs.
+
+Whatever the ledger books is booked once on a day (UTC), and once on the job that had the cluster,
+or on none. So the days sum to the ledger, and so do the jobs, with a rest: what was booked before
+there were shares, and what belongs to shares that are not kept any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from sailord.goodput.core.ledger import IN_STEP, Account, Ledger
+
+Kind = Literal["day", "job"]
+Key = tuple[Kind, str]
+KEPT_MAX: Mapping[Kind, int] = {"day": 62, "job": 50}
+"""Shares that are kept of each kind, the last ones."""
+DAY_US = 86_400_000_000
+NO_JOB = ""
+"""The name of the share without a job."""
+TINY_USD = 1e-12
+"""What subtracting floats may leave of nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the ledger that belongs to one day or to one job; stored for the next leader."""
+
+    kind: Kind
+    name: str
+    """The day, such as ``2026-05-01``, or the job's id."""
+    since_us: int
+    until_us: int
+    accounts: tuple[Account, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others."""
+        return self.kind, self.name
+
+
+Shares = Mapping[Key, Share]
+
+
+def divided(shares: Shares, old: Ledger, new: Ledger) -> Shares:
+    """The shares after a fold from one ledger to the next; unchanged ones are the same objects."""
+    if old.since_us is None:
+        return shares
+    found = dict(shares)
+    delta = difference(new.accounts, old.accounts)
+    for day, part in _by_day(delta, old.until_us, new.until_us):
+        _book(found, ("day", day), part, old, new)
+    _book(found, ("job", old.job or NO_JOB), delta, old, new)
+    return found
+
+
+def resumed(shares: Iterable[Share], ledger: Ledger) -> Shares:
+    """The stored shares for a new leader.
+
+    An older sailord books on the ledger alone: then the step under way is none that they know.
+    """
+    found = {each.key: each for each in shares}
+    if max((each.until_us for each in found.values()), default=0) == ledger.until_us:
+        return found
+    return {key: replace(each, accounts=_without_step(each)) for key, each in found.items()}
+
+
+def too_many(shares: Shares) -> frozenset[Key]:
+    """The shares that are not kept: the oldest of each kind beyond its number."""
+    found: list[Key] = []
+    for kind, most in KEPT_MAX.items():
+        found += [each.key for each in newest_first(shares, kind)[most:]]
+    return frozenset(found)
+
+
+def newest_first(shares: Shares, kind: Kind) -> list[Share]:
+    """The shares of one kind."""
+    some = (each for each in shares.values() if each.kind == kind)
+    return sorted(some, key=lambda each: (each.until_us, each.name), reverse=True)
+
+
+def rest_of(shares: Shares, kind: Kind, ledger: Ledger) -> tuple[Account, ...]:
+    """What the ledger has beyond the shares of a kind."""
+    left = ledger.accounts
+    for each in newest_first(shares, kind):
+        left = difference(left, each.accounts)
+    return left
+
+
+def difference(some: Iterable[Account], others: Iterable[Account]) -> tuple[Account, ...]:
+    """Accounts less others, by cause; without those that are empty."""
+    return _total([*some, *(_scaled(each, -1, 1) for each in others)])
+
+
+def _book(
+    found: dict[Key, Share], key: Key, part: Iterable[Account], old: Ledger, new: Ledger
+) -> None:
+    """Book on one share; the step under way belongs to the last share of its kind alone."""
+    kind, name = key
+    before = found.get(key, Share(kind, name, old.until_us, old.until_us))
+    moved: list[Account] = []
+    for other in [each for each in found.values() if each.kind == kind and each.key != key]:
+        steps = [each for each in other.accounts if each.cause == IN_STEP]
+        if steps:
+            moved += steps
+            found[other.key] = replace(other, accounts=_without_step(other))
+    accounts = _total([*before.accounts, *moved, *part])
+    found[key] = replace(before, accounts=accounts, until_us=new.until_us)
+
+
+def _by_day(
+    delta: tuple[Account, ...], from_us: int, until_us: int
+) -> Iterator[tuple[str, tuple[Account, ...]]]:
+    """Split what was booked in a time among its days, in proportion."""
+    booked: tuple[Account, ...] = ()
+    midnight = (from_us // DAY_US + 1) * DAY_US
+    while midnight < until_us:
+        share = midnight - from_us, until_us - from_us
+        upto = tuple(_scaled(each, *share) for each in delta)
+        yield _day(midnight - 1), difference(upto, booked)
+        booked, midnight = upto, midnight + DAY_US
+    yield _day(max(until_us - 1, from_us)), difference(delta, booked)
+
+
+def _day(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us // 1_000_000, UTC).date().isoformat()
+
+
+def _scaled(each: Account, part: int, whole: int) -> Account:
+    return Account(
+        each.cause,
+        each.gpu_us * part // whole,
+        each.usd * part / whole,
+        each.unpriced_gpu_us * part // whole,
+    )
+
+
+def _total(accounts: Iterable[Account]) -> tuple[Account, ...]:
+    """One account for each cause, in a fixed order, without those that are empty."""
+    sums: dict[str, Account] = {}
+    for each in accounts:
+        known = sums.get(each.cause, Account(each.cause))
+        sums[each.cause] = Account(
+            each.cause,
+            known.gpu_us + each.gpu_us,
+            known.usd + each.usd,
+            known.unpriced_gpu_us + each.unpriced_gpu_us,
+        )
+    return tuple(
+        each
+        for _, each in sorted(sums.items())
+        if each.gpu_us or each.unpriced_gpu_us or abs(each.usd) > TINY_USD
+    )
+
+
+def _without_step(share: Share) -> tuple[Account, ...]:
+    return tuple(each for each in share.accounts if each.cause != IN_STEP)
