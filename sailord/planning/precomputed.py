@@ -16,6 +16,7 @@ class NextPlan:
     """The plan that would follow a loss, in short."""
 
     nodes: int
+    gpus: int
     step_s: float
     """The predicted duration of a step."""
 
@@ -49,7 +50,8 @@ class PrecomputedPlans:
         packed = zlib.compress(pickle.dumps(found), 1)
         self.by_loss[lost] = frozenset(found.proposal.members), packed
         self.size_bytes += len(packed)
-        self.following[lost] = NextPlan(len(found.proposal.members), found.proposal.iteration_s)
+        plan = found.proposal
+        self.following[lost] = NextPlan(len(plan.members), len(plan.peaks), plan.iteration_s)
 
     def answer(self, request: PlanRequest) -> FoundPlan | None:
         """Return the stored answer to this request, if there is one.

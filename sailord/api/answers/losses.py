@@ -29,10 +29,12 @@ def losses_view(
             text += f"; then the job waits, for the nodes left have no plan: {then.why}"
         elif then is not None:
             now_s = "" if step_s is None else f" (now {duration(step_s)})"
-            text += f"; then {counted(then.nodes, 'node')}, {duration(then.step_s)} a step{now_s}"
+            on = f"{counted(then.nodes, 'node')} with {counted(then.gpus, 'GPU')}"
+            text += f"; then {on}, {duration(then.step_s)} a step{now_s}"
         found[id_] = LossView(
             *(loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text),
             next_nodes=then.nodes if isinstance(then, NextPlan) else None,
+            next_gpus=then.gpus if isinstance(then, NextPlan) else None,
             next_step_s=then.step_s if isinstance(then, NextPlan) else None,
             why_no_plan=then.why if isinstance(then, NoPlan) else None,
         )

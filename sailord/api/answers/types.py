@@ -63,6 +63,8 @@ class LossView:
     """Nodes of the plan that would follow; null: not computed yet, or there is none."""
     next_step_s: float | None = None
     """The predicted duration of its steps."""
+    next_gpus: int | None = None
+    """The GPUs that it uses."""
     why_no_plan: str | None = None
     """Why no plan would follow; null: one would, or that was not computed yet."""
 

@@ -66,10 +66,11 @@ def test_the_plan_that_would_follow_is_told_if_it_was_computed() -> None:
     known = of_three_layers(*RING, keeps(D))
     assert known.active is not None
     known = replace(known, active=replace(known.active, progress=Progress(40, NOW, 2.5)))
-    plans = {A: NextPlan(2, 4.0), D: NextPlan(3, 2.5)}
+    plans = {A: NextPlan(2, 5, 4.0), D: NextPlan(3, 6, 2.5)}
     views = losses_view(known, plans.get)
-    assert (views[A].next_nodes, views[A].next_step_s) == (2, 4.0)
-    assert views[A].text.endswith("and machine-c; then 2 nodes, 4.0 s a step (now 2.5 s)")
+    assert (views[A].next_nodes, views[A].next_gpus, views[A].next_step_s) == (2, 5, 4.0)
+    text = "and machine-c; then 2 nodes with 5 GPUs, 4.0 s a step (now 2.5 s)"
+    assert views[A].text.endswith(text)
     assert views[B].next_nodes is None
     assert "then" not in views[B].text
     assert views[D].next_nodes is None, "the job does not train on it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,7 @@ def test_damaged_cluster_is_read_or_rejected(raw: dict[str, Any]) -> None:
 def test_machines_that_lost_gpus_are_pools_of_their_own(tmp_path: Path) -> None:
     text = '[[pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nmachines = 0\n'
     (tmp_path / "left.toml").write_text(text + "gpus_left = [1, 3, 3]\n")
+    VALIDATOR.validate(tomllib.loads(text + "gpus_left = [1, 3, 3]\n"))
     whole, *left = load_cluster(tmp_path / "left.toml").pools
     assert (whole.gpus_per_machine, whole.gpus) == (4, 0)
     assert [(pool.gpus_per_machine, pool.gpus) for pool in left] == [(3, 6), (1, 1)]
