@@ -49,12 +49,14 @@ from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
 from agents.rpc.enrolment import copies_for_workers, worker_tls
 from agents.rpc.signing import ClusterKey, Verifier, read_keys
+from agents.rpc.tls import Tls
 from agents.saved_state import initial_state, load_or_begin, stop_notices
 from agents.server import AgentServer
 from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
+from agents.snapshots.readers import Readers
 from agents.store.factory import open_store
 from agents.store.interface import StoreUnavailable
 from agents.work.fetch import PackageFetcher
@@ -240,7 +242,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         stack.callback(preparation.close)
         registration.looked = preparation.look
         joiner = GenerationJoiner(
-            _worker_settings(config, devices, catalogue, memory.folder, key),
+            _worker_settings(config, devices, catalogue, memory.folder, key, tls),
             lambda: current.state.node,
             registration.details_of,
             registration.nodes,
@@ -275,6 +277,8 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         snapshots.open()
         await _listen(config, key, loop, preparation, stack)
         await joiner.resume(saved.job, saved.generation)
+        proving = replace(loop.state.node, proves_reads=fork_client.proves_reads)
+        current.state = replace(loop.state, node=proving)
         snapshots.resume()
         begin_log(form, loop.log_context)
         notices = Notices(node.id, config.notice_s, config.shutdown_s, clock, feed)
@@ -307,7 +311,12 @@ def _default_memory(config: Config, devices: Devices) -> Path:
 
 
 def _worker_settings(
-    config: Config, devices: Devices, catalogue: Catalogue, memory: Path, key: ClusterKey
+    config: Config,
+    devices: Devices,
+    catalogue: Catalogue,
+    memory: Path,
+    key: ClusterKey,
+    tls: Tls | None,
 ) -> WorkerSettings:
     files = None if config.tls is None else config.tls.files
     if files is not None and config.worker_folder is not None:
@@ -325,6 +334,7 @@ def _worker_settings(
         if config.worker_folder is None
         else functools.partial(checkpoint_path, key),
         tls=None if files is None else worker_tls(files, config.cluster_name),
+        own_tls=tls,
     )
 
 
@@ -337,6 +347,8 @@ async def _listen(
 ) -> None:
     """Start the HTTP server, and put its address into the node's record."""
     verifier = Verifier(key, lambda: loop.state.node.address, time.monotonic())
+    tls = loop.snapshots.client.tls
+    readers = Readers(verifier, tls, loop.registration.shows_tickets)
     server = AgentServer(
         verifier=verifier,
         clock=loop.clock,
@@ -345,15 +357,15 @@ async def _listen(
         rank_folder=loop.gang.rank_folder,
         rendezvous=loop.joiner.rendezvous,
         preparation=preparation,
-        snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
-        checkpoints=CheckpointRoutes(verifier),
+        snapshots=SnapshotRoutes(loop.snapshots.memory, verifier, readers),
+        checkpoints=CheckpointRoutes(readers),
         links=LinkRoutes(Receiver(config.host), Sender(loop.snapshots.client)),
         feed=loop.events.put_nowait,
         known=loop.known_generation,
         wake=loop.registration.woken.set,
         answered_s=lambda: loop.sender.last_answer.at_s,
         unreadable=loop.registration.unreadable,
-        tls=loop.snapshots.client.tls,
+        tls=tls,
     )
     try:
         runner, listener = await server.open(config.host, config.port)

@@ -313,6 +313,11 @@ class Registration:
         nodes = [each.address for each in await self.nodes() if each.address and each.id != own]
         return [*([] if self.leader is None else [self.leader]), *nodes]
 
+    async def shows_tickets(self, name: str) -> bool:
+        """Return whether the workers of a node of this name prove nothing yet."""
+        await self.nodes()
+        return any(each.name == name and not each.proves_reads for each in self.known.values())
+
     async def nodes(self) -> tuple[NodeRecord, ...]:
         """Return all registered nodes, or none if the store does not answer."""
         with contextlib.suppress(StoreError):

@@ -8,8 +8,10 @@ number of their own (``agents.protocol.versions``).
 
 from __future__ import annotations
 
-SPEAKS = 1
+SPEAKS = 2
 """What workers of this version understand; those before there was a number: 0."""
+PROVES_READS = 2
+"""From here on workers prove what they read with a grant."""
 NEEDS = 0
 """The least number of workers that can act on what an agent of this version tells them."""
 

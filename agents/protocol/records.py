@@ -89,6 +89,8 @@ class NodeRecord:
     lease_s: float = 0.0
     """The lease: without renewal the record is deleted after this time. 0: not given."""
     protocol: Protocol = UNNUMBERED
+    proves_reads: bool = False
+    """Its workers prove with a grant what they read from others; earlier ones show a ticket."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

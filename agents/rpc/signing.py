@@ -28,7 +28,6 @@ log = structlog.get_logger("signing")
 
 REQUEST_HEADER = "Sailor-Signature"
 REPLY_HEADER = "Sailor-Reply"
-TICKET_HEADER = "Sailor-Ticket"
 AGE_S_MAX = 60.0
 """The largest difference between two clocks, with the time in transit."""
 TICKET_S = 3600.0
@@ -130,7 +129,8 @@ def sign_reply(key: ClusterKey, nonce: str, status: int, body: bytes) -> str:
 
 
 def ticket(key: ClusterKey, job: str, generation: int, reader: str, *, at: float) -> str:
-    """Return the ticket with which the workers of a node read a job's snapshots from others."""
+    """Return the ticket with which workers of a node prove to agents before there were grants that
+    they may read a job's snapshots."""
     about = str(int(at + TICKET_S)), str(generation), reader
     mac = key.mac("ticket", job, *about)
     return "until={}, generation={}, reader={}, mac={}".format(*about, mac)

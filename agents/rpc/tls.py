@@ -139,10 +139,62 @@ class Tls:
         assert self.cluster is not None
         return server_name(wanted, self.cluster)
 
+    def sign(self, text: bytes) -> tuple[bytes, bytes]:
+        """Sign as the owner of our certificate; return it, as DER, and the signature."""
+        from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+
+        files = self.files
+        assert files.certificate is not None
+        assert files.key is not None
+        certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+        key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+        if certificate.public_key() != key.public_key():
+            raise InputError(Problem(str(files.certificate), f"is not of the key {files.key}"))
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        signature = key.sign(text, ec.ECDSA(hashes.SHA256()))
+        return certificate.public_bytes(serialization.Encoding.DER), signature
+
+    def check_signed(self, text: bytes, der: bytes, signature: bytes) -> tuple[Identity, int]:
+        """Return who signed a text, and the serial number of the certificate.
+
+        Raises ``ValueError`` unless it is of our authority, is valid now and made the signature.
+        """
+        from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+
+        found, key = x509.load_der_x509_certificate(der), None
+        for authority in x509.load_pem_x509_certificates(self.files.ca.read_bytes()):
+            with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+                found.verify_directly_issued_by(authority)
+                key = found.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("the certificate is not of this cluster's authority")
+        begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+        if not begin.timestamp() <= time.time() < end.timestamp():
+            raise ValueError("the certificate is not valid now")
+        if self.has_revoked(found.serial_number):
+            raise ValueError("the certificate is revoked")
+        try:
+            key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            raise ValueError("the certificate's key did not sign it") from None
+        owner = _owner_of(found)
+        if owner is None or owner.cluster != self.cluster:
+            raise ValueError("the certificate is of no member of this cluster")
+        return owner, found.serial_number
+
+    def has_revoked(self, serial: int) -> bool:
+        """Return whether a certificate is on the list of revoked ones, as it is now."""
+        self._look()
+        return serial in self._revoked
+
     def why_not(self, certificate: Mapping[str, Any]) -> str:
         """Return why a certificate that was valid at the handshake is valid no longer."""
-        self._look()
-        if int(certificate["serialNumber"], 16) in self._revoked:
+        if self.has_revoked(int(certificate["serialNumber"], 16)):
             return "the certificate is revoked"
         if ssl.cert_time_to_seconds(certificate["notAfter"]) < time.time():
             return "the certificate has expired"
@@ -239,20 +291,27 @@ def read_certificate(path: Path) -> tuple[Identity, float]:
 
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        owner, until = _owner_of(found), found.not_valid_after_utc.timestamp()
     except OSError as error:
         cure = "make one: sailorctl ca issue"
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}", cure)) from None
-    except (ValueError, x509.ExtensionNotFound):
-        uris, until = [], 0.0
-    else:
-        until = found.not_valid_after_utc.timestamp()
-    owner = read_identity(uris[0]) if len(uris) == 1 else None
+    except ValueError:
+        owner, until = None, 0.0
     if owner is None:
         what = "is not a certificate of a cluster's authority"
         raise InputError(Problem(str(path), what, "make one: sailorctl ca issue"))
     return owner, until
+
+
+def _owner_of(certificate: Any) -> Identity | None:
+    from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return read_identity(uris[0]) if len(uris) == 1 else None
 
 
 def _read_revoked(path: Path | None) -> frozenset[int]:

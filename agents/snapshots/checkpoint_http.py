@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +16,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from agents.protocol.records import JobId
-from agents.rpc.signing import (
-    TICKET_HEADER,
-    ClusterKey,
-    SignatureError,
-    Verifier,
-    check_ticket,
-)
-from agents.rpc.strangers import note_authenticated
+from agents.rpc.signing import ClusterKey
+from agents.snapshots.readers import Readers
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.fetch import REQUEST_BYTES_MAX, DurableSource, SourceError
 
@@ -51,7 +44,7 @@ class _Open:
 class CheckpointRoutes:
     """The routes below ``/v1/checkpoint/``."""
 
-    verifier: Verifier
+    readers: Readers
     _open: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
 
     def checks(self, request: web.Request) -> bool:
@@ -85,14 +78,13 @@ class CheckpointRoutes:
 
     async def _admit(self, request: web.Request) -> _Open:
         job, mac = request.match_info["job"], request.match_info["mac"]
+        await self.readers.admit(request, job)
         try:
             manifest = base64.urlsafe_b64decode(request.match_info["manifest"]).decode()
-            check_ticket(self.verifier.key, job, request.headers.get(TICKET_HEADER), at=time.time())
-        except (SignatureError, ValueError) as error:
+        except ValueError as error:
             raise web.HTTPUnauthorized(text=f"{error}\n") from None
-        if not self.verifier.key.is_mac(mac, "checkpoint", job, manifest):
+        if not self.readers.verifier.key.is_mac(mac, "checkpoint", job, manifest):
             raise web.HTTPUnauthorized(text="the checkpoint is not one of this worker's\n")
-        note_authenticated(request)
         opened = self._open.setdefault(manifest, _Open(DurableSource(manifest)))
         while len(self._open) > KEPT:
             self._open.popitem(last=False)

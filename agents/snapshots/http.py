@@ -1,6 +1,6 @@
 """Snapshots over HTTP: workers of other nodes read them, other agents write replicas.
 
-A worker shows the ticket that its own agent gave it for the job. An agent signs its request; the
+A worker proves that its own agent granted it to read the job. An agent signs its request; the
 signature covers the path, which names the checksum of the file's header, and the header holds
 the checksums of all pieces.
 """
@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,9 @@ from agents.daemon.failpoints import failpoint
 from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId, Point
 from agents.rpc.server import answer_signed, refuse_stranger
-from agents.rpc.signing import TICKET_HEADER, SignatureError, Verifier, check_ticket
-from agents.rpc.strangers import note_authenticated
+from agents.rpc.signing import Verifier
 from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
+from agents.snapshots.readers import Readers
 from worker.checkpoint import snapshot_file
 from worker.plain_file import open_plain
 
@@ -60,6 +59,7 @@ class SnapshotRoutes:
 
     memory: SnapshotMemory
     verifier: Verifier
+    readers: Readers
     _coming: set[Path] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Makes the temporary file names of replicas that arrive at the same time differ."""
@@ -77,12 +77,12 @@ class SnapshotRoutes:
     # ---- for workers of other nodes -------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        found = self.memory.snapshots(*self._admit(request))
+        found = self.memory.snapshots(*await self._admit(request))
         listing = snapshot_file.listing({each.path.name: each.header for each in found})
         return web.Response(body=listing, content_type="application/json")
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
-        job, point = self._admit(request)
+        job, point = await self._admit(request)
         name = request.match_info["file"]
         if all(each.path.name != name for each in self.memory.snapshots(job, point)):
             raise web.HTTPNotFound(text="no such snapshot on this node\n")
@@ -93,14 +93,9 @@ class SnapshotRoutes:
             raise web.HTTPNotFound(text="no such snapshot on this node any more\n") from None
         return _OpenFileResponse(file)
 
-    def _admit(self, request: web.Request) -> tuple[JobId, Point]:
+    async def _admit(self, request: web.Request) -> tuple[JobId, Point]:
         job, point = _named(request)
-        try:
-            shown = request.headers.get(TICKET_HEADER)
-            check_ticket(self.verifier.key, job, shown, at=time.time())
-        except SignatureError as error:
-            raise web.HTTPUnauthorized(text=f"{error}\n") from None
-        note_authenticated(request)
+        await self.readers.admit(request, job)
         return job, point
 
     # ---- for other agents -----------------------------------------------------------------------

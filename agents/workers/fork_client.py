@@ -19,7 +19,7 @@ from agents.daemon.process_cleanup import exists
 from agents.daemon.tasks import Tasks
 from agents.workers.pidfd import ProcessHandle, ProcessId, open_process, process_start
 from worker.plain_file import read_plain
-from worker.spec_protocol import NEEDS, SPEAKS, why_apart
+from worker.spec_protocol import NEEDS, PROVES_READS, SPEAKS, why_apart
 
 START_S = 120.0
 """Seconds for the fork server to import what workers need."""
@@ -77,6 +77,11 @@ class ForkClient:
         """Raise ``WorkersTooOldError`` if its workers cannot act on our orders."""
         if why := why_apart(self._speaks, NEEDS):
             raise WorkersTooOldError(why)
+
+    @property
+    def proves_reads(self) -> bool:
+        """Whether its workers prove what they read with a grant, as far as it has said."""
+        return self._speaks >= PROVES_READS
 
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
         """Fork a worker; its ``process.json`` is written before it runs."""

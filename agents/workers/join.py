@@ -91,6 +91,9 @@ class GenerationJoiner:
         except OSError as error:
             self.gang.refuse(said_of(error, self.settings.home(record.number)))
             return
+        except InputError as error:
+            self.gang.refuse("; ".join(map(str, error.problems)))
+            return
         self._find_rendezvous(rank_map, all_specs[0])
         await self.gang.start(all_specs)
 

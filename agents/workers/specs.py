@@ -19,7 +19,9 @@ from agents.protocol.records import (
     NodeId,
     NodeRecord,
 )
+from agents.rpc.grants import make_grant
 from agents.rpc.signing import ClusterKey, ticket
+from agents.rpc.tls import Tls
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
 from worker.layout.rank_layout import rank_places
@@ -85,6 +87,8 @@ class WorkerSettings:
     checkpoint_path: Callable[[JobId, str], str] | None = None
     """Returns the path of a manifest at this agent, through which workers of another user read it;
     ``None``: they read the storage themselves."""
+    own_tls: Tls | None = None
+    """The agent's own: it signs what workers read with; ``None``: plain HTTP."""
 
     @property
     def socket(self) -> Path:
@@ -136,6 +140,8 @@ def specs(
         }
         for peer in (*details.nodes, *details.left)
     }
+    who = record.job, record.number, node.name
+    grant, secret = make_grant(settings.key, settings.own_tls, *who, at=time.time())
     for rank, device in rank_map.devices.items():
         folder = home / str(rank)
         folder.mkdir(exist_ok=True)
@@ -166,7 +172,8 @@ def specs(
             "memory_every": record.memory_every,
             "persist_every": record.persist_every,
             "peers": peers,
-            "ticket": ticket(settings.key, record.job, record.number, node.name, at=time.time()),
+            "ticket": ticket(settings.key, *who, at=time.time()),
+            "reader": {"grant": grant, "secret": secret},
             "tls": settings.tls,
             "manifest": manifest if settings.checkpoint_path is None else None,
             "checkpoint": _by_agent(settings, node, record.job, manifest),

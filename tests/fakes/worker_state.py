@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -19,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.rpc.signing import TICKET_HEADER
 from simulator.documents.files import parse_document
 from simulator.inputs.job_file import job_from_document
 from simulator.inputs.plan_file import load_plan
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.fetch import PeerTls
+from worker.checkpoint.reader import Reader
 from worker.layout.rank_layout import atoms_held, rank_places
 
 PIECE_BYTES = 1024
@@ -170,21 +171,26 @@ def _take_from(share: Share, address: str, wanted: set[tuple[int, int]]) -> None
     scheme, context = ("http", None) if tls is None else ("https", tls.context)
     if context is not None:
         context.check_hostname = False  # Real workers compare it.
-    base = f"{scheme}://{address}/v1/memory/{job}/{restore['generation']}-{restore['step']}"
-    for each in json.loads(_get(base, share.spec["ticket"], context)):
+    base = f"{scheme}://{address}"
+    point = f"/v1/memory/{job}/{restore['generation']}-{restore['step']}"
+    reader = Reader.of(share.spec)
+    for each in json.loads(_get(base, point, reader, context)):
         header = snapshot_file.header_from(each["header"], name=each["file"])
         for piece in header.pieces:
             if piece.key in wanted:
                 end = piece.offset + piece.bytes - 1
-                ticket, span = share.spec["ticket"], f"bytes={piece.offset}-{end}"
-                data = _get(f"{base}/{each['file']}", ticket, context, span)
+                span = f"bytes={piece.offset}-{end}"
+                data = _get(base, f"{point}/{each['file']}", reader, context, span)
                 snapshot_file.check_piece(data, piece, name=base)
                 if data == content(job, piece.key, restore["step"]):
                     wanted.discard(piece.key)
 
 
-def _get(url: str, ticket: str, context: ssl.SSLContext | None, span: str | None = None) -> bytes:
-    headers = {TICKET_HEADER: ticket, **({} if span is None else {"Range": span})}
-    request = urllib.request.Request(url, headers=headers)
+def _get(
+    base: str, path: str, reader: Reader, context: ssl.SSLContext | None, span: str = ""
+) -> bytes:
+    headers = reader.headers(base.partition("://")[2], path, span, at=time.time())
+    headers |= {"Range": span} if span else {}
+    request = urllib.request.Request(f"{base}{path}", headers=headers)
     with urllib.request.urlopen(request, timeout=2.0, context=context) as answer:
         return bytes(answer.read())

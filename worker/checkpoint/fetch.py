@@ -13,6 +13,7 @@ import itertools
 import mmap
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from typing import Any, Protocol
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.manifest import read_fields
 from worker.checkpoint.placement import PieceKey
+from worker.checkpoint.reader import Reader
 
-TICKET_HEADER = "Sailor-Ticket"
 CONNECT_S = 2.0
 TIMEOUT_S = 10.0
 """Seconds for a connected peer to answer."""
@@ -292,7 +293,7 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class PeerTls:
-    """How peers' agents are verified; a worker itself has no certificate, but a ticket."""
+    """How peers' agents are verified; a worker itself has no certificate, but a grant."""
 
     context: ssl.SSLContext
     server: str
@@ -321,7 +322,7 @@ class PeerSource:
     name: str
     address: str
     path: str
-    ticket: str
+    reader: Reader
     tls: PeerTls | None = None
     node: str = ""
     """The node of the agent that serves it, if the source has another name."""
@@ -337,7 +338,7 @@ class PeerSource:
         cls,
         name: str,
         address: str,
-        ticket: str,
+        reader: Reader,
         job: str,
         tls: PeerTls | None = None,
         *,
@@ -347,7 +348,7 @@ class PeerSource:
     ) -> PeerSource:
         """Return the source of one snapshot."""
         path = f"/v1/memory/{job}/{generation}-{step}"
-        return cls(name, address, path, ticket, tls, life=life)
+        return cls(name, address, path, reader, tls, life=life)
 
     def files(self) -> Mapping[str, snapshot_file.Header]:
         status, body = self._get(self.path, {})
@@ -395,7 +396,9 @@ class PeerSource:
         try:
             if connection.sock is None:
                 _connect(connection, self.tls, self.node or self.name, self.timeout_s)
-            connection.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
+            span = headers.get("Range", "")
+            shown = self.reader.headers(self.address, path, span, at=time.time())
+            connection.request("GET", path, headers={**shown, **headers})
             answer = connection.getresponse()
             return answer.status, _read_all(answer)
         except (OSError, http.client.HTTPException) as error:

@@ -22,6 +22,7 @@ from worker.checkpoint.fetch import (
     PeerTls,
     Source,
 )
+from worker.checkpoint.reader import Reader
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotTarget
 from worker.control import work_folder
 from worker.data.batch import DataSource
@@ -108,14 +109,14 @@ class Assignment:
         peers = spec["peers"]
         zone = peers.get(spec["node"], {}).get("zone")
         groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
-        tls = PeerTls.of(spec.get("tls"))
+        tls, reader = PeerTls.of(spec.get("tls")), Reader.of(spec)
         for is_near in (True, False):
             groups.append(
                 [
                     PeerSource.at(
                         peer["name"],
                         peer["address"],
-                        spec["ticket"],
+                        reader,
                         self.job,
                         tls,
                         # An agent of an older version does not send has_left.
@@ -127,7 +128,7 @@ class Assignment:
                 ]
             )
         if by_agent := spec.get("checkpoint"):
-            where = by_agent["address"], by_agent["path"], spec["ticket"], tls
+            where = by_agent["address"], by_agent["path"], reader, tls
             node = by_agent["name"]
             groups.append(
                 [PeerSource("durable storage", *where, node=node, timeout_s=STORAGE_TIMEOUT_S)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager, closing
 
 import pytest
 from aiohttp import web
 
 from agents.protocol.records import JobId
-from agents.rpc.signing import ClusterKey, Verifier, ticket
+from agents.rpc.signing import ClusterKey, Verifier
 from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
+from agents.snapshots.readers import Readers
+from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
 from tests.worker.checkpoint.one_object import commit_object
 from worker.checkpoint.fetch import PeerSource, SourceError, fetch
@@ -32,18 +33,20 @@ def committed(folder, pieces: dict[tuple[int, int], bytes] | None = None) -> str
 @asynccontextmanager
 async def served():
     app = web.Application()
-    CheckpointRoutes(Verifier(KEY, lambda: "here:1")).add_to(app.router)
+    here: list[str] = []
+    CheckpointRoutes(Readers(Verifier(KEY, lambda: here[0]))).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    here.append(f"127.0.0.1:{runner.addresses[0][1]}")
     try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
+        yield here[0]
     finally:
         await runner.cleanup()
 
 
 def source(address: str, path: str, job: str = JOB) -> PeerSource:
-    return PeerSource("durable storage", address, path, ticket(KEY, job, 1, "a", at=time.time()))
+    return PeerSource("durable storage", address, path, reader(KEY, job, "a"))
 
 
 async def test_a_checkpoint_is_read_piece_by_piece(tmp_path):

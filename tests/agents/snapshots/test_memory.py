@@ -12,22 +12,18 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from yarl import URL
 
 from agents.protocol.records import Holding, JobId, Point, Sealed
-from agents.rpc.signing import (
-    REQUEST_HEADER,
-    TICKET_HEADER,
-    TICKET_S,
-    ClusterKey,
-    Verifier,
-    sign_request,
-    ticket,
-)
+from agents.rpc.signing import REQUEST_HEADER, TICKET_S, ClusterKey, Verifier, sign_request
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
 from agents.snapshots.partial_file import read_pieces
+from agents.snapshots.readers import Readers
+from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
+from worker.checkpoint.reader import Reader
 
 JOB = JobId("job")
 KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
@@ -178,13 +174,13 @@ class Served:
         self.memory, self.session, self.port = memory, session, port
         self.base = f"http://127.0.0.1:{port}"
 
-    async def get(self, path: str, *, shown: str | None = None, span: str | None = None):
-        headers = {
-            TICKET_HEADER: ticket(KEY, "job", 1, "b", at=time.time()) if shown is None else shown
-        }
-        if span is not None:
+    async def get(self, path: str, *, by: Reader | None = None, span: str = ""):
+        by = by or reader(KEY, "job")
+        headers = by.headers(RECEIVER, path, span, at=time.time())
+        if span:
             headers["Range"] = span
-        async with self.session.get(f"{self.base}{path}", headers=headers) as reply:
+        url = URL(f"{self.base}{path}", encoded=True)
+        async with self.session.get(url, headers=headers) as reply:
             return reply.status, await reply.read()
 
     async def put(self, path: str, data: bytes, *, key: ClusterKey = KEY, size: int | None = None):
@@ -201,7 +197,8 @@ async def served(tmp_path):
     memory = SnapshotMemory(tmp_path / "memory")
     memory.open()
     app = web.Application()
-    SnapshotRoutes(memory, Verifier(KEY, lambda: RECEIVER)).add_to(app.router)
+    verifier = Verifier(KEY, lambda: RECEIVER)
+    SnapshotRoutes(memory, verifier, Readers(verifier)).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -230,13 +227,14 @@ async def test_workers_of_the_job_can_list_and_read_ranges(served):
 async def test_several_ranges_are_read_over_one_connection(served):
     header = write_snapshot(served.memory.folder, step=3)
     served.memory.open()
-    shown = {TICKET_HEADER: ticket(KEY, "job", 1, "b", at=time.time())}
+    by, path = reader(KEY, "job"), "/v1/memory/job/1-3/0.snap"
 
     def read() -> None:
         line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10.0)
         for piece in 2 * header.pieces:
             span = f"bytes={piece.offset}-{piece.offset + piece.bytes - 1}"
-            line.request("GET", "/v1/memory/job/1-3/0.snap", headers={**shown, "Range": span})
+            shown = by.headers(RECEIVER, path, span, at=time.time())
+            line.request("GET", path, headers={**shown, "Range": span})
             answer = line.getresponse()
             assert answer.status == 206
             snapshot_file.check_piece(answer.read(), piece, name="x")
@@ -246,16 +244,17 @@ async def test_several_ranges_are_read_over_one_connection(served):
 
 
 @pytest.mark.asyncio
-async def test_reads_need_the_jobs_ticket_and_reach_only_its_snapshots(served):
+async def test_reads_need_the_jobs_grant_and_reach_only_its_snapshots(served):
     write_snapshot(served.memory.folder, step=3)
     write_snapshot(served.memory.folder, step=3, job="other")
     served.memory.open()
     path = "/v1/memory/job/1-3/0.snap"
     now = time.time()
-    foreign = ticket(KEY, "other", 1, "b", at=now), ticket(OTHER, "job", 1, "b", at=now)
-    for shown in ("", "0" * 64, *foreign, ticket(KEY, "job", 1, "b", at=now - 2 * TICKET_S)):
-        assert (await served.get(path, shown=shown))[0] == 401
-        assert (await served.get("/v1/memory/job/1-3", shown=shown))[0] == 401
+    none = [Reader(""), Reader("0" * 64), Reader(reader(KEY, "job").ticket)]
+    foreign = [reader(KEY, "other"), reader(OTHER, "job")]
+    for by in (*none, *foreign, reader(KEY, "job", at=now - 2 * TICKET_S)):
+        assert (await served.get(path, by=by))[0] == 401
+        assert (await served.get("/v1/memory/job/1-3", by=by))[0] == 401
     (served.memory.folder / "job" / "1-3" / "secret").write_bytes(b"x")
     for wrong in ("secret", "..", "1.snap", "%2e%2e%2fsecret", ".0.snap"):
         assert (await served.get(f"/v1/memory/job/1-3/{wrong}"))[0] in (400, 404)

@@ -23,6 +23,7 @@ from worker.checkpoint.fetch import (
     SourceError,
     fetch,
 )
+from worker.checkpoint.reader import Reader
 
 POINT = {"generation": 4, "step": 7}
 MODEL = "f" * 32
@@ -39,7 +40,7 @@ def peer(tmp_path: Path) -> Iterator[tuple[PeerSource, Path]]:
     """Another node and its folder."""
     memory = tmp_path / "peer"
     with snapshot_server(memory) as port:
-        yield PeerSource.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
+        yield PeerSource.at("b", f"127.0.0.1:{port}", Reader("t"), "j1", **POINT), memory
 
 
 def damage(path: Path, piece: snapshot_file.Piece) -> None:
@@ -80,7 +81,7 @@ def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
 
 def test_dead_source_does_not_delay_the_others(tmp_path, peer):
     found = write(peer[1], header_of(*SIZES))
-    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    gone = PeerSource.at("gone", "127.0.0.1:1", Reader("t"), "j1", **POINT)
     got = fetch(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
@@ -113,8 +114,8 @@ def test_read_whose_connection_was_closed_is_sent_again(peer):
 
 def test_missing_pieces_are_named(peer):
     write(peer[1], header_of(100, 0))
-    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", life="gone.1", **POINT)
-    left = PeerSource.at("left", "127.0.0.1:1", "t", "j1", **POINT)
+    gone = PeerSource.at("gone", "127.0.0.1:1", Reader("t"), "j1", life="gone.1", **POINT)
+    left = PeerSource.at("left", "127.0.0.1:1", Reader("t"), "j1", **POINT)
     with pytest.raises(
         PieceNotFoundError, match="no source has piece 0 of layer 1, piece 1 of layer 1"
     ) as raised:
