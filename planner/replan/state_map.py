@@ -102,7 +102,7 @@ Span = tuple[Layers, tuple[int, int]]
 
 def layers_of(stages: Iterable[Stage]) -> Layers:
     """The layers of a device group with these stages."""
-    return tuple(stage.layers for stage in stages)
+    return tuple([stage.layers for stage in stages])
 
 
 def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
@@ -124,17 +124,13 @@ def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> f
     shared = max(0, min(high, high_) - max(low, low_))
     if not shared:
         return 0.0
-    both = (
-        (max(first, first_), min(end, end_)) for first, end in layers for first_, end_ in layers_
-    )
-    return sum(
-        (
-            float(layer_bytes[stop] - layer_bytes[start]) * shared / atoms
-            for start, stop in both
-            if start < stop
-        ),
-        0.0,
-    )
+    found = 0.0
+    for first, end in layers:
+        for first_, end_ in layers_:
+            start, stop = max(first, first_), min(end, end_)
+            if start < stop:
+                found += float(layer_bytes[stop] - layer_bytes[start]) * shared / atoms
+    return found
 
 
 def devices_left(nodes: Iterable[Node], taken: Mapping[str, set[int]]) -> dict[str, list[int]]:

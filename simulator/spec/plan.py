@@ -134,6 +134,8 @@ class Plan:
 
     def chunks(self, pipeline: Pipeline) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each device group: one, or several chunks."""
+        if self.virtual_stages == 1:
+            return tuple(zip(pipeline.stages, strict=True))
         groups = self.group_count(pipeline)
         return tuple(pipeline.stages[group::groups] for group in range(groups))
 
