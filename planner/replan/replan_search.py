@@ -67,6 +67,8 @@ class ReplanSearch:
         b = self.running.plan.micro_batch_size
         self._total = self.tables.job.global_batch // b
         self._drafts = RepairDrafts(self.tables.templates, self.lots, self._total, b)
+        if self.running.plan.virtual_stages > 1:
+            self.budget *= 2  # Mixes are judged with chunks and without.
         self.has_losses = bool(self._damage.broken)
         if self.has_losses:
             lost = len(self._damage.broken)
