@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,47 @@ def test_each_rank_receives_the_whole_and_none_gathers() -> None:
         here.network.within_node(place(), gpus=2, bytes_each=count * size) for count in (2, 1)
     )
     assert channels(here, near) == [pytest.approx((ahead, 0, back, 0))]
+
+
+def test_ranks_that_share_tokens_send_their_own_or_gather_all_before() -> None:
+    """Between equal degrees four flows of a quarter share the NIC, and nobody gathers."""
+    here, size = world(runtime=WHOLE), 2 * SAMPLE_BYTES
+    alike = Plan(2, (pipeline((at("a"), 4), (at("b"), 4)),), sequence_parallel=True)
+    assert channels(here, alike) == [pytest.approx((size / RATE, 0, size / RATE, 0))]
+    assert gathered_before(here, alike) == [(0, 0)]
+    near = Plan(2, (pipeline((at("a"), 2), (at("a"), 2)),), sequence_parallel=True)
+    inside = here.network.within_node(place(), gpus=4, bytes_each=size / 2)
+    assert channels(here, near) == [pytest.approx((inside, 0, inside, 0))]
+    for degrees in ((4, 2), (1, 4)):
+        stages = [(at("a"), degrees[0]), (at("b"), degrees[1])]
+        plan = Plan(2, (pipeline(*stages),), sequence_parallel=True)
+        assert channels(here, plan) == channels(here, replace(plan, sequence_parallel=False))
+        ahead, back = (
+            here.network.all_gather(place(), gpus=tp, total_bytes=size) for tp in degrees
+        )
+        assert gathered_before(here, plan) == [(ahead, back)]
+        assert back > 0
+
+
+def test_what_ranks_gather_before_they_send_holds_up_their_device() -> None:
+    here = world(runtime=WHOLE)
+    plan = Plan(2, (pipeline((at("a"), 4), (at("b"), 2)),), sequence_parallel=True)
+    layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
+    first, last = here.estimator.pipeline_times(plan, layout)[0].times
+    ((ahead, back),) = gathered_before(here, plan)
+    message_s = platform_of("V100-16").message_s
+    assert first.send_activation == pytest.approx(message_s + ahead)
+    assert last.send_gradient == pytest.approx(message_s + back)
+
+
+def gathered_before(here: World, plan: Plan) -> list[tuple[float, float]]:
+    """Per hop: what the source gathers of the activation, and the target of the gradient."""
+    layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
+    messages = MessageTimes(here.network, sends_whole=here.costs.runtime.sends_whole)
+    sizes = np.full(len(layout.groups.hops.source), SAMPLE_BYTES)
+    priced = messages.channels(layout, bytes_per_sample=sizes)
+    columns = priced.before_activation_s.tolist(), priced.before_gradient_s.tolist()
+    return list(zip(*columns, strict=True))
 
 
 def test_whole_tensors_of_all_pipelines_share_the_bandwidth_between_zones() -> None:
