@@ -23,8 +23,10 @@ from planner.problem.question import (
     SEARCHED,
     Answer,
     BestByEstimate,
+    Gain,
     Question,
     Rejected,
+    Tried,
     Why,
 )
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
@@ -32,6 +34,8 @@ from planner.search.chunks import best_in_chunks
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
+from planner.search.stage_limits import StageTimeTables
+from planner.search.zero_bubble import best_without_bubble
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem
@@ -93,6 +97,7 @@ class _Asked:
     note: str = ""
     rejected: tuple[Rejected, ...] = ()
     why: Why = field(default_factory=Why)
+    gains: dict[Tried, Gain] = field(default_factory=dict)
 
     def find(self) -> None:
         """Search, bound the result, and look for a simpler or cheaper plan."""
@@ -209,14 +214,35 @@ class _Asked:
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
             space=self._space(taken.plan),
+            gains=tuple(
+                replace(gain, is_taken=taken.plan.schedule == gain.name)
+                for gain in self.gains.values()
+            ),
         )
 
     def _space(self, plan: Plan) -> str:
         """Which plans the bounds cover, and whether the plan is one of them."""
         assert self.search is not None
-        space = SEARCHED["event", "all judged" if self.search.is_complete else "full"]
+        kind = "all judged" if self.search.is_complete else "full"
+        space = SEARCHED["event", "zero-bubble" if self._divides else kind]
         outside = _outside(plan)
         return space if outside is None else f"{space}; {outside}"
+
+    @property
+    def _divides(self) -> bool:
+        """Whether plans may have divided backwards."""
+        return "zero-bubble" in self.question.tries
+
+    def _add_gain(self, name: Tried, found: JudgedPlan | None, without: JudgedPlan | None) -> None:
+        """Note the best plans with and without something, over all searches."""
+        goal = self.question.job.objective.goal
+        known = self.gains.get(name, Gain(name, goal, None, None))
+
+        def least(before: float | None, one: JudgedPlan | None) -> float | None:
+            figures = [before] if one is None else [before, one.score[0]]
+            return min((each for each in figures if each is not None), default=None)
+
+        self.gains[name] = Gain(name, goal, least(known.best, found), least(known.without, without))
 
     def _search(
         self,
@@ -272,6 +298,12 @@ class _Asked:
         )
         self.searches.append(search)
         best = search.run()
+        if self._divides and not shares_tokens:
+            found = best_without_bubble(search)
+            if within is self.limits:
+                self._add_gain("zero-bubble", found, best)
+            if found is not None and (best is None or found.score < best.score):
+                best = found
         # The cost frontier reads these: a plan that keeps only the relaxed limits is left out.
         self.cache.judged += [(each.plan, each.estimate) for each in search.keeping(self.limits)]
         return search, best
@@ -285,7 +317,7 @@ class _Asked:
         assert best is not None
         bound = self._event_bound(work_max)
         bounds = bound.bounds(*_figures(best))
-        if search.is_complete:
+        if search.is_complete and not self._divides:
             seconds = bounds.seconds if self.limits.goal_is_cost else best.score[0]
             bounds = Bounds(seconds, best.score[0])
         # Both bounds hold, and an interruption may have ended the second one early.
@@ -307,8 +339,18 @@ class _Asked:
     def _event_bound(self, work_max: float) -> EventBound:
         assert self.search is not None
         search, question = self.search, self.question
+        tables = search.tables
+        if self._divides:
+            tables = StageTimeTables(
+                search.maker,
+                search.lots,
+                degrees=search.degrees,
+                recomputes=search.recomputes,
+                per_layer_sync=search.judge.overlaps,
+                divides=True,
+            )
         return EventBound(
-            search.tables,
+            tables,
             search.lots,
             search.grants,
             self.limits,
@@ -344,7 +386,7 @@ def _outside(plan: Plan) -> str | None:
     """Why the bounds do not cover a plan; ``None``: they do."""
     if plan.sequence_parallel and any(s.tp > 1 for each in plan.pipelines for s in each.stages):
         return OUTSIDE["sequence"]
-    return None if plan.schedule == "1f1b" else OUTSIDE["interleaved"]
+    return OUTSIDE["interleaved"] if plan.schedule == "interleaved" else None
 
 
 def _figures(best: JudgedPlan) -> tuple[float, float]:

@@ -118,6 +118,7 @@ def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
     tp = _tp({x.tp for t in judged.mix.templates for x in t.stages})
     chunks = judged.plan.virtual_stages
     more = "" if chunks == 1 else f" of {chunks} chunks"
+    more += ", zero-bubble" if judged.plan.schedule == "zero-bubble" else ""
     return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages{more}, micro batch {size}"
 
 

@@ -22,7 +22,7 @@ GIVEN_AWAY_MAX = 0.05
 TIME_WEIGHT = 2
 """A plan that takes 1 % longer has to save this many percent of the dollars."""
 SIMPLICITY = ("stages", "GPU kinds", "zones", "TP degrees")
-"""What is counted, most important first; then come uneven layers."""
+"""What is counted, most important first; then come uneven layers, and divided backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def preferred(best: _Plan, others: Iterable[_Plan], goal: Goal) -> _Plan:
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
-    """Counts of each of ``SIMPLICITY``, and of uneven layers; smaller is simpler."""
+    """Counts of each of ``SIMPLICITY``, uneven layers, divided backwards; smaller is simpler."""
     stages = {stage for pipeline in plan.pipelines for stage in pipeline.stages}
     places = {place for stage in stages for place in stage.places}
     return (
@@ -125,6 +125,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
         len({place.zone for place in places}),
         len({stage.tp for stage in stages}),
         _uneven_cuts(plan),
+        int(plan.schedule == "zero-bubble"),
     )
 
 
@@ -139,10 +140,12 @@ def _uneven_cuts(plan: Plan) -> int:
 
 def simpler_by(one: Plan, other: Plan) -> str:
     """What one plan has less of than another, such as "1 zone instead of 2"; empty: nothing."""
-    *counts, uneven = zip(simplicity(one), simplicity(other), strict=True)
+    *counts, uneven, divided = zip(simplicity(one), simplicity(other), strict=True)
     said = [
         f"{less} {name.removesuffix('s') if less == 1 else name} instead of {more}"
         for name, (less, more) in zip(SIMPLICITY, counts, strict=True)
         if less < more
     ]
-    return ", ".join([*said, *(["more even layers"] if uneven[0] < uneven[1] else [])])
+    said += ["more even layers"] if uneven[0] < uneven[1] else []
+    said += ["whole backwards"] if divided[0] < divided[1] else []
+    return ", ".join(said)

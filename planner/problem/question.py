@@ -22,6 +22,9 @@ SPACES: tuple[Space, ...] = ("full", "paper")
 SEARCHED: Mapping[tuple[str, str], str] = {
     ("event", "full"): "1F1B, one micro batch size, unsplit stages, any placement",
     ("event", "all judged"): "1F1B, one micro batch size, unsplit stages, placed by rule",
+    ("event", "zero-bubble"): (
+        "1F1B and zero-bubble, one micro batch size, unsplit stages, any placement"
+    ),
     ("paper", "full"): "pipelines with equal boundaries",
     ("paper", "paper"): "the published planner's space",
 }
@@ -31,6 +34,13 @@ OUTSIDE = {
     "sequence": "the ranks of the plan itself share tokens, so it is outside",
 }
 """Added to the space where the bounds do not cover the plan, by what it has."""
+Tried = Literal["zero-bubble"]
+TRIED: tuple[Tried, ...] = ("zero-bubble",)
+"""What a plan may have only if the question asks what it would bring."""
+CANNOT_RUN: Mapping[Tried, str] = {
+    "zero-bubble": "such plans cannot be submitted: no runtime runs them yet",
+}
+"""Why no submitted job gets such a plan."""
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 
@@ -80,6 +90,8 @@ class Question:
     """Search until no plan can be better by more than this share, up to 10 times the budget."""
     prefer: Preference = "fastest"
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
+    tries: tuple[Tried, ...] = ()
+    """What the plan may have although it cannot be submitted then, under the event estimator."""
     told: Callable[[str], None] | None = None
     """Progress callback of search and bound; called thousands of times."""
     is_stoppable: bool = False
@@ -148,6 +160,41 @@ class BestByEstimate:
             "loses": self.loses,
             "error": self.error,
             "saves": self.saves,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What something brings that the question tries."""
+
+    name: Tried
+    goal: Goal
+    best: float | None
+    """The objective of the best plan found with it; ``None``: none keeps the limits."""
+    without: float | None
+    """That of the best plan found without it."""
+    is_taken: bool = False
+    """Whether the answer's plan has it."""
+
+    def __str__(self) -> str:
+        if self.best is None:
+            return f"{self.name}: no plan found with it keeps the limits"
+        said = f"{self.name}: {self._figure(self.best)}"
+        if self.without is None:
+            return f"{said}; no plan found without it keeps the limits; {CANNOT_RUN[self.name]}"
+        share = self.best / self.without - 1 if self.without > 0 else 0.0
+        said += f" instead of {self._figure(self.without)} ({share:+.1%})"
+        return f"{said}; {CANNOT_RUN[self.name]}"
+
+    def _figure(self, objective: float) -> str:
+        return f"$ {objective:.4g}" if self.goal == "cost" else f"{objective:.4g} s"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "objective": self.best,
+            "without": self.without,
+            "taken": self.is_taken,
         }
 
 
@@ -236,6 +283,8 @@ class Answer:
     """The best plan by its estimate, if this one was preferred to it."""
     pays_spot_first: bool = False
     """Whether limits in dollars are kept only if spot GPUs are paid before those on demand."""
+    gains: tuple[Gain, ...] = ()
+    """What each thing brings that the question tries."""
 
     @property
     def objective(self) -> float | None:
@@ -277,6 +326,7 @@ class Answer:
             },
             "batch_exact": self.batch_exact,
             "best_by_estimate": self.instead_of and self.instead_of.to_json(),
+            **({"tried": [one.to_json() for one in self.gains]} if self.gains else {}),
             "explain": list(self.explain),
             "idle": [asdict(idle) for idle in self.why.idle],
             "one_more": [asdict(one) for one in self.why.one_more],

@@ -6,8 +6,8 @@ size and number of pipelines are impossible within T if their pipelines cost mor
 worth, at any of the prices tried. Dollars are one such price. Spans of time are examined best first
 and halved until they are narrow.
 
-The searched space: 1F1B without interleaving, one micro batch size per plan, unsplit stages, any
-placement of stage groups on machines.
+The searched space: 1F1B without interleaving (and zero-bubble schedules, if the tables divide
+backwards), one micro batch size per plan, unsplit stages, any placement of stage groups.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ layers are divided into chunks that take turns with those of the other groups.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -30,20 +30,26 @@ def best_in_chunks(search: EventSearch) -> JudgedPlan | None:
     They are judged on top of the budget. Where no plan keeps the limits, those that break them
     least are divided into chunks.
     """
-    kept = [one for one in search.judged if one.keeps_limits] or search.broken
-    plain = [one for one in kept if _bubble(one.plan) >= BUBBLE_MIN]
-    families: dict[Hashable, JudgedPlan] = {}
-    for one in sorted(plain, key=lambda one: one.score):
-        # The best plans are often variants of one; with chunks another family may be best.
-        if in_rounds(one.plan.pipelines) is not None:
-            families.setdefault(_family(one.plan), one)
-    found = [
-        search.judge_plan(plan, one.mix)
-        for one in [*families.values()][:FAMILIES_MAX]
-        for plan in in_chunks(one.plan)
-    ]
+    starts = waiting_families(
+        search,
+        lambda plan: plan.schedule == "1f1b" and in_rounds(plan.pipelines) is not None,
+    )
+    found = [search.judge_plan(plan, one.mix) for one in starts for plan in in_chunks(one.plan)]
     keeping = [one for one in found if one is not None and one.keeps_limits]
     return min(keeping, key=lambda one: one.score, default=None)
+
+
+def waiting_families(search: EventSearch, suits: Callable[[Plan], bool]) -> list[JudgedPlan]:
+    """The best suitable plan of each family whose pipelines wait; the best families first.
+
+    The best plans are often variants of one; under another schedule another family may be best.
+    """
+    kept = [one for one in search.judged if one.keeps_limits] or search.broken
+    families: dict[Hashable, JudgedPlan] = {}
+    for one in sorted(kept, key=lambda one: one.score):
+        if _bubble(one.plan) >= BUBBLE_MIN and suits(one.plan):
+            families.setdefault(_family(one.plan), one)
+    return [*families.values()][:FAMILIES_MAX]
 
 
 def in_chunks(plan: Plan) -> Iterator[Plan]:

@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
-from planner.search.stage_limits import StageTimeTables, Times
+from planner.search.stage_limits import StageTimeTables
+from planner.search.stage_times import Times
 from simulator.arrays import Bools, Floats, Ints
 
 EVERY = 64
@@ -207,7 +208,12 @@ def pipeline_prices(
     together.
 
     ``tail_s`` is the least time between the last backward and the end of the iteration.
+
+    With divided backwards the gradients of weights also shorten it, by as many as a stage has
+    stages before it; the bound is 0 then.
     """
+    if times.is_divided:
+        return np.zeros(len(counts))
     stages = np.arange(1, stages_max + 1)[:, None]
     ahead = _Ahead(prices, counts, stages_max, _forward_share(times))
     hops_s = (stages - 1) * times.hop_s + (stages - 1) // per_machine * times.leave_machine_s

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.search.stage_limits import Neighbourhood, StageTimeTables, Times
+from planner.search.stage_limits import StageTimeTables
+from planner.search.stage_times import Neighbourhood, Times
 from simulator.arrays import Floats, Ints, prefix_sums
 
 LEVELS_MAX = 96
@@ -74,7 +75,7 @@ class RoundTrips:
             tables.room(micro_batch, fewest, most),
             kinds,
             np.array([[tables.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
-            float(times.work.min(axis=0).sum()),
+            float(times.through.min(axis=0).sum()),
             tables.end_s(micro_batch, fewest, most),
         )
 
@@ -219,27 +220,28 @@ class _Search:
         self.work += STEP_WORK + 4 * len(first) * len(self.counts)
         f = trips.times.forward[number][first, end][:, None]
         b = trips.times.backward[number][first, end][:, None]
+        inputs = trips.times.inputs[number][first, end][:, None]
         left = self.seconds - rest[first, end][:, None]
-        own, later = f + b, np.maximum(n - k - 1, 0)
+        own, once, later = f + b, f + inputs, np.maximum(n - k - 1, 0)
         allowed = np.where(n * own <= left * EASED, 0.0, -1.0)
         allowed[trips.room[number, first, end][:, None] < np.minimum(n, k + 1)] = -1.0
-        allowed[(n - 1) * b + later * f > self.slowest_s * EASED] = -1.0
+        allowed[(n - 1) * inputs + later * f > self.slowest_s * EASED] = -1.0
         way = stage.hop[end][:, None]
         if after is not None:
-            most = np.minimum(left - f - n * b - later * f, left / np.ceil(n / (k + 1)) - own)
+            most = np.minimum(left - f - n * b - later * f, left / np.ceil(n / (k + 1)) - once)
             most = np.minimum(most, left - own - (n - 1) * way)
             allowed = np.where(allowed < 0, -1.0, most)
         kept = np.flatnonzero((allowed >= 0).any(axis=1))
         if not len(kept):
             return
-        first, end, own, allowed = first[kept], end[kept], own[kept], allowed[kept]
+        first, end, once, allowed = first[kept], end[kept], once[kept], allowed[kept]
         if after is None:
-            trip = np.where(allowed >= 0, own, np.inf)[:, None, :]
+            trip = np.where(allowed >= 0, once, np.inf)[:, None, :]
         else:
             trip = after[end, used[0] : used[-1] + 1]
             trip += 2 * way[kept][:, :, None]
             trip[trip > allowed[:, None, :] * EASED] = np.inf
-            trip += own[:, :, None]
+            trip += once[:, :, None]
             self.work += trip.size
         whole = int(np.searchsorted(first, 1))
         if whole:

@@ -5,6 +5,10 @@ of every micro batch, and the last gradient returns through those layers. With `
 it, at most ``k + 1`` micro batches are ahead of their backward, so the stage also waits for the
 first one to return. The layers before and behind take at least the time of the best GPUs for them.
 Gradient synchronisation and the optimizer step follow.
+
+The limits also hold for zero-bubble schedules if the tables divide backwards. There a micro batch
+returns through the gradients of inputs alone, and the gradients of weights may follow the last of
+them: so nothing but a stage's own sums is sure to come after its last pass.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.pipelines.pipeline_template import TemplateMaker, TemplateStage, range_sums
 from planner.problem.inventory import Lot
+from planner.search.stage_times import Neighbourhood, StageOption, Times
 from planner.search.sync_bound import SyncBound
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.hardware.runtime_constants import platform_of
@@ -27,72 +32,6 @@ STAGES_BESIDE = (0, 1, 2, 4, 8, 1 << 30)
 """Upper ends of the ranges in which numbers of stages on one machine are bounded together."""
 BEHIND_MAX = 11
 """Stages with more stages behind them are treated as having this many."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageOption:
-    """How a stage may run, regardless of its zone."""
-
-    gpu: str
-    tp: int
-    recompute: Recompute
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Times:
-    """Times of stages of one micro batch size; arrays are [choice, first layer, end]."""
-
-    micro_batch: int
-    choices: tuple[StageOption, ...]
-    work: Floats
-    """Compute only, forward and backward, by [choice, layer]."""
-    forward_work: Floats
-    """The forward part of ``work``."""
-    forward: Floats
-    """Forward including the overhead of messages; ``backward`` likewise."""
-    backward: Floats
-    below_top: Floats
-    """Backward of all layers of the stage except the last one."""
-    last_send: Floats
-    """Overhead of sending the last gradient, by [choice]."""
-    optimizer: Floats
-    ahead: Floats
-    """By [choice, first layer]: time of the first micro batch through the layers before it."""
-    home: Floats
-    """By [choice, first layer]: time of the last gradient back through them."""
-    behind: Floats
-    """By [choice, end]: round trip through all later layers, as one stage."""
-    hop_s: float
-    """Seconds that each further stage adds to a round trip."""
-    leave_machine_s: float
-    """Extra round-trip seconds of an inter-machine hop."""
-    transfer: Floats
-    """By [choice, boundary]: least seconds of a message over it, one way."""
-    leave: Floats
-    """``transfer`` to another machine."""
-    iteration_s: Floats
-    """By choice, the fixed overhead of every iteration."""
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.work[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Neighbourhood:
-    """A case of what else a stage's machine holds; arrays are by choice, as in ``Times``."""
-
-    rest: Floats
-    """By [choice, first layer, end]: least seconds of an iteration before the stage's first pass
-    and after its last one, where the stage before it may be on its machine."""
-    rest_alone: Floats
-    """``rest`` where the stage before is on another machine."""
-    end: Floats
-    """By [choice, end], of a first stage: least seconds after its last pass."""
-    fewest: int
-    """Stages of the pipeline on the machine, side by side."""
-    most: Ints
 
 
 class StageTimeTables:
@@ -107,11 +46,12 @@ class StageTimeTables:
         recomputes: Sequence[Recompute],
         per_layer_sync: bool,
         typical: bool = False,
+        divides: bool = False,
     ) -> None:
         """With ``typical``, compute typical times instead of bounds: equal stages, each on its own
-        machine.
+        machine. With ``divides``, bounds hold for zero-bubble schedules, too.
         """
-        self.typical = typical
+        self.typical, self.divides = typical, divides
         self.maker, self.lots, self.costs = maker, lots, maker.costs
         self.per_layer_sync = per_layer_sync
         self.sync = SyncBound(self.costs, maker.network, lots, degrees, per_layer_sync)
@@ -150,7 +90,7 @@ class StageTimeTables:
         transfers = np.array([self._transfers_s(choice, sizes) for choice in self.choices])
         transfer = transfers.min(axis=0)
         rows: list[list[Floats]] = []
-        ahead_rows, back_rows = [], []
+        ahead_rows, back_rows, later_rows = [], [], []
         for choice in self.choices:
             times = costs.times(choice.gpu, tp=choice.tp, samples=micro_batch)
             back = costs.backward_by_layer(
@@ -158,6 +98,10 @@ class StageTimeTables:
             )
             ahead_rows.append(times.forward)
             back_rows.append(back)
+            later = np.zeros(layers)
+            if self.divides:
+                later = costs.weight_by_layer(choice.gpu, tp=choice.tp, samples=micro_batch)
+            later_rows.append(np.minimum(later, back))
             forward, backward = range_sums(times.forward), range_sums(back)
             platform = platform_of(choice.gpu)
             message = platform.message_s
@@ -175,7 +119,8 @@ class StageTimeTables:
             optimizer = is_sure * count * times.optimizer_s_per_parameter
             rows.append([forward, backward, below_top, optimizer])
         # By choice, the time of the layers of other stages.
-        forwards, backwards = np.array(ahead_rows), np.array(back_rows)
+        forwards, backwards = np.array(ahead_rows), np.array(back_rows) - np.array(later_rows)
+        through = forwards + backwards
         if not self.typical:
             forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
             backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
@@ -194,6 +139,10 @@ class StageTimeTables:
             np.array(ahead_rows),
             forward=np.stack([row[0] for row in rows]),
             backward=np.stack([row[1] for row in rows]),
+            through=through,
+            inputs=np.stack(
+                [row[1] - range_sums(later) for row, later in zip(rows, later_rows, strict=True)]
+            ),
             below_top=np.stack([row[2] for row in rows]),
             last_send=np.array([platform_of(choice.gpu).message_s for choice in self.choices]),
             optimizer=np.stack([row[3] for row in rows]),
@@ -208,6 +157,7 @@ class StageTimeTables:
             transfer=transfers,
             leave=np.array([self.leave_s(choice, sizes) for choice in self.choices]),
             iteration_s=np.array([platform_of(choice.gpu).iteration_s for choice in self.choices]),
+            is_divided=self.divides,
         )
 
     def _gather_s(self, choice: StageOption, sizes: Floats) -> Floats:
@@ -266,7 +216,7 @@ class StageTimeTables:
             few = (slack - forward) / backward
             many = np.where(few <= k + 1, few, (slack + k * forward) / work)
             # Micro batch i returns before micro batch i + k + 1 starts.
-            rounds = np.floor(left[None] / (work + behind) + 1e-9)
+            rounds = np.floor(left[None] / (forward + times.inputs + behind) + 1e-9)
             many = np.where(k > 0, np.minimum(many, (k + 1) * rounds), many)
         if layers - 1 > behind_max:
             # The last row also bounds all stages that are further ahead.
@@ -383,7 +333,7 @@ class StageTimeTables:
         later = np.maximum(count - k - 1, 0)
         straight = count * (forward + backward)
         waiting = forward + behind + count * backward + later * forward
-        rounds = -(-count // (k + 1)) * (forward + backward + behind)
+        rounds = -(-count // (k + 1)) * (forward + times.inputs + behind)
         spent = np.maximum(straight[None], np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
         ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
         fits = room[None] >= np.minimum(count, k + 1)
@@ -415,7 +365,8 @@ class StageTimeTables:
             back = (times.behind[choice, end] + (behind - 1) * times.hop_s)[:, None]
             later = np.maximum(n - behind - 1, 0)
             spent = np.maximum(spent, forward + back + n * backward + later * forward)
-            spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + backward + back))
+            inputs = times.inputs[where][:, None]
+            spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + inputs + back))
         seconds: Floats = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
         return seconds
 
@@ -444,7 +395,8 @@ class StageTimeTables:
         """Least seconds from a stage's last backward to the end of the iteration."""
         layers = times.layers
         last = self._last_s(sync, tied)
-        home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
+        way = np.zeros_like(times.home) if self.divides else times.home + start
+        home = np.broadcast_to(way[:, :, None], optimizer.shape).copy()
         home[:, 0, :] = last[:, :1] + optimizer[:, 0, :]
         home[:, 0, layers] = last[:, 1] + optimizer[:, 0, layers]
         if self.sync.is_gloo:

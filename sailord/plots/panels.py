@@ -19,12 +19,14 @@ GIB = 2**30
 KIND_COLOURS: dict[Kind, str] = {
     "forward": "#0072B2",
     "backward": "#E69F00",
+    "weights": "#F0E442",
     "sync": "#009E73",
     "optimizer": "#CC79A7",
 }
 KIND_NAMES: dict[Kind, str] = {
     "forward": "forward",
     "backward": "backward",
+    "weights": "gradient of weights",
     "sync": "gradient sync",
     "optimizer": "optimizer step",
 }
@@ -129,7 +131,7 @@ def _bars(
             if bar.kind == kind
         ]
         # White seams separate wide passes; an edge keeps a short optimizer step visible.
-        seam = kind in ("forward", "backward") and shortest_s > 0.012 * (end - start)
+        seam = kind in ("forward", "backward", "weights") and shortest_s > 0.012 * (end - start)
         axes.broken_barh(
             spans,
             (top, height),

@@ -73,7 +73,7 @@ def _draw(
     else:
         page.schedule(lines, shown, estimate)
         page.memory(_MEMORY_START, lines, estimate)
-    page.legends(with_schedule=not missing)
+    page.legends(with_schedule=not missing, divides=plan.schedule == "zero-bubble")
     page.money(estimate)
 
 
@@ -177,19 +177,20 @@ class _Page:
         panels.draw_memory(axes, lines, estimate.memory)
         axes.set_xlabel("GiB on each device; the black line is all it has")
 
-    def legends(self, *, with_schedule: bool) -> None:
+    def legends(self, *, with_schedule: bool, divides: bool) -> None:
         from matplotlib.patches import Patch  # noqa: PLC0415 - loaded once by the caller
 
         if with_schedule:
             kinds = [
                 Patch(facecolor=colour, label=panels.KIND_NAMES[kind])
                 for kind, colour in panels.KIND_COLOURS.items()
+                if divides or kind != "weights"
             ]
             idle = Patch(facecolor="white", edgecolor="black", linewidth=0.5)
             idle.set_label("waiting, or a message")
             kinds.append(idle)
             self.figure.legend(
-                handles=kinds, loc="lower left", ncols=5, frameon=False, fontsize=7.5,
+                handles=kinds, loc="lower left", ncols=5 + divides, frameon=False, fontsize=7.5,
                 bbox_to_anchor=(_NAMES_END / _WIDTH, (self.height - _TOP + 0.2) / self.height),
             )  # fmt: skip
         parts = [

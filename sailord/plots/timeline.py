@@ -29,7 +29,9 @@ PASSES_MAX = 200_000
 # Traces reserve thread 0 and the thread with the process's number.
 _THREADS = 10_000
 
-Kind = Literal["forward", "backward", "sync", "optimizer"]
+Kind = Literal["forward", "backward", "weights", "sync", "optimizer"]
+KIND_OF: Mapping[str, Kind] = {"F": "forward", "B": "backward", "W": "weights"}
+"""Of each pass; ``weights`` is the gradient of the weights, where a backward is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,13 @@ class Lane:
 def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
     """Return every different pipeline of a plan, with its schedule."""
     shapes = [plan.pipelines[same[0]] for same in _equal_pipelines(plan)]
+    each = 3 if plan.schedule == "zero-bubble" else 2
     passes = sum(
-        2 * shape.micro_batches * sum(len(stage.places) for stage in shape.stages)
+        each * shape.micro_batches * sum(len(stage.places) for stage in shape.stages)
         for shape in shapes
     )
     if passes > PASSES_MAX:
-        have = f"its {len(shapes)} different pipelines have {passes:,} forwards and backwards"
+        have = f"its {len(shapes)} different pipelines have {passes:,} passes"
         what = f"{have}, more than the {PASSES_MAX:,} that a picture can hold"
         cure = "draw a copy with fewer micro batches (the schedule repeats itself) or pipelines"
         raise InputError(Problem("plan", what, cure))
@@ -188,7 +191,7 @@ def _rows(
     done: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)
     for span in details.passes[p].spans:
         s, i = work.groups[span.group]
-        kind: Kind = "forward" if span.kind == "F" else "backward"
+        kind = KIND_OF[span.kind]
         layers = pipeline.stages[s].layers
         done[s % owners, i].append(Bar(kind, span.start, span.end, layers, span.micro_batch))
     for (s, i), bars in done.items():
@@ -223,7 +226,7 @@ def _row(
 def _event(bar: Bar, process: int, thread: int) -> dict[str, Any]:
     layers = "" if bar.layers is None else span_text(bar.layers)
     match bar.kind:
-        case "forward" | "backward":
+        case "forward" | "backward" | "weights":
             name = f"{bar.kind[0].upper()}{bar.micro_batch}"
             args = {"micro_batch": bar.micro_batch, "layers": layers}
         case "sync":

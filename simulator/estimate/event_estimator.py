@@ -297,10 +297,15 @@ class EventEstimator:
         return _IterationEnds(updated, end, busy, optimizer, ends.free, tuple(sync))
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
-        """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
+        """Return [timed kind, recomputation, layer]: the backward of all layers before it.
+
+        Of a divided backward, its last part.
+        """
         costs = self.costs_of(groups.plan)
 
         def sums(gpu: str, tp: int, samples: int, recompute: Recompute) -> Floats:
+            if groups.plan.schedule == "zero-bubble":
+                return prefix_sums(costs.weight_by_layer(gpu, tp=tp, samples=samples))
             return prefix_sums(
                 costs.backward_by_layer(gpu, tp=tp, samples=samples, recompute=recompute)
             )

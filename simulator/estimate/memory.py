@@ -130,7 +130,7 @@ class MemoryModel:
     def _activations(self) -> tuple[Floats, Floats]:
         """Return the activations kept for later backwards, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
-        kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
+        kept_each, for_weights, workspace = np.zeros((3, len(groups)))
         heads, kind = distinct_rows(groups.tp, groups.samples, self.widened)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
@@ -152,6 +152,9 @@ class MemoryModel:
                 body = np.minimum(last, end - head)
                 most = np.maximum(most, range_maxima(work, first, body))
                 last_work = float(work[-1])
+            if self.plan.schedule == "zero-bubble":
+                later = costs.kept_for_weights(tp=tp, samples=samples, gpu=gpu)
+                for_weights[rows] = range_sums(later, groups.first[rows], end)
             # The head's transients differ in size from a block's, so the allocator cannot reuse
             # one's blocks for the other.
             workspace[rows] = most + head * last_work
@@ -160,9 +163,9 @@ class MemoryModel:
             kept_each += self._output_bytes(groups.end - 1, groups.end) / own
         most = np.zeros(len(groups))
         np.maximum.at(most, groups.owner, workspace)
-        return self._in_flight(kept_each), most
+        return self._in_flight(kept_each, for_weights), most
 
-    def _in_flight(self, kept_each: Floats) -> Floats:
+    def _in_flight(self, kept_each: Floats, for_weights: Floats) -> Floats:
         """Return the activations of all micro batches in flight at each group's peak."""
         groups, plan = self.groups, self.plan
         owning = groups.owning
@@ -180,9 +183,14 @@ class MemoryModel:
                 virtual_stages=plan.virtual_stages,
             )
             rows = owning[kind == number]
+            times = np.array(moments, dtype=float).T
+            if plan.schedule == "zero-bubble":
+                both = np.stack([kept_each[rows], for_weights[rows]], axis=1)
+                found[rows] = (both @ times).max(axis=1)
+                continue
             # A device group's chunks are as many rows apart as the pipeline has device groups.
             chunks = rows[:, None] + stages // plan.virtual_stages * np.arange(len(moments[0]))
-            found[rows] = (kept_each[chunks] @ np.array(moments, dtype=float).T).max(axis=1)
+            found[rows] = (kept_each[chunks] @ times).max(axis=1)
         return found
 
     def _communication(self, count: Floats) -> Floats:

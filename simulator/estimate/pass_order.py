@@ -1,4 +1,9 @@
-"""The order of forwards and backwards on each device: 1F1B, GPipe and interleaved 1F1B."""
+"""The order of passes on each device: 1F1B, GPipe, interleaved 1F1B, and zero-bubble (ZB-H1).
+
+ZB-H1 (Qi et al., ICLR 2024) divides the backward of a micro batch: the gradient of the inputs, for
+which the stage before waits, and that of the weights, which may follow later. A stage with ``s``
+stages before it postpones ``s`` of the latter, which then fill the wait at its end.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,10 @@ from simulator.spec.plan import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One forward or backward of one micro batch through one stage."""
+    """One pass of one micro batch through one stage."""
 
     kind: str
-    """``"F"`` or ``"B"``."""
+    """``"F"``, ``"B"``, or, where the backward is divided, ``"W"`` for the gradient of weights."""
     stage: int
     micro_batch: int
 
@@ -20,7 +25,9 @@ class Op:
 def device_orders(
     schedule: Schedule, *, stages: int, micro_batches: int, virtual_stages: int = 1
 ) -> list[list[Op]]:
-    """Return the forwards and backwards of each device group in the order of execution."""
+    """Return the passes of each device group in the order of execution."""
+    if schedule == "zero-bubble":
+        return [_zero_bubble(stage, stages, micro_batches) for stage in range(stages)]
     if schedule == "interleaved":
         n = stages // virtual_stages
         return [_interleaved(device, n, virtual_stages, micro_batches) for device in range(n)]
@@ -40,6 +47,17 @@ def _alternating(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         order += [forward, backward]
     return order + backwards[len(forwards) - warm_up :]
+
+
+def _zero_bubble(stage: int, stages: int, micro_batches: int) -> list[Op]:
+    """1F1B's order, in which the gradient of the weights comes ``stage`` micro batches later."""
+    order = []
+    for op in device_orders("1f1b", stages=stages, micro_batches=micro_batches)[stage]:
+        order.append(op)
+        if op.kind == "B" and op.micro_batch >= stage:
+            order.append(Op("W", stage, op.micro_batch - stage))
+    left = range(max(micro_batches - stage, 0), micro_batches)
+    return order + [Op("W", stage, m) for m in left]
 
 
 def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> list[Op]:
@@ -63,7 +81,8 @@ def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> 
 
 
 Held = tuple[int, ...]
-"""Number of micro batches whose activations a device group holds, per stage that it runs."""
+"""Number of micro batches whose activations a device group holds, per stage that it runs; for
+zero-bubble, and then the number of those of which only the gradient of weights is missing."""
 
 
 def held_at_most(
@@ -78,12 +97,19 @@ def held_at_most(
         return ((micro_batches,),)
     if schedule == "1f1b":
         return ((min(micro_batches, stages - device),),)
-    devices = stages // virtual_stages
-    held = [0] * virtual_stages
     seen: set[Held] = set()
-    for op in _interleaved(device, devices, virtual_stages, micro_batches):
-        held[op.stage // devices] += 1 if op.kind == "F" else -1
-        seen.add(tuple(held))
+    if schedule == "zero-bubble":
+        full, divided = 0, 0
+        for op in _zero_bubble(device, stages, micro_batches):
+            full += {"F": 1, "B": -1, "W": 0}[op.kind]
+            divided += {"F": 0, "B": 1, "W": -1}[op.kind]
+            seen.add((full, divided))
+    else:
+        devices = stages // virtual_stages
+        held = [0] * virtual_stages
+        for op in _interleaved(device, devices, virtual_stages, micro_batches):
+            held[op.stage // devices] += 1 if op.kind == "F" else -1
+            seen.add(tuple(held))
     return tuple(sorted(one for one in seen if not any(_exceeds(other, one) for other in seen)))
 
 

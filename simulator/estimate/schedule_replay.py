@@ -1,4 +1,4 @@
-"""Replay one pipeline pass by pass: for timelines, split stages, GPipe and interleaved 1F1B.
+"""Replay one pipeline pass by pass: for timelines, split stages, and all schedules but 1F1B.
 
 Handles all schedules and any graph of device groups and records the start and end of each pass,
 at the cost of one Python step per pass. ``simulator.estimate.schedule_1f1b`` computes the same
@@ -7,7 +7,7 @@ end times for unsplit 1F1B pipelines much faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.estimate.pass_order import Op, device_orders
@@ -26,6 +26,8 @@ class GroupTimes:
     receive_gradient: float = 0.0
     send_activation: float = 0.0
     send_gradient: float = 0.0
+    weight: float = 0.0
+    """The part of ``backward`` that a divided backward does later: the gradient of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,14 @@ class Replay:
 
     spans: tuple[PassSpan, ...]
     last_backward_end: tuple[float, ...]
-    """Per group."""
+    """Per group, when it has all gradients of its weights."""
     free: tuple[float, ...]
     """Per device: with interleaving a device runs several groups."""
     device_of: tuple[int, ...]
 
 
 _Instruction = tuple[str, int, int]
-"""(operation, group, micro batch): F and B are passes, SA, SG, RA and RG send and receive
+"""(operation, group, micro batch): F, B and W are passes, SA, SG, RA and RG send and receive
 activations and gradients."""
 
 
@@ -83,6 +85,7 @@ def replay(
     lockstep = messaging == "lockstep"
     assert not lockstep or (schedule == "1f1b" and len(groups) == stages)
     programs: list[list[_Instruction]] = []
+    divides = schedule == "zero-bubble"
     if virtual_stages > 1:
         device_of = tuple(group.stage % len(orders) for group in groups)
         group_of = {group.stage: index for index, group in enumerate(groups)}
@@ -97,10 +100,16 @@ def replay(
                 if lockstep
                 else [step for op in order for step in _eager(op, index)]
             )
-    return _execute(programs, groups, edges, device_of, blocking=messaging == "blocking")
+    seconds = [
+        {"F": each.forward, "B": each.backward - each.weight * divides, "W": each.weight}
+        for each in groups
+    ]
+    return _execute(programs, groups, edges, device_of, seconds, blocking=messaging == "blocking")
 
 
 def _eager(op: Op, group: int) -> list[_Instruction]:
+    if op.kind == "W":
+        return [("W", group, op.micro_batch)]
     return [
         ("RA" if op.kind == "F" else "RG", group, op.micro_batch),
         (op.kind, group, op.micro_batch),
@@ -126,6 +135,7 @@ def _execute(
     groups: Sequence[GroupTimes],
     edges: Sequence[Edge],
     device_of: tuple[int, ...],
+    seconds: Sequence[Mapping[str, float]],
     *,
     blocking: bool,
 ) -> Replay:
@@ -149,11 +159,11 @@ def _execute(
             while position[device] < len(program):
                 what, index, m = program[position[device]]
                 group = groups[index]
-                if what in ("F", "B"):
+                if what in ("F", "B", "W"):
                     start = now
-                    now += group.forward if what == "F" else group.backward
+                    now += seconds[index][what]
                     spans.append(PassSpan(index, what, m, start, now))
-                    if what == "B":
+                    if what != "F":
                         last_backward[index] = now
                 elif what in ("SA", "SG"):
                     forward = what == "SA"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simulator.arrays import Floats
-from simulator.estimate.device_groups import DeviceGroups
+from simulator.estimate.device_groups import DeviceGroups, range_sums
 from simulator.estimate.machine_layout import MachineLayout
 from simulator.estimate.schedule_replay import Edge, GroupTimes
 from simulator.estimate.stage_messages import ChannelTimes, MessageTimes
@@ -43,6 +43,8 @@ class PlanTimes:
     channels: ChannelTimes
     seconds: Floats
     """[group, field]: the six fields of ``GroupTimes`` after ``stage``."""
+    weight: Floats
+    """The part of each group's backward that comes later; zeros if the backward is not divided."""
 
     @property
     def compute(self) -> Floats:
@@ -74,6 +76,11 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
     load_s = np.array([platform.load_s for platform in platforms])[groups.site]
     is_first, is_last = groups.stage == 0, groups.stage == groups.stage_count - 1
     forward, backward = _passes(groups, costs)
+    divides = groups.plan.schedule == "zero-bubble"
+    weight = np.zeros(len(groups))
+    if divides:
+        # Sums of the same layers, rounded differently.
+        weight = np.minimum(_weight_parts(groups, costs), backward)
     seconds = (
         forward + np.where(is_first, load_s, 0.0),
         backward,
@@ -82,7 +89,7 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
         np.where(is_last, 0.0, message_s + before_activation),
         np.where(is_first, 0.0, message_s + before_gradient),
     )
-    return PlanTimes(layout, channels, np.stack(seconds, axis=1))
+    return PlanTimes(layout, channels, np.stack(seconds, axis=1), weight)
 
 
 def with_slow_nodes(work: PlanTimes, times_slower: Mapping[str, float]) -> PlanTimes:
@@ -90,8 +97,9 @@ def with_slow_nodes(work: PlanTimes, times_slower: Mapping[str, float]) -> PlanT
     groups = work.layout.groups
     times = np.array([times_slower.get(place.node or "", 1.0) for place in groups.places])
     seconds = work.seconds.copy()
-    seconds[:, :2] *= times[groups.place][:, None]
-    return replace(work, seconds=seconds)
+    slower = times[groups.place]
+    seconds[:, :2] *= slower[:, None]
+    return replace(work, seconds=seconds, weight=work.weight * slower)
 
 
 def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
@@ -110,6 +118,16 @@ def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
     return forward, backward
 
 
+def _weight_parts(groups: DeviceGroups, costs: LayerCosts) -> Floats:
+    """Return the seconds of the weights' gradients of one micro batch on every group."""
+    found = np.empty(len(groups))
+    for number, (gpu, tp, samples) in enumerate(groups.timed):
+        rows = np.flatnonzero(groups.timing == number)
+        weight = costs.weight_by_layer(gpu, tp=tp, samples=samples)
+        found[rows] = range_sums(weight, groups.first[rows], groups.end[rows])
+    return found
+
+
 def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
     """Return the times of every pipeline; equal pipelines share one object."""
     groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
@@ -121,7 +139,7 @@ def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
             continue
         low, high = np.searchsorted(hops.source, [begin, end])
         ids = [(stage, index) for _, stage, index in groups.ids[begin:end]]
-        rows = work.seconds[begin:end].tolist()
+        rows = np.column_stack([work.seconds[begin:end], work.weight[begin:end]]).tolist()
         edges = (
             hops.source[low:high] - begin,
             hops.target[low:high] - begin,
@@ -146,12 +164,13 @@ def equal_pipelines(work: PlanTimes) -> list[int]:
     edges = np.stack([channels.activation_s, channels.gradient_s], axis=1)
     shape = np.stack([groups.stage, groups.index], axis=1)
     ends = np.searchsorted(hops.source, groups.bounds)
-    seen: dict[tuple[int, bytes, bytes, bytes], int] = {}
+    seen: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
     found = []
     for p, (begin, end) in enumerate(groups.blocks):
         key = (
             sizes[p],
             work.seconds[begin:end].tobytes(),
+            work.weight[begin:end].tobytes(),
             edges[ends[p] : ends[p + 1]].tobytes(),
             b"" if groups.is_chain[p] else shape[begin:end].tobytes(),
         )

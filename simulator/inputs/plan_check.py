@@ -209,6 +209,8 @@ def _check_sequence_parallel(plan: Plan, job: Job, place: str, problems: Problem
         what = f"is true, but {which}, not of {model.name}"
         problems.add(at, what, "leave it out")
         return
+    if plan.schedule == "zero-bubble":
+        problems.add(at, "is true, which is not estimated with zero-bubble", "leave it out")
     degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
     for tp in sorted(degrees):
         if job.sequence % tp:

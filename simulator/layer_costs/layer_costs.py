@@ -21,6 +21,7 @@ from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline
+from simulator.layer_costs.weight_part import kept_for_weights
 from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision
 from simulator.network.network import Network
 from simulator.spec.job import Job
@@ -55,7 +56,7 @@ class LayerCosts:
         self._layers = job.model.layers
         self.layer_count = len(self._layers)
         self._check_profile()
-        roofline = Roofline(
+        roofline = self._roofline = Roofline(
             job.model, job.sequence, job.precision, job.uses_flash, catalogue, network
         )
         hooked = profile is not None and not profile.is_own
@@ -144,6 +145,16 @@ class LayerCosts:
         # The head, as above.
         repeated: Floats = times.backward + np.append(times.forward[:-1], 0.0)
         return repeated
+
+    def weight_by_layer(self, gpu: str, *, tp: int, samples: int) -> Floats:
+        """Return the seconds of each layer's backward that the gradient of its weights takes."""
+        return self._row(
+            ("weight", gpu, tp, samples),
+            lambda: (
+                self._roofline.weight_shares(gpu, tp=tp, micro_batch=samples)
+                * self.times(gpu, tp=tp, samples=samples).backward
+            ),
+        )
 
     # -- parameters -----------------------------------------------------------------------------
 
@@ -258,6 +269,26 @@ class LayerCosts:
         )
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
         return measured * ratio
+
+    def kept_for_weights(self, *, tp: int, samples: int, gpu: str | None = None) -> Floats:
+        """Return the bytes of each layer on one TP rank between the parts of a divided backward."""
+        precision = self.precision_on(gpu)
+        flash, sequence = self.job.uses_flash, self.job.sequence
+
+        def kept(layer: Layer) -> float:
+            return kept_for_weights(
+                layer,
+                micro_batch=samples,
+                sequence=sequence,
+                tp=tp,
+                precision=precision,
+                flash=flash,
+            )
+
+        return self._row(
+            ("kept for weights", tp, samples, precision),
+            lambda: np.array([kept(layer) for layer in self._layers]),
+        )
 
     def workspace_bytes(
         self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None

@@ -19,6 +19,7 @@ from simulator.arrays import Floats
 from simulator.documents.files import built_in_table
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.types import Gpu
+from simulator.layer_costs.weight_part import products_share
 from simulator.models.layers import FLOAT_BYTES, CostSetup, Layer, Model, Precision
 from simulator.network.network import Network
 from simulator.spec.plan import Place
@@ -163,6 +164,23 @@ class Roofline:
                 (note, *self._cautions(gpu, forward, calibration)),
             ),
         )
+
+    def weight_shares(self, gpu: str, *, tp: int, micro_batch: int) -> Floats:
+        """Return the share of each layer's backward that the gradient of its weights takes.
+
+        These are the matrix products alone: all-reduces and other memory traffic are not divided.
+        """
+        demand = self.demand(gpu, tp=tp, micro_batch=micro_batch)
+        calibration = self.calibration(gpu)
+        products = [
+            products_share(layer, micro_batch=micro_batch, sequence=self.sequence, tp=tp)
+            for layer in self.model.layers
+        ]
+        _, backward = calibration.seconds(demand)
+        shares = np.array(products) * demand.compute_s / calibration.compute_share / backward
+        is_all = [layer.kind == "embedding" for layer in self.model.layers]
+        found: Floats = np.where(is_all, 1.0, np.minimum(shares, 1.0))
+        return found
 
     def calibration(self, gpu: str) -> Calibration:
         """Return the shares of a GPU kind for this job's precision and links."""

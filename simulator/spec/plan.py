@@ -8,7 +8,7 @@ from typing import Literal
 
 Recompute = Literal["none", "full"]
 """Whether activations are kept for the backward pass, or recomputed in it."""
-Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 
 
 PlaceKey = tuple[str, str, str]

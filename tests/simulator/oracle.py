@@ -3,14 +3,14 @@
 It shares no code or structure with the product. Every device gets a *program*, a list of
 instructions that it executes strictly in order:
 
-* ``Compute``: the forward or backward pass of one micro batch;
+* ``Compute``: the forward or backward pass of one micro batch, or that of its weights;
 * ``Receive``: wait until one payload has arrived over one edge;
 * ``Send``: hand one payload to an edge, which carries one payload of a kind at a time, in order.
 
 The programs are run by going round the devices until none can proceed. Unfinished programs are
-reported as a deadlock. The schedules ("1f1b", "gpipe",
-"interleaved") and the ways of sending ("buffered", "blocking", "lockstep") are only different
-programs. ``tests/simulator/estimate/test_oracle.py`` checks it against diagrams drawn by hand.
+reported as a deadlock. The schedules ("1f1b", "gpipe", "interleaved", "zero-bubble") and the ways
+of sending ("buffered", "blocking", "lockstep") are only different programs.
+``tests/simulator/estimate/test_oracle.py`` checks it against diagrams drawn by hand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["F", "B"]
-Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Kind = Literal["F", "B", "W"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Sending = Literal["buffered", "blocking", "lockstep"]
 Order = list[tuple[Kind, int]]
 
@@ -33,6 +33,8 @@ class Group:
     stage: int
     forward_s: float
     backward_s: float
+    weight_s: float = 0.0
+    """The part of the backward that is a pass "W" of its own, where there are such passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ def simulate_pipeline(
     else:
         programs = []
         for group in groups:
-            if schedule == "1f1b":
+            if schedule == "zero-bubble":
+                order = zero_bubble_order(group.stage, stages, micro_batches)
+            elif schedule == "1f1b":
                 order = one_forward_one_backward_order(group.stage, stages, micro_batches)
             else:
                 order = gpipe_order(micro_batches)
@@ -178,6 +182,19 @@ def one_forward_one_backward_order(stage: int, stages: int, micro_batches: int) 
             order.append(("F", warm_up + m))
         order.append(("B", m))
     return order
+
+
+def zero_bubble_order(stage: int, stages: int, micro_batches: int) -> Order:
+    """1F1B, where at most as many weight passes wait as there are stages before this one."""
+    order: Order = []
+    waiting: list[int] = []
+    for kind, m in one_forward_one_backward_order(stage, stages, micro_batches):
+        order.append((kind, m))
+        if kind == "B":
+            waiting.append(m)
+        if len(waiting) > stage:
+            order.append(("W", waiting.pop(0)))
+    return [*order, *(("W", m) for m in waiting)]
 
 
 def interleaved_order(
@@ -228,6 +245,8 @@ def _sends(
 
 
 def _pass(group: Group, edges: Sequence[Edge], kind: Kind, m: int, *, holds: bool) -> Program:
+    if kind == "W":
+        return [Compute(group.name, "W", m)]
     return [
         *_receives(group, edges, kind, m),
         Compute(group.name, kind, m),
@@ -317,7 +336,7 @@ def run_programs(
     if stuck:
         raise AssertionError("deadlock, stuck at " + "; ".join(stuck))
     for group in groups:
-        passes = [key for key in result.end_s if key[:2] == (group.name, "B")]
+        passes = [key for key in result.end_s if key[0] == group.name and key[1] != "F"]
         last = max(passes, key=lambda key: result.end_s[key])
         result.last_backward_s[group.name] = (result.start_s[last], result.end_s[last])
     return result
@@ -327,6 +346,8 @@ def _can_run(instruction: Instruction, result: Result) -> bool:
     match instruction:
         case Compute(group, "B", m):
             return (group, "F", m) in result.end_s
+        case Compute(group, "W", m):
+            return (group, "B", m) in result.end_s
         case Receive(edge, kind, m):
             return (edge, kind, m) in result.arrival_s
         case _:
@@ -335,7 +356,11 @@ def _can_run(instruction: Instruction, result: Result) -> bool:
 
 def _compute(instruction: Compute, device: int, group: Group, result: Result) -> None:
     key = (instruction.group, instruction.kind, instruction.micro_batch)
-    duration_s = group.forward_s if instruction.kind == "F" else group.backward_s
+    duration_s = {
+        "F": group.forward_s,
+        "B": group.backward_s - group.weight_s,
+        "W": group.weight_s,
+    }[instruction.kind]
     assert key not in result.end_s, f"{key} was done twice"
     result.start_s[key] = result.free_s[device]
     result.end_s[key] = result.free_s[device] + duration_s

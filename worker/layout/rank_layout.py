@@ -395,6 +395,9 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
     if job.schedule != "constant" and job.steps is None:
         what = f"the {job.schedule} schedule needs an end"
         found.append(Problem("training.steps", what, "set the number of steps"))
+    if plan.schedule == "zero-bubble":
+        what = "is zero-bubble, which no runtime runs yet"
+        found.append(Problem(f"{place}: schedule", what, 'give "1f1b", or leave it out'))
     for number, pipeline in enumerate(plan.pipelines):
         if plan.schedule == "interleaved" and plan.group_count(pipeline) == 1:
             what = "has one device group, so chunks would shorten no wait"

@@ -37,7 +37,7 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     if job.sequence > 1:
         of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
     yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
-    shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_chunks(plan)}"
+    shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_schedule(plan)}"
     shape += ", tokens shared by the ranks of a stage" if plan.sequence_parallel else ""
     yield (
         f"plan        {shape}, micro batch {plan.micro_batch_size}, "
@@ -68,8 +68,10 @@ def _placed(plan: Plan) -> str:
     return f" placed {plan.together} at a time" if plan.together > 1 else " placed one by one"
 
 
-def _chunks(plan: Plan) -> str:
-    """Say how many chunks a device group holds, if several."""
+def _schedule(plan: Plan) -> str:
+    """Name a schedule with divided backwards, or how many chunks a device group holds."""
+    if plan.schedule == "zero-bubble":
+        return ", zero-bubble"
     return f", {plan.virtual_stages} chunks each" if plan.virtual_stages > 1 else ""
 
 

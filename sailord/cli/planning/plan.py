@@ -21,6 +21,7 @@ from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import (
     DEFAULT_BUDGETS,
     SPACES,
+    TRIED,
     Answer,
     Question,
     Space,
@@ -47,7 +48,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.job_file import ALLOWED, PREFERENCES
 from simulator.inputs.plan_file import plan_text
-from simulator.spec.job import Allowed, Preference
+from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
 from simulator.traces.trace import Trace
 from simulator.traces.trace_file import load_trace
@@ -113,11 +114,12 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
 )
 @click.option(
     "--allow",
-    type=click.Choice(ALLOWED),
+    type=click.Choice((*ALLOWED, *TRIED)),
     multiple=True,
     help="Where that is faster: interleaved, several chunks of layers on each device in turn"
     " (interleaved 1F1B); sequence, ranks that split layers share the tokens between split parts"
-    " (sequence parallelism); default: the job's objective.allow.",
+    " (sequence parallelism); default: the job's objective.allow. zero-bubble: see what it would"
+    " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted.",
 )
 @click.option(
     "--trace",
@@ -140,7 +142,7 @@ def plan(
     budget: int | None,
     gap: float | None,
     prefer: Preference | None,
-    allow: tuple[Allowed, ...],
+    allow: tuple[str, ...],
     trace: Path | None,
     save: Path | None,
     plot: Path | None,
@@ -201,15 +203,17 @@ def _preference(asked: Preference | None, question: Question, gap: float | None)
     return asked or question.job.objective.prefer
 
 
-def _allowing(asked: tuple[Allowed, ...], question: Question) -> Question:
+def _allowing(asked: tuple[str, ...], question: Question) -> Question:
     """The question about the job with what its plan may have."""
     if not asked:
         return question
     if question.estimator != "event":
         cure = "use --estimator event, or leave it out"
         raise InputError(Problem("--allow", "works under the event estimator only", cure))
-    objective = replace(question.job.objective, allow=asked)
-    return replace(question, job=replace(question.job, objective=objective))
+    allow = tuple(name for name in ALLOWED if name in asked)
+    tries = tuple(name for name in TRIED if name in asked)
+    objective = replace(question.job.objective, allow=allow or question.job.objective.allow)
+    return replace(question, job=replace(question.job, objective=objective), tries=tries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +319,7 @@ def _search_line(answer: Answer, seconds: float) -> str:
         f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
         f" ({answer.space}); gap {answer.gap or 0:.1%}"
         + (f"\n            {answer.note}" if answer.note else "")
+        + "".join(f"\ntried       {gain}" for gain in answer.gains)
         + _tied_line(answer)
     )
 

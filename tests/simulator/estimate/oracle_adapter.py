@@ -37,7 +37,13 @@ def judge(
     """Run the schedule on the oracle; only interleaved schedules need ``devices``."""
     names = [str(index) for index in range(len(groups))]
     known = [
-        oracle.Group(name, group.stage, group.forward, group.backward)
+        oracle.Group(
+            name,
+            group.stage,
+            group.forward,
+            group.backward,
+            group.weight if schedule == "zero-bubble" else 0.0,
+        )
         for name, group in zip(names, groups, strict=True)
     ]
     wires = [
@@ -57,11 +63,12 @@ def judge(
             programs.append(program)
     else:
         for one in known:
-            order = (
-                oracle.gpipe_order(micro_batches)
-                if schedule == "gpipe"
-                else oracle.one_forward_one_backward_order(one.stage, stages, micro_batches)
-            )
+            if schedule == "gpipe":
+                order = oracle.gpipe_order(micro_batches)
+            elif schedule == "zero-bubble":
+                order = oracle.zero_bubble_order(one.stage, stages, micro_batches)
+            else:
+                order = oracle.one_forward_one_backward_order(one.stage, stages, micro_batches)
             program = []
             for kind, m in order:
                 program += _pass(one, wires, kind, m, holds=messaging == "blocking")
@@ -84,6 +91,8 @@ def judge(
 def _pass(
     group: oracle.Group, edges: Sequence[oracle.Edge], kind: oracle.Kind, m: int, *, holds: bool
 ) -> oracle.Program:
+    if kind == "W":
+        return [oracle.Compute(group.name, kind, m)]
     program: oracle.Program = []
     for index, edge in enumerate(edges):
         if group.name == (edge.target if kind == "F" else edge.source):

@@ -103,6 +103,12 @@ def backward_below_s(world: World, plan: Plan, group: GroupId, layer: int) -> fl
         stage.places[i].gpu, tp=stage.tp, samples=round(plan.micro_batch_size * share)
     )
     below = 0.0
+    if plan.schedule == "zero-bubble":
+        # The gradients of weights are computed apart, from the last layer on.
+        weight = world.costs.weight_by_layer(
+            stage.places[i].gpu, tp=stage.tp, samples=round(plan.micro_batch_size * share)
+        )
+        return float(sum(weight[stage.layers[0] : layer]))
     for index in range(stage.layers[0], layer):
         below += times.backward[index]
         if index in recomputed_layers(world, stage):
@@ -182,3 +188,16 @@ def test_estimate_of_any_plan_matches_the_oracle(part: int, examples: int) -> No
     # Random cases could avoid what matters; these may not.
     assert overlapping >= examples // 2
     assert synced >= examples
+
+
+@pytest.mark.sim
+def test_estimate_of_a_plan_with_divided_backwards_matches_the_oracle(examples: int) -> None:
+    for case in range(examples):
+        seed = f"zero-bubble {case}"
+        rng = random.Random(seed)
+        world = random_world(rng)
+        most = rng.choice([4, 12])
+        plan = random_plan(rng, world, schedules=("zero-bubble",), most_micro_batches=most)
+        estimate = world.estimator.estimate(plan)
+        expected = judged_iteration_s(world, plan)
+        assert estimate.iteration_s == pytest.approx(expected, rel=1e-9), (seed, plan)

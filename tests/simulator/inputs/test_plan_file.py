@@ -429,7 +429,7 @@ def plans(draw: st.DrawFn) -> Plan:
             split,
         )
 
-    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved"]))
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "zero-bubble"]))
     pipelines = tuple(
         Pipeline(draw(st.integers(1, 99)), tuple(stage() for _ in range(draw(st.integers(1, 3)))))
         for _ in range(draw(st.integers(1, 3)))

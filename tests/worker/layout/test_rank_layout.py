@@ -205,6 +205,14 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
             {"sequence_parallel": True, "tp": 4},
             "plan: sequence_parallel: is true, but TP 4 does not divide samples of 6 tokens",
         ),
+        (
+            {"schedule": "zero-bubble"},
+            'plan: schedule: is zero-bubble, which no runtime runs yet; give "1f1b"',
+        ),
+        (
+            {"sequence_parallel": True, "schedule": "zero-bubble"},
+            "plan: sequence_parallel: is true, which is not estimated with zero-bubble",
+        ),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )

@@ -385,7 +385,32 @@ def test_a_plan_with_chunks_says_so_and_names_the_layers_of_each(tmp_path: Path)
     assert "\nsnapshots   " in result.output, "its nodes are known"
 
 
-def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path) -> None:
-    result = run(tmp_path, "--allow", "interleaved", "--estimator", "paper")
+@pytest.mark.slow
+def test_a_plan_with_divided_backwards_says_what_they_bring_and_that_none_runs_them(
+    tmp_path: Path,
+) -> None:
+    saved = tmp_path / "plan.json"
+    options = ("--allow", "zero-bubble", "--budget", "40", "--save", str(saved))
+    few = LARGE.replace("global_batch = 16", "global_batch = 8")
+    result = run(tmp_path, *options, job=few, pools=MACHINE)
+    assert result.exit_code == 0, result.output
+    assert load_plan(saved).schedule == "zero-bubble"
+    assert "zero-bubble, micro batch 1" in result.output
+    assert re.search(
+        r"tried       zero-bubble: \S+ s instead of \S+ s \(-\d+\.\d%\); such plans cannot be"
+        " submitted: no runtime runs them yet",
+        result.output,
+    )
+    assert "1F1B and zero-bubble, one micro batch size" in result.output
+    document = json.loads(run(tmp_path, *options, "--json", job=few, pools=MACHINE).stdout)
+    (gain,) = document["tried"]
+    assert gain["taken"]
+    assert gain["objective"] < gain["without"]
+    assert document["plan"]["schedule"] == "zero-bubble"
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zero-bubble"])
+def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path, name: str) -> None:
+    result = run(tmp_path, "--allow", name, "--estimator", "paper")
     assert result.exit_code == 2
     assert "--allow: works under the event estimator only" in result.output

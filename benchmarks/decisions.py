@@ -1,0 +1,112 @@
+"""What each thing that ``plan --allow`` names brings, on random cases with few micro batches.
+
+    python benchmarks/decisions.py zero-bubble [--cases N] [--first N]
+
+One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
+taken if simple plans are preferred; the certified gap of a question without and with it; and the
+processor seconds of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+from planner.api import plan_job
+from planner.problem.question import TRIED, Answer, Question
+from sailord.text.table import table
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
+from simulator.spec.job import Job
+
+MACHINES = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("V100-16", 8, 1.8), ("L4", 4, 0.8))
+MODELS = ("gpt2-large", "opt-1.3b", "gpt-neo-2.7b", "opt-6.7b")
+ZONE = "us-central1-a"
+
+
+def question_of(seed: int) -> Question:
+    """One or two kinds of GPUs in a zone, 8 to 64 in all, with one to eight samples for each."""
+    rng = random.Random(f"decisions {seed}")
+    kinds = rng.sample(MACHINES, rng.choice([1, 1, 2]))
+    pools = []
+    for gpu, size, price in kinds:
+        gpus = size * rng.choice([1, 2, 4])
+        machine = f"{gpu}x{size}"
+        pools.append(
+            Pool(
+                ZONE, gpu, machine, size, gpus,
+                price_usd_per_gpu_hour=price, price_source="cluster file",
+            )
+        )  # fmt: skip
+    model = preset(rng.choice(MODELS))
+    job = Job(
+        f"case-{seed}",
+        model,
+        global_batch=sum(pool.gpus for pool in pools) * rng.choice([1, 2, 4, 8]),
+        sequence=min(2048, model.sequence_max),
+        precision="fp16",
+        optimizer="adam",
+        max_tp=rng.choice([1, 2, 4]),
+    )
+    return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a thing that the planner can try brings.")
+    parser.add_argument("name", choices=TRIED)
+    parser.add_argument("--cases", type=int, default=12)
+    parser.add_argument("--first", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    rows, ratios = [], []
+    for seed in range(asked.first, asked.first + asked.cases):
+        question = question_of(seed)
+        plain, plain_s = _timed(question)
+        found, found_s = _timed(replace(question, tries=(asked.name,), prefer="simple"))
+        cluster = " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools)
+        gain = next((one for one in found.gains if one.name == asked.name), None)
+        with_it, without = (None, plain.objective) if gain is None else (gain.best, gain.without)
+        if with_it and without:
+            ratios.append(with_it / without)
+        rows.append(
+            [
+                str(seed),
+                question.job.model.name,
+                str(question.job.global_batch),
+                cluster,
+                _figure(without),
+                _figure(with_it),
+                f"{ratios[-1] - 1:+.1%}" if with_it and without else "-",
+                "yes" if gain is not None and gain.is_taken else "no",
+                f"{plain.gap or 0:.1%}",
+                f"{found.gap or 0:.1%}",
+                f"{plain_s:.1f}/{found_s:.1f}",
+            ]
+        )
+        print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    head = "case model batch GPUs without with gain taken gap gap CPU s"
+    print(table(head.split(" ", 10), rows))
+    taken = sum(row[7] == "yes" for row in rows)
+    median, best = statistics.median(ratios) - 1, min(ratios) - 1
+    print(f"median {median:+.1%}, best {best:+.1%}, taken {taken}")
+    return 0
+
+
+def _timed(question: Question) -> tuple[Answer, float]:
+    started = time.process_time()
+    answer = plan_job(question)
+    return answer, time.process_time() - started
+
+
+def _figure(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.4g} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Zero-bubble plans are tried and bounded where they are asked for, and taken where they gain."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.api import plan_job
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import lots_of
+from planner.problem.objective import Limits
+from planner.problem.question import SEARCHED, Question
+from planner.search.bound import EventBound
+from planner.search.stage_limits import StageTimeTables
+from planner.search.zero_bubble import divided
+from simulator.api import Measurements, estimator
+from simulator.arrays import Floats
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.inputs.plan_check import check_plan
+from simulator.layer_costs.roofline import Roofline
+from simulator.spec.job import Goal
+from tests.planner.search.test_bound import just_enough, placed_somehow
+from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB
+from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
+from tests.planner.small_cases import is_possible
+from tests.simulator.worlds import random_plan, random_world
+
+FEW = replace(ASKED, job=replace(JOB, global_batch=8))
+BOTH = SEARCHED["event", "zero-bubble"]
+
+
+def asked(question: Question) -> Question:
+    return replace(question, tries=("zero-bubble",))
+
+
+def test_divided_backwards_are_taken_only_where_they_are_allowed() -> None:
+    plain, found = plan_job(FEW), plan_job(asked(FEW))
+    assert plain.plan is not None
+    assert found.plan is not None
+    assert (plain.plan.schedule, found.plan.schedule) == ("1f1b", "zero-bubble")
+    assert plain.objective is not None
+    assert found.objective is not None
+    assert found.objective < 0.95 * plain.objective
+    assert (plain.gains, found.space) == ((), BOTH)
+    (gain,) = found.gains
+    assert (gain.best, gain.without) == (found.objective, plain.objective)
+    assert "no runtime runs them yet" in str(gain)
+
+
+def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
+    found = plan_job(asked(FEW))
+    assert found.plan is not None
+    assert found.estimate is not None
+    assert check_plan(found.plan, FEW.job, CLUSTER) == ()
+    judge = estimator("event", job=FEW.job, cluster=CLUSTER, measurements=Measurements())
+    assert judge.estimate(found.plan).iteration_s == found.estimate.iteration_s
+
+
+def test_a_wait_that_hardly_counts_leaves_the_plan_as_it_was() -> None:
+    """With many micro batches what the divided backward keeps costs more than the wait."""
+    many = replace(FEW, job=replace(JOB, global_batch=128))
+    plain, found = plan_job(many), plan_job(asked(many))
+    assert found.plan == plain.plan
+    (gain,) = found.gains
+    assert gain.best is not None
+    assert gain.without is not None
+    assert gain.best > gain.without
+
+
+def test_limit_that_only_divided_backwards_keep_is_kept() -> None:
+    plain, found = plan_job(FEW), plan_job(asked(FEW))
+    assert plain.objective is not None
+    assert found.objective is not None
+    rate = 2 / (plain.objective + found.objective)
+    job = replace(FEW.job, objective=replace(JOB.objective, min_iterations_per_s=rate))
+    assert plan_job(replace(FEW, job=job)).plan is None
+    kept = plan_job(asked(replace(FEW, job=job, is_bounded=True)))
+    assert kept.plan is not None
+    assert kept.plan.schedule == "zero-bubble"
+    assert kept.gains[0].without is None
+
+
+def test_simple_plans_are_preferred_to_a_gain_of_less_than_two_percent() -> None:
+    one, other = (plan_job(replace(asked(FEW), prefer=how)) for how in ("simple", "fastest"))
+    assert one.plan is not None
+    assert other.plan is not None
+    assert (one.plan.schedule, other.plan.schedule) == ("zero-bubble", "zero-bubble")
+
+
+def test_the_bound_of_a_small_case_counts_divided_backwards() -> None:
+    """A search to the end judged all plans under 1F1B only."""
+    found = plan_job(asked(replace(FEW, is_bounded=True, proves=True)))
+    assert found.space == BOTH
+    assert found.objective is not None
+    assert 0 < found.lower_bound <= found.objective
+
+
+# The bound -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def any_shares(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the gradient of the weights take any share of each layer's backward."""
+
+    def put(seed: int) -> None:
+        rng = random.Random(f"shares {seed}")
+        each = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(100)]
+
+        def shares(roofline: Roofline, gpu: str, *, tp: int, micro_batch: int) -> Floats:  # noqa: ARG001 - the method has it
+            return np.array(each[tp:][: len(roofline.model.layers)])
+
+        monkeypatch.setattr(Roofline, "weight_shares", shares)
+
+    return put
+
+
+def tables_of(judge: EventEstimator, lots: tuple, recomputes: tuple) -> StageTimeTables:  # type: ignore[type-arg]  # as in StageTimeTables
+    maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+    return StageTimeTables(
+        maker,
+        lots,
+        degrees=(1, 2, 4),
+        recomputes=recomputes,
+        per_layer_sync=judge.overlaps,
+        divides=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_is_below_the_bound(
+    goal: Goal, examples: int, any_shares: Callable[[int], None]
+) -> None:
+    for seed in range(max(1, examples // 10)):
+        any_shares(seed)
+        rng = random.Random(f"divided bound {goal} {seed}")
+        world = random_world(rng)
+        plan = random_plan(rng, world, schedules=("zero-bubble",), splits=False)
+        if rng.random() < 0.5:
+            # Equal pipelines come closest to the bound.
+            plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        lots = lots_of(just_enough(plan, world), world.estimator.sites)
+        plan = placed_somehow(plan, rng)
+        estimate = world.estimator.estimate(plan)
+        usd = estimate.money.total_usd
+        if not estimate.fits or usd is None:
+            continue
+        score = usd if goal == "cost" else estimate.iteration_s
+        bounds = EventBound(
+            tables_of(world.estimator, lots, ("none", "full")),
+            lots,
+            (),
+            Limits(replace(world.job.objective, goal=goal)),
+            plan.samples_per_iteration,
+            [plan.micro_batch_size],
+            gap=1e-9,
+        ).bounds(2 * estimate.iteration_s, 2 * score)
+        assert bounds.objective <= score, seed
+        assert bounds.seconds <= estimate.iteration_s, seed
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_of_a_small_case_is_below_its_bound(
+    goal: Goal, examples: int, any_shares: Callable[[int], None]
+) -> None:
+    """All plans of a case, with whole and with divided backwards."""
+    gained = 0
+    for seed in range(max(20, examples // 2)):
+        any_shares(seed)
+        case = oracle_case(goal, seed)
+        judge = estimator(
+            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
+        )
+        assert isinstance(judge, EventEstimator)
+        found, fastest = {"1f1b": float("inf"), "zero-bubble": float("inf")}, float("inf")
+        for plan in every_unplaced_plan(case):
+            if not is_possible(case, plan):
+                continue
+            for each in (plan, divided(plan)):
+                estimate = judge.estimate(each)
+                usd = estimate.money.total_usd
+                assert usd is not None
+                if estimate.fits:
+                    score = usd if goal == "cost" else estimate.iteration_s
+                    found[each.schedule] = min(found[each.schedule], score)
+                    fastest = min(fastest, estimate.iteration_s)
+        best = min(found.values())
+        if best == float("inf"):
+            continue
+        gained += found["zero-bubble"] < found["1f1b"] * (1 - 1e-9)
+        lots = lots_of(case.cluster, judge.sites)
+        sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
+        bounds = EventBound(
+            tables_of(judge, lots, ("none",)),
+            lots,
+            (),
+            Limits(case.job.objective),
+            case.job.global_batch,
+            sizes,
+        ).bounds(2 * fastest, 2 * best)
+        assert bounds.seconds <= fastest, seed
+        assert bounds.objective <= best, seed
+        answer = plan_job(
+            Question(case.job, case.cluster, case.measurements, tries=("zero-bubble",))
+        )
+        assert answer.objective is not None, seed
+        assert answer.objective <= found["1f1b"] * (1 + 1e-9), seed
+        assert answer.lower_bound <= best * (1 + 1e-9), seed
+        assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+    assert gained
