@@ -19,7 +19,7 @@ from simulator.spec.job import Job, Objective, RecomputePolicy
 _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
 FIT_BUDGET = 40
-"""Plans judged to find out whether any plan fits."""
+"""Plans judged to find out whether any plan fits, or costs less an hour."""
 PERCENT_MAX = 10
 """A limit that is smaller than needed by a larger factor is not told in percent."""
 HALVINGS = 5
@@ -159,7 +159,7 @@ def _least_per_hour(
         if best[0] <= floor * NEAR or floor <= 0:
             break
         middle = math.sqrt(floor * best[0])
-        found = ask(replace(objective, max_usd_per_hour=middle)).estimate
+        found = ask(replace(objective, max_usd_per_hour=middle), budget=FIT_BUDGET).estimate
         if found is None:
             floor = middle
         else:
