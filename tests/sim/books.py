@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agents.protocol.codec import decode, encode
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
+from sailord.goodput.core.shares import Share, Shares, divided, resumed
 from sailord.goodput.core.sight import Rented, Renting, sight_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ class Books:
     """Each head keeps a ledger while it leads, and stores it for the next one."""
 
     def __init__(self) -> None:
-        self.of_head: dict[Head, tuple[int, Ledger]] = {}
-        self.stored: bytes | None = None
+        self.of_head: dict[Head, tuple[int, Ledger, Shares]] = {}
+        self.stored: tuple[bytes, ...] = ()
+        """The ledger, and its shares."""
         self.saved_at = 0.0
         self.saved_gpus = -1
         self.leaders = 0
@@ -34,7 +36,9 @@ class Books:
         self.from_s: float | None = None
         self.until_s = 0.0
         self.last = Ledger()
-        """The ledger of the leader, after its last decision at ``until_s``."""
+        """The ledger of the leader, after its last decision at ``until_s``, ..."""
+        self.last_shares: Shares = {}
+        """... by day and by job."""
 
     def decided(self, head: Head) -> None:
         """Book what a head sees after a decision."""
@@ -44,8 +48,9 @@ class Books:
         known = self.of_head.get(head)
         if known is None or known[0] != state.term:
             self.leaders += 1
-            stored = Ledger() if self.stored is None else decode(Ledger, self.stored)
-            known = state.term, stored
+            stored = decode(Ledger, self.stored[0]) if self.stored else Ledger()
+            shares = [decode(Share, each) for each in self.stored[1:]]
+            known = state.term, stored, resumed(shares, stored)
         ledger, step = known[1], known[1].step
         machines, now = list(world.machines.values()), world.clock.now
         renting = Renting(
@@ -65,17 +70,19 @@ class Books:
             trained=None if step is None else (step.job, step.generation),
         )
         ledger = fold(ledger, sight)
-        self.of_head[head] = state.term, ledger
+        shares = divided(known[2], known[1], ledger)
+        self.of_head[head] = state.term, ledger, shares
         if world.store.get("/leader") == head.name and head.lease is not None:
             self.from_s = world.clock.now if self.from_s is None else self.from_s
-            self.until_s, self.last = world.clock.now, ledger
+            self.until_s, self.last, self.last_shares = world.clock.now, ledger, shares
             is_news = gpus_of(ledger) != self.saved_gpus
             if is_news or world.clock.now >= self.saved_at + SAVE_S:
                 self.saved_at, self.saved_gpus = world.clock.now, gpus_of(ledger)
-                head._write_if_leader(partial(self._store, encode(ledger)))
+                texts = encode(ledger), *map(encode, shares.values())
+                head._write_if_leader(partial(self._store, texts))
 
-    def _store(self, text: bytes, _: Store) -> None:
-        self.stored = text
+    def _store(self, texts: tuple[bytes, ...], _: Store) -> None:
+        self.stored = texts
 
     def _end_of(self, machine: Machine) -> float | None:
         if not machine.is_up:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sailord.goodput.core.shares import rest_of
 from tests.sim.books import Books
 from tests.sim.faults import FaultInjector
 from tests.sim.world import Faults, World
@@ -33,3 +34,7 @@ def test_causes_sum_to_the_wall_clock_and_dollars_to_the_bill(seed: int) -> None
     booked_usd = sum(each.usd for each in ledger.accounts) - ledger.ahead_usd
     bill = books.bill(head, books.until_s) - (ledger.bill_from_usd or 0.0)
     assert booked_usd == pytest.approx(bill, abs=0.01)
+    for kind in ("day", "job"):
+        assert sum(abs(each.gpu_us) for each in rest_of(books.last_shares, kind, ledger)) == 0
+    jobs = {each.name for each in books.last_shares.values() if each.kind == "job"}
+    assert len(jobs) > 1, "jobs had the cluster, and at times none"
