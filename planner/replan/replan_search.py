@@ -66,7 +66,8 @@ class ReplanSearch:
         self._spot = spot_by_id(self.nodes)
         b = self.running.plan.micro_batch_size
         self._total = self.tables.job.global_batch // b
-        self._drafts = RepairDrafts(self.tables.templates, self.lots, self._total, b)
+        self._templates = self.tables.templates_of(self.running.plan)
+        self._drafts = RepairDrafts(self._templates, self.lots, self._total, b)
         if self.running.plan.virtual_stages > 1:
             self.budget *= 2  # Mixes are judged with chunks and without.
         self.has_losses = bool(self._damage.broken)
@@ -202,8 +203,10 @@ class ReplanSearch:
             if self.evaluations >= self.budget:
                 return
             self._seen.add(mix)
-            for plan in map(self._sharing, self._plans_of(mix)):
-                found = self.placed(plan)
+            for plan in self._plans_of(mix):
+                # Templates are of plans with sequence parallelism if the running plan has it.
+                shares = self.running.plan.sequence_parallel
+                found = self.placed(replace(plan, sequence_parallel=shares))
                 if found is not None:
                     self._mix_by_plan_id[id(found.plan)] = mix
                     yield found
@@ -221,7 +224,7 @@ class ReplanSearch:
         if not some:
             return []
         seconds = rough_seconds(some, [self._total] * len(some)).tolist()
-        roughly = list(map(self.tables.templates.rough, some, seconds))
+        roughly = list(map(self._templates.rough, some, seconds))
         most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
         now = dict(base.pairs)
         order: tuple[list[tuple[float, int, int, PipelineMix]], ...] = ([], [])
@@ -259,12 +262,6 @@ class ReplanSearch:
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
             yield with_homes(best, running, self.nodes)
         yield plain
-
-    def _sharing(self, plan: Plan) -> Plan:
-        """The plan with sequence parallelism if the running plan has it and TP degrees allow it."""
-        stages = {stage for pipeline in plan.pipelines for stage in pipeline.stages}
-        divides = all(self.tables.job.sequence % stage.tp == 0 for stage in stages)
-        return replace(plan, sequence_parallel=self.running.plan.sequence_parallel and divides)
 
     def _at_home(self, mix: PipelineMix) -> Plan:
         """The plan of a mix; pipelines that run already stay where they are."""

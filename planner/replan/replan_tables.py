@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.problem.inventory import Lot, lots_of
-from planner.problem.job_options import micro_batch_sizes, tp_degrees
+from planner.problem.job_options import micro_batch_sizes, token_sharing_degrees, tp_degrees
 from planner.problem.objective import Limits
 from planner.replan.assign_nodes import assign
 from planner.replan.damage import Running, check_replannable, template_of
@@ -45,7 +45,7 @@ class ReplanTables:
     lots: tuple[Lot, ...] = field(init=False)
     state: State = field(init=False)
     routes: Routes = field(init=False)
-    templates: EventSearch = field(init=False)
+    _templates: dict[bool, EventSearch] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         judge = estimator(
@@ -58,20 +58,31 @@ class ReplanTables:
         pools = tuple(replace(p, gpus=p.gpus or p.gpus_per_machine) for p in self.cluster.pools)
         self.lots = lots_of(replace(self.cluster, pools=pools), judge.sites)
         self.state = state_of(judge.costs)
-        self.templates = EventSearch(
-            self.job,
-            self.lots,
-            (),
-            TemplateMaker(judge.costs, judge.network, judge.sites, self.lots),
-            judge,
-            self.limits,
-            micro_batch_sizes(self.job),
-            tp_degrees(self.job),
-            0,
-        )
+        self._templates_if(shares_tokens=False)
         prices = [(lot.gpus, lot.price_usd_per_gpu_hour) for lot in self.lots]
         hourly = sum(n * (UNPRICED_USD_PER_GPU_HOUR if p is None else p) for n, p in prices)
         self.routes = Routes(judge.network, hourly / 3600)
+
+    def templates_of(self, plan: Plan) -> EventSearch:
+        """Return templates for every lot, as they are with or without sequence parallelism."""
+        return self._templates_if(shares_tokens=plan.sequence_parallel)
+
+    def _templates_if(self, *, shares_tokens: bool) -> EventSearch:
+        if shares_tokens not in self._templates:
+            judge, job = self.judge, self.job
+            costs = judge.costs_if(shares_tokens=shares_tokens)
+            self._templates[shares_tokens] = EventSearch(
+                job,
+                self.lots,
+                (),
+                TemplateMaker(costs, judge.network, judge.sites, self.lots),
+                judge,
+                self.limits,
+                micro_batch_sizes(job),
+                token_sharing_degrees(job) if shares_tokens else tp_degrees(job),
+                0,
+            )
+        return self._templates[shares_tokens]
 
     # -- the running plan -----------------------------------------------------------------------
 
@@ -84,8 +95,8 @@ class ReplanTables:
         lot_of = {lot.key: k for k, lot in enumerate(self.lots)}
         check_replannable(plan, lot_of)
         assert is_placed(plan), "place a plan before it is replanned"
-        self._make_templates(plan.micro_batch_size)
-        maker, known = self.templates.maker, dict[object, Template]()
+        self._make_templates(plan)
+        maker, known = self.templates_of(plan).maker, dict[object, Template]()
         templates = []
         for pipeline in plan.pipelines:
             key = tuple(
@@ -99,8 +110,8 @@ class ReplanTables:
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
         return Running(plan, estimate, tuple(templates), together)
 
-    def _make_templates(self, micro_batch: int) -> None:
+    def _make_templates(self, plan: Plan) -> None:
         """Make the templates that a question may need, so that no question waits for them."""
-        total = self.job.global_batch // micro_batch
+        size = plan.micro_batch_size
         for lots in template_lots(self.lots):
-            self.templates.templates(lots, micro_batch, total)
+            self.templates_of(plan).templates(lots, size, self.job.global_batch // size)
