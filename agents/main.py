@@ -275,6 +275,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             ),
         )
         snapshots.open()
+        stack.callback(snapshots.uploader.close)
         await _listen(config, key, loop, preparation, stack)
         await joiner.resume(saved.job, saved.generation)
         proving = replace(loop.state.node, proves_reads=fork_client.proves_reads)

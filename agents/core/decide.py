@@ -460,6 +460,12 @@ def leave_by(options: Options, gang: Gang, abort_sent_at: float) -> float:
     return max(by, gang.sealing_since + min(SEAL_SLACK * gang.sealing.ready_in_s, SEAL_S_MAX))
 
 
+def _is_left_behind(state: State) -> bool:
+    """Return whether the job goes on without this node: nothing would end its troubles."""
+    record = state.record
+    return state.gang is None and record is not None and record.number > state.left
+
+
 def _report(state: State) -> Decision:
     """Report changes to the leader at once, and otherwise every ``report_every_s``."""
     gang = state.gang or Gang(0, "idle")
@@ -478,7 +484,7 @@ def _report(state: State) -> Decision:
         is_bug=gang.is_bug,
         job=state.job,
         uploaded=state.uploaded,
-        trouble=state.trouble,
+        trouble="" if _is_left_behind(state) else state.trouble,
         fault=state.fault,
         sealing=gang.sealing,
         unfit_for=state.unfit_for if state.unfit else None,

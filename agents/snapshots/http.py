@@ -136,7 +136,9 @@ class SnapshotRoutes:
         snapshot_file.make_folder(temporary.parent)
         try:
             loop = asyncio.get_running_loop()
-            with os.fdopen(snapshot_file.create(temporary, size), "w+b") as file:
+            # It takes half a second per GB.
+            created = await asyncio.to_thread(snapshot_file.create, temporary, size)
+            with os.fdopen(created, "w+b") as file:
                 async with asyncio.timeout(SILENT_S) as limit:
                     async for chunk in request.content.iter_chunked(CHUNK_BYTES):
                         limit.reschedule(loop.time() + SILENT_S)

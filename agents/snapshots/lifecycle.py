@@ -195,7 +195,14 @@ class SnapshotLifecycle:
             await asyncio.to_thread(snapshot.path.unlink, missing_ok=True)
 
     def begin(self) -> None:
-        """Drop the files of past generations that wait for upload: they are never committed."""
+        """Drop the files of past generations that wait for upload: they are never committed.
+
+        Troubles end too: this node may have nothing to replicate or upload any more.
+        """
+        jobs = {job for (job, _), text in self._troubles.items() if text}
+        self._troubles.clear()
+        for job in sorted(jobs):
+            self.feed(TroubleChanged(self.clock.now(), job, ""))
         self._drop_links([name for name, file in self._linked.items() if not self.is_present(file)])
 
     def _drop_links(self, names: list[tuple[JobId, Point, int]]) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,8 @@ RETRY_S_MAX = 60.0
 SILENT_S = 300.0
 """An upload without progress for so long is reported; it goes on."""
 THREADS = 2
+END_S = 1.0
+"""How long an agent that ends waits until the store has deleted what is incomplete."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,9 +52,8 @@ class Uploader:
     retry_s: float = RETRY_S
     silent_s: float = SILENT_S
     _waiting: asyncio.Queue[SnapshotFile] = field(default_factory=asyncio.Queue)
-    _pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="upload")
-    )
+    _threads: set[threading.Thread] = field(default_factory=set)
+    _is_over: bool = False
 
     def add(self, snapshot: SnapshotFile) -> None:
         """Queue a snapshot."""
@@ -97,15 +100,41 @@ class Uploader:
     async def _send(self, snapshot: SnapshotFile, target: str, copy: snapshot_file.Header) -> None:
         """Upload in a thread, and report when the store takes nothing more: it may hang."""
         taken: list[bool] = []
-        sending = asyncio.get_running_loop().run_in_executor(
-            self._pool, upload_pieces, target, snapshot.path, copy, lambda: taken.append(True)
-        )
-        while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
-            if not taken:
-                text = f"{target}: the storage has taken nothing for {self.silent_s:g} s"
-                self.failed(snapshot, text)
-            taken.clear()
-        await sending
+
+        def advanced() -> None:
+            if self._is_over:
+                raise OSError("the agent ends")
+            taken.append(True)
+
+        sending = self._start(lambda: upload_pieces(target, snapshot.path, copy, advanced))
+        try:
+            while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
+                if not taken:
+                    text = f"{target}: the storage has taken nothing for {self.silent_s:g} s"
+                    self.failed(snapshot, text)
+                taken.clear()
+            await sending
+        finally:
+            sending.cancel()
+
+    def _start(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        """Start a thread for which the end of the process does not wait, unlike an executor's."""
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+            self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name="upload", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return asyncio.wrap_future(ended)
 
     def target(self, snapshot: SnapshotFile) -> str | None:
         """Return the only URI under which this node writes the file; ``None``: no store is set."""
@@ -117,8 +146,11 @@ class Uploader:
         return f"{uri.rstrip('/')}/{folder}/{rank}-{self.node()}{snapshot_file.SUFFIX}"
 
     def close(self) -> None:
-        """Cancel the uploads that have not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the uploads under way at their next chunk."""
+        self._is_over = True
+        by = time.monotonic() + END_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, by - time.monotonic()))
 
 
 def upload_pieces(

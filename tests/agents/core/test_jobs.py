@@ -12,10 +12,24 @@ from agents.core.model import (
     ReleaseReceived,
     ReleaseSnapshots,
     SnapshotsChanged,
+    Ticked,
     UploadDone,
 )
 from agents.protocol.records import Fence, Holding, Point, Restore, Uploaded
-from tests.agents.core.life import JOB, NOW, OTHER, PEER, RUNS, SEALED, TERM, G, act, idle, state
+from tests.agents.core.life import (
+    JOB,
+    NOW,
+    OTHER,
+    PEER,
+    RUNS,
+    SEALED,
+    TERM,
+    G,
+    act,
+    idle,
+    said,
+    state,
+)
 
 G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
 WITHOUT_US = replace(G4, members=(PEER,))
@@ -38,6 +52,17 @@ def test_the_next_job_starts_without_the_state_of_the_last() -> None:
     assert again.sealed == SEALED
     again, _ = act(after, UploadDone(NOW, JOB, vote(40)))
     assert again.uploaded == ()
+
+
+def test_a_node_without_which_the_job_goes_on_reports_no_trouble_with_its_copies() -> None:
+    """Nothing would ever end it; that of a held job is of use."""
+    for before, told in (
+        (state(trouble="no replica"), "no replica"),
+        (idle(record=CLOSED, trouble="no replica"), "no replica"),
+        (idle(record=WITHOUT_US, trouble="no replica"), ""),
+    ):
+        (report,) = said(before, Ticked(NOW + 1))
+        assert report.trouble == told
 
 
 def test_the_first_job_keeps_the_fence_that_was_seen_before_it() -> None:

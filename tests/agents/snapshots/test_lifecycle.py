@@ -93,6 +93,19 @@ async def test_third_point_is_skipped_for_all_ranks_and_reported_until_one_is_st
     assert sorted(node.queued) == [(25, rank) for rank in range(RANKS)]
 
 
+def test_troubles_end_with_their_generation_and_are_told_again(node):
+    """Whether anything is still to be replicated or uploaded here is not known before."""
+    node.seal(5, ranks=1)
+    (snapshot,) = node.lifecycle.memory.snapshots(JOB, Point(5, 1))
+    node.lifecycle.replicated(snapshot, "no replica")
+    node.lifecycle.not_uploaded(snapshot, "no answer")
+    node.lifecycle.begin()
+    assert node.told == ["no replica", "no replica; no answer", ""]
+    node.lifecycle.begin()
+    node.lifecycle.replicated(snapshot, "no replica")
+    assert node.told[3:] == ["no replica"]
+
+
 @pytest.mark.asyncio
 async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
     node.seal(5, ranks=2)

@@ -6,7 +6,9 @@ import asyncio
 import http.client
 import json
 import os
+import threading
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -310,6 +312,21 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
     assert (await served.put(f"{target}?header={head_checksum(other)}", data))[0] == 409
     left = sorted(p.name for p in served.memory.folder.rglob("*") if p.is_file())
     assert left == ["7.snap"], "what was refused is not left behind"
+
+
+@pytest.mark.asyncio
+async def test_the_room_of_a_replica_is_allocated_beside_the_event_loop(served, monkeypatch):
+    """Allocating takes half a second per GB, in which the agent would be silent."""
+    threads: list[threading.Thread] = []
+
+    def create(path: Path, size: int, create=snapshot_file.create) -> int:
+        threads.append(threading.current_thread())
+        return create(path, size)
+
+    monkeypatch.setattr(snapshot_file, "create", create)
+    assert (await served.put("/v1/memory/job/1-3/7.snap?header=0", b"x"))[0] == 422
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.asyncio

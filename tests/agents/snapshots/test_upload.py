@@ -224,6 +224,34 @@ async def test_an_upload_to_a_store_that_hangs_is_reported_and_goes_on(tmp_path,
 
 
 @pytest.mark.asyncio
+async def test_an_agent_that_ends_waits_for_no_upload(tmp_path, monkeypatch):
+    """Training waits for the next agent, and an upload may take hours, or hang."""
+    taken, answers, given_up = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(_, __, content):
+        try:
+            for chunk in content.chunks():
+                assert chunk
+                taken.set()
+                answers.wait()
+        except OSError:
+            given_up.set()
+            raise
+
+    monkeypatch.setattr(upload, "write_once", hang)
+    run = Run(f"file://{tmp_path}/far")
+    try:
+        await run.until(taken.is_set, snapshot_of(tmp_path / "memory"))
+        (thread,) = [each for each in threading.enumerate() if each.name.startswith("upload")]
+        assert thread.daemon, "Python would wait for it"
+    finally:
+        answers.set()
+    await asyncio.to_thread(thread.join)
+    assert given_up.is_set(), "it went on after the agent's end"
+    assert run.votes == []
+
+
+@pytest.mark.asyncio
 async def test_an_unknown_store_is_reported_by_name(tmp_path):
     run = Run("nowhere://bucket")
     await run.until(lambda: run.troubles, snapshot_of(tmp_path / "memory"))
