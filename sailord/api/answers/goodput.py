@@ -12,8 +12,10 @@ SMALL_USD = 1e-6
 """Less than this is what sums of floats leave over."""
 
 
-def goodput_view(ledger: Ledger, shares: Shares = NOTHING) -> GoodputView:
-    """Return the sums by cause, the largest first; and by day and job."""
+def goodput_view(
+    ledger: Ledger, shares: Shares = NOTHING, *, most: int | None = None
+) -> GoodputView:
+    """Return the sums by cause, the largest first; and by day and job, at most so many of each."""
     gpu_us = sum(each.gpu_us for each in ledger.accounts)
     wasted = [each for each in ledger.accounts if each.cause not in ("training", "step_under_way")]
     accounts = sorted(ledger.accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
@@ -41,17 +43,20 @@ def goodput_view(ledger: Ledger, shares: Shares = NOTHING) -> GoodputView:
         ),
         not_training_gpu_s=sum(each.gpu_us for each in wasted) / 1e6,
         not_training_usd=sum(each.usd for each in wasted),
-        days=_shares(ledger, shares, "day"),
-        jobs=_shares(ledger, shares, "job"),
+        days=_shares(ledger, shares, "day", most),
+        jobs=_shares(ledger, shares, "job", most),
     )
 
 
-def _shares(ledger: Ledger, shares: Shares, kind: Kind) -> tuple[ShareView, ...]:
-    """The shares of a kind, then what the ledger has beyond them, if anything."""
+def _shares(ledger: Ledger, shares: Shares, kind: Kind, most: int | None) -> tuple[ShareView, ...]:
+    """The shares of a kind, then what the ledger has beyond all of them, if anything."""
+    known = newest_first(shares, kind)
     found = [
         _share(each.name, each.accounts, (each.since_us / 1e6, each.until_us / 1e6))
-        for each in newest_first(shares, kind)
+        for each in known[:most]
     ]
+    if len(found) < len(known):
+        return tuple(found)
     rest = rest_of(shares, kind, ledger)
     if any(each.gpu_us or each.usd >= SMALL_USD for each in rest):
         found.append(_share("", rest, (None, None)))

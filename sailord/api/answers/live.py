@@ -241,10 +241,6 @@ def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
 SHOWN = ("layers", "tp", "gpu", "machine", "zone", "node", "devices", "split", "places")
 
 
-SHARES_SHOWN = 14
-"""Days, and jobs."""
-
-
 def _goodput(view: GoodputView) -> dict[str, Any]:
     """The ledger by cause, as GPU seconds and dollars."""
     return {
@@ -258,8 +254,8 @@ def _goodput(view: GoodputView) -> dict[str, Any]:
             each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text, each.label]
             for each in view.causes
         },
-        "days": list(map(_share, view.days[:SHARES_SHOWN])),
-        "jobs": list(map(_share, view.jobs[:SHARES_SHOWN])),
+        "days": list(map(_share, view.days)),
+        "jobs": list(map(_share, view.jobs)),
     }
 
 

@@ -31,6 +31,8 @@ SHARE_MAX = 0.1
 often."""
 QUIET_S = 5.0
 """How often a stream without changes sends a comment, so that the page knows that it is alive."""
+SHARES_SHOWN = 14
+"""Days of the goodput, and jobs."""
 EVENTS_FIRST = 100
 
 
@@ -69,7 +71,7 @@ def _surroundings(
         step_rate=api.controller.cluster.step_rate,
         at_of=api.controller.announcer.outbox.at_of,
         safe=api.controller.safe_point(),
-        goodput=goodput_view(api.goodput.ledger, api.goodput.shares),
+        goodput=goodput_view(api.goodput.ledger, api.goodput.shares, most=SHARES_SHOWN),
         service=service_of(api),
         risks=tuple(api.controller.announcer.risks(api.last_led).values()),
         leader="" if api.leader is None else api.leader.host,

@@ -35,7 +35,7 @@ def metrics_text(api: ApiContext) -> str:
         # A new leader has to read the ledger first: no counter may start from 0 until then.
         if api.goodput.stored.since_us is not None:
             books = api.goodput
-            families += goodput_metrics(goodput_view(books.stored, books.stored_shares))
+            families += goodput_metrics(goodput_view(books.stored, books.stored_shares, most=2))
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
         families += refusal_metrics(api.capacity.state)
@@ -165,6 +165,7 @@ def goodput_metrics(view: GoodputView) -> list[Metric]:
     booked = {each.cause: each for each in view.causes}
     under_way = booked.pop(IN_STEP, None)
     causes = [cause for cause in TEXTS if cause != IN_STEP]
+    # One of the last two may be the time without a job.
     last = [each for each in view.jobs if each.name][:1]
     return [
         metric("sailor_goodput_gpu_seconds_total", "Paid GPU time by cause.",

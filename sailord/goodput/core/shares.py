@@ -7,6 +7,7 @@ there were shares, and what belongs to shares that are not kept any more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -84,10 +85,8 @@ def newest_first(shares: Shares, kind: Kind) -> list[Share]:
 
 def rest_of(shares: Shares, kind: Kind, ledger: Ledger) -> tuple[Account, ...]:
     """What the ledger has beyond the shares of a kind."""
-    left = ledger.accounts
-    for each in newest_first(shares, kind):
-        left = difference(left, each.accounts)
-    return left
+    some = (share.accounts for share in shares.values() if share.kind == kind)
+    return difference(ledger.accounts, itertools.chain.from_iterable(some))
 
 
 def difference(some: Iterable[Account], others: Iterable[Account]) -> tuple[Account, ...]:

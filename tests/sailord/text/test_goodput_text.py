@@ -46,7 +46,9 @@ def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
         Share("job", "tale", 0, 10 * HOUR_US, LEDGER.accounts),
         Share("job", "", 0, 3 * HOUR_US),
     ]
-    view = goodput_view(LEDGER, {each.key: each for each in shares})
+    by_key = {each.key: each for each in shares}
+    assert [each.name for each in goodput_view(LEDGER, by_key, most=1).days] == ["2026-05-02"]
+    view = goodput_view(LEDGER, by_key)
     assert sum(each.gpu_s for each in view.days) == sum(each.gpu_s for each in view.causes)
     lines = [line.split() for line in goodput_text(plain(view)).splitlines()]
     days = lines.index(["day", "(UTC)", "goodput", "GPU", "h", "cost"])
