@@ -75,7 +75,7 @@ def template_of(
 def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:
     """Refuse plans that replanning does not support, reporting all problems at once."""
     problems = Problems()
-    if plan.schedule == "gpipe":
+    if plan.schedule not in ("1f1b", "interleaved"):
         problems.add(
             place,
             f'has the schedule "{plan.schedule}"',

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -31,7 +32,7 @@ from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import plan_text
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
 from tests.planner.small_cases import SmallCase, random_case
 from tests.planner.tight_memory import demo
 
@@ -259,8 +260,10 @@ def test_unsupported_plans_are_refused() -> None:
     begun = started(case_of("sequence 1"))
     assert begun is not None
     replanner, running, _ = begun
-    with pytest.raises(InputError, match="gpipe"):
-        replanner.prepare(replace(running.plan, schedule="gpipe"), ())
+    for schedule in get_args(Schedule):
+        if schedule not in ("1f1b", "interleaved"):
+            with pytest.raises(InputError, match=schedule):
+                replanner.prepare(replace(running.plan, schedule=schedule), ())
 
 
 # -- precomputed --------------------------------------------------------------------------------
