@@ -17,6 +17,7 @@ from simulator.hardware.runtime_constants import PLATFORMS
 from simulator.inputs.job_file import load_job
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
+from simulator.spec.plan import Plan
 from tests.planner.tight_memory import demo
 
 ROOT = Path(__file__).parents[3]
@@ -146,6 +147,6 @@ def test_sizes_of_which_no_layer_fits_are_left_out() -> None:
     job = Job("j", preset("opt-125m"), 2**40, 128, precision="bf16", optimizer="adam")
     pool = Pool("us-central1-a", "A100-80", "a2-ultragpu-8g", 8, 1)
     tables = ReplanTables(job, Cluster((pool,), load_catalogue()), Measurements())
-    sizes = tables.templates.micro_batches
+    sizes = tables.templates_of(Plan(1, ())).micro_batches
     assert sizes[:8] == (1, 2, 4, 8, 16, 32, 64, 128)
     assert 256 <= sizes[-1] < 2**16
