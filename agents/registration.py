@@ -23,6 +23,7 @@ from agents.daemon.tasks import is_set_within
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import unpack
+from agents.protocol.parts import is_of_another, job_of
 from agents.protocol.records import (
     ENDED,
     LIVE,
@@ -63,8 +64,8 @@ class Registration:
     """The jobs that have snapshots on this node."""
     leader: str | None = None
     """The leader's address, as of the last poll."""
-    looked: Callable[[Mapping[JobId, JobRecord]], None] = lambda _: None
-    """Called with all jobs after each poll."""
+    looked: Callable[[Mapping[JobId, JobRecord], JobId | None], None] = lambda _jobs, _own: None
+    """Called after each poll with all jobs, and this node's where several share the cluster."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll now."""
     heard_term: Callable[[], int] = lambda: 0
@@ -199,7 +200,7 @@ class Registration:
             self.durables = dict.fromkeys([record.job], durables[0]) if durables else {}
         self.unreadable.note_all(unreadable, prefixes=[self.keys.jobs])
         if held is None or held in self.jobs:
-            self.looked(self.jobs)
+            self.looked(self.jobs, job_of(node, self.jobs))
         now = self.clock.now()
         job_ids = self.jobs_in_memory() if held is None else {held}
         is_wanted = record is not None and record.state == "open" and node in record.members
@@ -211,7 +212,7 @@ class Registration:
         else:
             self.feed(GenerationRead(now, record, durable))
         for id_ in sorted(self.jobs_in_memory() & self.jobs.keys()):
-            if self.jobs[id_].state in ENDED:
+            if self.jobs[id_].state in ENDED or is_of_another(node, id_, self.jobs):
                 self.feed(JobEnded(now, id_))
 
     def _waits_for(self, held: JobId | None, record: GenerationRecord | None, now: float) -> bool:
@@ -353,16 +354,19 @@ def choose(
 ) -> GenerationRecord | None:
     """Choose the generation that concerns the node.
 
-    While the node has workers, that is their job's (``held``). Otherwise prefer an open generation
+    While the node has workers, that is their job's (``held``). Otherwise, where jobs share the
+    cluster, prefer that of the job that has the node; then an open generation
     with this node as a member, then an open one, then one of a job that is live (a held job does
     not train, but its snapshots are still needed), then one of a job that has not ended.
     """
     if held is not None:
         records = [record for record in records if record.job == held]
+    owner = job_of(node, jobs)
 
-    def concern(record: GenerationRecord) -> tuple[bool, bool, bool, bool, str]:
+    def concern(record: GenerationRecord) -> tuple[bool, bool, bool, bool, bool, str]:
         is_open, job = record.state != "closed", jobs.get(record.job)
         return (
+            record.job == owner,
             is_open and node in record.members,
             is_open,
             job is not None and job.state in LIVE,

@@ -18,7 +18,7 @@ from sailord.capacity.core.model import CapacityPolicy
 from sailord.core.model.options import Options
 from sailord.network.core.model import NetworkPolicy
 from sailord.notify.message_formats import FORMATS, KINDS, Format
-from sailord.providers.config import ProviderConfig, read_provider
+from sailord.providers.config import ProviderConfig, StaticConfig, read_provider
 from sailord.providers.gce.config import GceConfig, read_key_source
 from sailord.tokens import read_tokens
 from simulator.cluster.cluster import Cluster
@@ -165,6 +165,9 @@ def load_config(path: Path) -> Config:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
     options = replace(options, reserve_s=0.0 if provider is None else capacity.reserve_s)
+    if options.share and provider is not None and not isinstance(provider, StaticConfig):
+        cure = "leave share out, or rent no instances: it is not built for both"
+        problems.add(top.place_of("options"), "share is set, and a provider rents instances", cure)
     is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
     if isinstance(provider, GceConfig) and is_unbounded:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
@@ -294,7 +297,9 @@ def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
         if each.metadata:
             continue  # It follows from others.
         default = getattr(limits, each.name)
-        if isinstance(default, int):
+        if isinstance(default, bool):
+            read[each.name] = table.flag(each.name, default=default)
+        elif isinstance(default, int):
             read[each.name] = table.integer(each.name, default=default, least=min(default, 1))
         elif default is None:
             read[each.name] = table.number(each.name, above=0, most=1e9)

@@ -353,6 +353,7 @@ def _assemble(
     rented = api.capacity
     if rented is not None:
         api.goodput.capacity = lambda: rented.state
+    api.goodput.parts = lambda: tuple(cluster.parts.all())
     available = AvailabilityLog(config.state / FILE)
     cluster.watchers += [api.goodput.observe, api.curve.observe, available.note]
     return Daemon(

@@ -263,7 +263,7 @@ class ReleaseReceived(_Event):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded(_Event):
-    """A job that has snapshots here has ended."""
+    """A job that has snapshots here has ended, or left this node to another job."""
 
     job: JobId
 

@@ -292,8 +292,7 @@ class Report(Measured):
     fault: str = ""
     """A device fault, if nothing can run on this node."""
     unfit: str = ""
-    """Why the live job cannot run on this node: no memory for its snapshots, or its work folder is
-    not prepared."""
+    """Why the live job cannot run here: no room for snapshots, or no prepared work folder."""
     unfit_for: JobId | None = None
     """The job that ``unfit`` is about, if that is its work folder; ``None``: not known."""
     sealing: Sealing | None = None
@@ -455,6 +454,10 @@ class JobRecord:
     """When it should be done, in seconds since 1970; an event warns if that is at risk."""
     begun: int = 0
     """The step of the checkpoint that it was submitted to continue from."""
+    part: tuple[NodeId, ...] | None = None
+    """The nodes that it has, while other jobs run beside it; ``None``: all that no other has."""
+    coming: tuple[NodeId, ...] = ()
+    """Nodes of other jobs that drain to go to it."""
 
 
 OrderKind = Literal[

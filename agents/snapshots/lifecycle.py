@@ -15,6 +15,7 @@ from agents.core.model import Event, SnapshotsChanged, State, TroubleChanged, Up
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
+from agents.protocol.parts import takes_replicas
 from agents.protocol.records import JobId, JobRecord, NodeId, NodeRecord, Point, Saving, Uploaded
 from agents.rpc.client import SignedClient
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory, delete
@@ -90,6 +91,7 @@ class SnapshotLifecycle:
             is_present=self.is_present,
             done=self.replicated,
             outlives_zone=lambda job: self._saving(job).survive == "zone",
+            takes_replicas=lambda node, job: takes_replicas(node, job, self.cluster.jobs),
         )
         self.uploader = Uploader(
             node=lambda: self.state().node.id,

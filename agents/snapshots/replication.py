@@ -58,6 +58,8 @@ class Replicator:
     patience_s: float = PATIENCE_S
     outlives_zone: Callable[[JobId], bool] = lambda _: False
     """Whether the job's replicas must be in another zone."""
+    takes_replicas: Callable[[NodeId, JobId], bool] = lambda _node, _job: True
+    """Whether a node is the job's: replicas at another one would never be released."""
     _has_given_up: bool = False
     _waiting: list[SnapshotFile] = field(default_factory=list)
     _sent: tuple[SnapshotFile, asyncio.Timeout] | None = None
@@ -187,10 +189,11 @@ class Replicator:
         """
         own, chosen = self.node(), None if buddy == ANY_NODE else self.find(buddy)
         is_far = self.outlives_zone(job)
-        found = [] if chosen is None else [chosen]
+        found = [] if chosen is None or not self.takes_replicas(chosen.id, job) else [chosen]
         for node in sorted(await self._others(), key=lambda n: (n.zone != own.zone, n.id)):
             is_too_near = is_far and node.zone == own.zone
-            is_there = node.state == "ready" and node.address
+            is_there = node.state == "ready" and node.address != ""
+            is_there = is_there and self.takes_replicas(node.id, job)
             if is_there and not is_too_near and node.id not in {own.id, buddy, *spared}:
                 found.append(node)
         return sorted(found, key=lambda node: is_far and node.zone == own.zone)

@@ -105,12 +105,12 @@ class Preparation:
     def __post_init__(self) -> None:
         delete_unfinished(self.folder / "data")
 
-    def look(self, jobs: Mapping[JobId, JobRecord]) -> None:
-        """Prepare for the job that runs, or that runs next."""
+    def look(self, jobs: Mapping[JobId, JobRecord], own: JobId | None = None) -> None:
+        """Prepare for the job that runs, or that runs next; for the node's own if jobs share."""
         waiting = [job for job in jobs.values() if job.state == "queued"]
         waiting.sort(key=lambda job: (-job.priority, job.submitted_at, job.id))
         live = [job for job in jobs.values() if job.state in LIVE]
-        chosen = next(iter((*live, *waiting)), None)
+        chosen = next(iter((*live, *waiting)), None) if own is None else jobs[own]
         was, self._state = self._state, None if chosen is None else chosen.state
         awaited = None if self._awaited is None else jobs.get(self._awaited)
         if self._awaited is not None and (awaited is None or awaited.state in (*LIVE, "queued")):

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from agents.protocol.records import JobId
 from planner.replan.past_moves import RECENT, PastMove
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
 from sailord.core.model.state import State
 from sailord.core.queries.forecast import seconds_left
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
+from sailord.core.sharing.parts import Parts, whole
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from sailord.planning.messages import MoveContext
 
@@ -20,13 +22,17 @@ from sailord.planning.messages import MoveContext
 class ClusterState:
     """What this sailord knows of the cluster.
 
-    The event loop replaces ``state`` at each decision; the daemon and the store writer update
+    The event loop replaces ``parts`` at each decision; the daemon and the store writer update
     ``store``.
     """
 
-    state: State
+    parts: Parts
+    state: State = field(init=False)
+    """All nodes and jobs, with the first part's active job: see ``whole``."""
     last_led: State = field(init=False)
     """The last state in which this sailord was the leader; what the API shows."""
+    last_parts: Parts = field(init=False)
+    """The parts of that state."""
     store: StoreHealth = field(default_factory=StoreHealth)
     step_rate: StepRate = field(default_factory=StepRate)
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
@@ -35,13 +41,15 @@ class ClusterState:
     _moves: deque[PastMove] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
 
     def __post_init__(self) -> None:
-        self.last_led = self.state
+        self.state = self.last_led = whole(self.parts)
+        self.last_parts = self.parts
 
-    def advance(self, state: State) -> None:
-        """Take over the state after a decision."""
-        self.state = state
+    def advance(self, parts: Parts) -> None:
+        """Take over the parts after a decision."""
+        self.parts = parts
+        self.state = state = whole(parts)
         if state.term is not None:
-            self.last_led = state
+            self.last_led, self.last_parts = state, parts
         self.step_rate.observe(state)
         self.lifetimes.observe(state)
         for watch in self.watchers:
@@ -54,9 +62,14 @@ class ClusterState:
 
     @property
     def move_context(self) -> MoveContext:
-        """What the planner needs to judge a reconfiguration now."""
-        known = self.lifetimes.context(self.state)
-        return replace(known, left_s=seconds_left(self.state), moves=tuple(self._moves))
+        """What the planner needs to judge a reconfiguration of the first part's job now."""
+        return self.move_context_of(None)
+
+    def move_context_of(self, job: JobId | None) -> MoveContext:
+        """What the planner needs to judge a reconfiguration of the job now."""
+        part = self.parts.of_job(job)
+        known = self.lifetimes.context(part)
+        return replace(known, left_s=seconds_left(part), moves=tuple(self._moves))
 
     def relearn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
         """Replace the known moves by those that earlier leaders measured."""

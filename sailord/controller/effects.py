@@ -68,8 +68,8 @@ class Effects:
     cluster: ClusterState
     inbox: Inbox
     clock: Clock
-    plans: dict[str, FoundPlan]
-    """Answers of the planner, by hash; shared with the store writer."""
+    plans: dict[tuple[JobId, str], FoundPlan]
+    """Answers of the planner, by job and hash; shared with the store writer."""
     plan_requests: int = 0
     is_behind: Callable[[JobId], bool] = lambda _job: False
     """Whether on-demand instances are rented for a job's deadline."""
@@ -168,7 +168,7 @@ class Effects:
             is_known = not isinstance(found, NoAnswer)
             self.inbox.put(PlanRefused(now, command.request, found, is_known))
             return
-        self.plans[found.proposal.plan] = found
+        self.plans[command.job, found.proposal.plan] = found
         self.inbox.put(PlanFound(now, command.request, found.proposal))
 
     async def _find_plan(self, command: RequestPlan) -> FoundPlan | str:
@@ -192,7 +192,7 @@ class Effects:
 
     async def _repeat(self, record: GenerationRecord) -> FoundPlan | None:
         """The generation's plan again; ``None`` if the store does not have all of it."""
-        known = self.plans.get(record.plan)
+        known = self.plans.get((record.job, record.plan))
         if known is not None:
             return repeat_plan(record, known.plan, known.about)
         plan = await self.gateway.read_plan(record.job, record.plan)
@@ -209,7 +209,7 @@ class Effects:
     ) -> PlanRequest | None:
         """Build a request; ``None`` if the job's file is not in the store, or we lead no longer."""
         nodes, record = self.cluster.state.nodes, self.cluster.state.jobs.get(job)
-        past = self.cluster.move_context
+        past = self.cluster.move_context_of(job)
         spec = await self.gateway.read_spec(job)
         if spec is None or record is None:
             return None
@@ -231,7 +231,7 @@ class Effects:
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:
-        known = self.plans.get(record.plan)
+        known = self.plans.get((job, record.plan))
         return known.plan if known is not None else await self.gateway.read_plan(job, record.plan)
 
     def following(self, lost: NodeId) -> NextPlan | NoPlan | None:
@@ -258,7 +258,7 @@ class Effects:
 
     async def _precompute(self, active: Active, generation: GenerationRecord) -> None:
         try:
-            nodes = usable(self.cluster.state, active)
+            nodes = usable(self.cluster.parts.of_job(active.job), active)
             request = await self._request(active.job, nodes, generation)
         except StoreError:
             return  # The planner is asked when a node is lost.

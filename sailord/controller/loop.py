@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,7 +16,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
-from agents.protocol.records import Point, Report, ReportReply
+from agents.protocol.records import JobId, Point, Report, ReportReply
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.cluster_records import Gateway
 from sailord.config import Config
@@ -26,12 +27,12 @@ from sailord.controller.effects import Effects
 from sailord.controller.inbox import Inbox
 from sailord.controller.release_cache import ReleaseCache
 from sailord.controller.store_writer import StoreWriter, failpoint_of
-from sailord.core import invariants
-from sailord.core.decide import decide
 from sailord.core.model.commands import Command, Note, Resign, Write
 from sailord.core.model.events import Ticked
 from sailord.core.model.state import State
 from sailord.core.queries.report_reply import answer_to
+from sailord.core.sharing.decide_parts import decide_parts
+from sailord.core.sharing.parts import Parts, parts_then_and_now
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
@@ -53,7 +54,10 @@ class Controller:
     announcer: Announcer
     durations: Durations = field(default_factory=Durations)
     resign_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    _releases: ReleaseCache = field(default_factory=ReleaseCache)
+    _releases: defaultdict[JobId | None, ReleaseCache] = field(
+        default_factory=lambda: defaultdict(ReleaseCache)
+    )
+    """By the job of a part; ``None``: the first part."""
 
     async def run(self) -> None:
         """Decide forever; a violated invariant ends the process."""
@@ -68,17 +72,16 @@ class Controller:
         while True:
             since, event = await self.inbox.next_event()
             begun = time.monotonic()
-            before = self.cluster.state
-            after, commands = decide(before, event)
-            invariants.check(before, after, commands)
-            self.cluster.advance(after)
+            before, were = self.cluster.state, self.cluster.parts
+            parts, commands = decide_parts(were, event)
+            self.cluster.advance(parts)
+            after = self.cluster.state
             if after.term != before.term:
                 self.announcer.outbox.ring()
             done = time.monotonic()
             self.durations.decided(done - begun, waited_s=done - since)
             self.durations.count_election(before.term, after.term)
-            move = self.announcer.observe(before, after)
-            if move is not None:
+            for move in self.announcer.observe(before, after, parts_then_and_now(were, parts)):
                 self.cluster.learn_moves([move])
                 self.durations.moved(move)
             self.effects.precompute_losses()
@@ -98,25 +101,27 @@ class Controller:
             log.warning("resigning", why=command.why, cause=cause)
             self.resign_asked.set()
         elif isinstance(command, Note):
-            self.announcer.note(command, state, cause, self.clock.now())
+            part = self.cluster.parts.of_job(command.job)
+            self.announcer.note(command, part, cause, self.clock.now())
         else:
             self.effects.start(command, cause)
 
     def answer_to(self, report: Report) -> ReportReply:
         """The answer to an agent's report."""
-        released = self._releases.released(self.cluster.state, time.monotonic())
-        return answer_to(self.cluster.state, report, released)
+        key, now = self.cluster.parts.key_of(report.node), time.monotonic()
+        part = self.cluster.parts.of_job(key)
+        return answer_to(part, report, self._releases[key].released(part, now))
 
     def safe_point(self) -> Point | None:
         """The newest point that survives the loss of any one node, or of a zone where asked."""
-        return self._releases.safe(self.cluster.state, time.monotonic())
+        return self._releases[None].safe(self.cluster.parts.first, time.monotonic())
 
 
 def build_controller(
     config: Config, gateway: Gateway, clock: Clock, agents: AgentClient
 ) -> Controller:
     """Build a controller that is not the leader yet."""
-    cluster = ClusterState(State(options=config.options, now=clock.now()))
+    cluster = ClusterState(Parts(State(options=config.options, now=clock.now())))
     inbox, outbox = Inbox(clock), Outbox(gateway)
     writer = StoreWriter(gateway, outbox, cluster, inbox, clock)
     effects = Effects(

@@ -56,8 +56,8 @@ class StoreWriter:
     cluster: ClusterState
     inbox: Inbox
     clock: Clock
-    plans: dict[str, FoundPlan] = field(default_factory=dict)
-    """Plans that may yet have to be stored, by hash."""
+    plans: dict[tuple[JobId, str], FoundPlan] = field(default_factory=dict)
+    """Plans that may yet have to be stored, by job and hash."""
     _writes: asyncio.Queue[tuple[int, Write]] = field(default_factory=asyncio.Queue)
 
     def put(self, term: int, write: Write) -> None:
@@ -143,7 +143,8 @@ class StoreWriter:
                 assert_never(write)
 
     async def _write_generation(self, write: WriteGeneration) -> bool:
-        found, is_new = self.plans.get(write.record.plan), write.record.state == "open"
+        job, is_new = write.record.job, write.record.state == "open"
+        found = self.plans.get((job, write.record.plan))
         message = generation_opened(write.record, self.clock.now()) if is_new else None
         is_written = await self.gateway.write_generation(
             write.record,
@@ -158,10 +159,10 @@ class StoreWriter:
         )
         if is_written and write.replaces is not None and is_new:
             kept = {write.record.plan, write.replaces.plan}
-            for sha in self.plans.keys() - kept:
-                del self.plans[sha]
+            for key in [key for key in self.plans if key[0] == job and key[1] not in kept]:
+                del self.plans[key]
             with contextlib.suppress(WriteRejected):  # They only take room.
-                await self.gateway.forget_plans(write.record.job, but=kept, term=write.record.term)
+                await self.gateway.forget_plans(job, but=kept, term=write.record.term)
         return is_written
 
     async def _commit(self, term: int, write: CommitCheckpoint) -> bool:

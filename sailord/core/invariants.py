@@ -23,7 +23,7 @@ def check(before: State, after: State, commands: Iterable[Command]) -> None:
     assert after.now >= before.now, "time went backwards"
     commands = tuple(commands)
     writes = [command for command in commands if isinstance(command, WriteGeneration)]
-    assert len(writes) <= 1, f"one decision writes several records: {writes}"
+    assert len({each.record.job for each in writes}) == len(writes), f"a job's records: {writes}"
     if after.term is None:
         assert after.active is None, "a sailord that is not the leader runs a job"
         assert not writes, "a sailord that is not the leader writes"

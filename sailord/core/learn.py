@@ -23,7 +23,7 @@ from agents.protocol.records import (
     OrderKind,
 )
 from sailord.core.model import events
-from sailord.core.model.commands import Command, GiveOrder, SettleOrder
+from sailord.core.model.commands import Command, GiveOrder, SettleOrder, WriteGeneration
 from sailord.core.model.nodes import UNTROUBLED, Node
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.model.rule import Step, state_note, write_job
@@ -122,12 +122,24 @@ def _take_over(state: State, event: events.Elected) -> Step:
     if active is not None and active.generation is not None:
         taken = grant_grace(taken, active.generation.members)
     commands: list[Command] = []
-    for other in live[1:]:  # An older version could leave two in the store.
-        queued = replace(other, state="queued", reason=f"{live[0].id} has the cluster")
-        taken, written = write_job(taken, queued)
+    for other in live[1:]:  # An older version, or one whose jobs share, leaves several.
+        taken, written = _back_in_queue(taken, other, f"{live[0].id} has the cluster")
         commands += written
     taken, heard = _note_orders(taken, event.orders)
     return Step(_still_held(taken), (*commands, *heard))
+
+
+def _back_in_queue(state: State, job: JobRecord, why: str) -> Step:
+    """Queue a job again and close its generation, so that its workers leave their nodes."""
+    job = replace(job, state="queued", part=None, coming=(), reason=why)
+    state, written = write_job(state, job)
+    last = state.generations.get(job.id)
+    if last is None or last.state == "closed":
+        return Step(state, written)
+    assert state.term is not None, "only the leader queues a job"
+    closed = replace(last, state="closed", term=state.term, reason=why)
+    state = replace(state, generations={**state.generations, job.id: closed})
+    return Step(state, (*written, WriteGeneration(closed, replaces=last)))
 
 
 def _still_held(state: State) -> State:
@@ -174,7 +186,7 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
     """Take in orders, each once and in order; the nodes are replaced once for all of them."""
     heard, marked = set(state.known_orders), dict[NodeId, Node]()
     marks, commands = dict(state.marks), list[Command]()
-    lives = _lives_by_name(state)
+    lives = lives_by_name(state)
     for order in orders:
         if order.id in heard:
             continue
@@ -202,7 +214,7 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
     return Step(state, (*commands, *forgotten))
 
 
-def _lives_by_name(state: State) -> dict[str, NodeId]:
+def lives_by_name(state: State) -> dict[str, NodeId]:
     """Return the node id that each name means now: the newest that is not lost."""
     living = (node for node in state.nodes.values() if not node.is_lost)
     # A node with a lease wins over one without.

@@ -195,7 +195,7 @@ def mark(node: Node, order: Order, now: float) -> Node:
     match order.kind:
         case "preempt" | "drain":
             leaves_at = node.record.leaves_at if order.leaves_at is None else order.leaves_at
-            since = exclusion.draining_since if node.is_draining else now
+            since = now if exclusion.draining_since is None else exclusion.draining_since
             record = replace(node.record, leaves_at=leaves_at)
             is_ordered = exclusion.is_drain_ordered or order.kind == "drain"
             leaves = replace(exclusion, draining_since=since, is_drain_ordered=is_ordered)
@@ -203,7 +203,7 @@ def mark(node: Node, order: Order, now: float) -> Node:
         case "withdraw" if order.of_notice and exclusion.is_drain_ordered:
             return replace(node, record=replace(node.record, leaves_at=None))
         case "withdraw":
-            back = now if node.is_draining else node.returned_at
+            back = node.returned_at if exclusion.draining_since is None else now
             record = replace(node.record, leaves_at=None)
             stays = replace(exclusion, draining_since=None, is_drain_ordered=False)
             return replace(node, exclusion=stays, returned_at=back, record=record)

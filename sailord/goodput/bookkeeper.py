@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agents.daemon.tasks import is_set_within
@@ -16,7 +16,7 @@ from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
 from sailord.goodput.core.shares import Key, Share, Shares, divided, resumed, too_many
-from sailord.goodput.core.sight import Price, Renting, renting_of, sight_of
+from sailord.goodput.core.sight import Price, Renting, renting_of, sight_of, with_others
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
@@ -50,6 +50,8 @@ class Bookkeeper:
     price: Price
     capacity: Callable[[], CapacityState] | None = None
     """The rented instances; ``None``: no provider is configured."""
+    parts: Callable[[], Sequence[State]] = tuple
+    """The parts of jobs that share the cluster, the first one first; none: there is one job."""
     ledger: Ledger = field(default_factory=Ledger)
     stored: Ledger = field(default_factory=Ledger)
     """As last stored. Metrics show this one: what a leader booked after it is lost if the leader
@@ -72,18 +74,23 @@ class Bookkeeper:
         capacity = None if self.capacity is None else self.capacity()
         if capacity is not None and not _is_known(capacity):
             return
-        phase = _phase_of(state)
+        parts = self.parts() or (state,)
+        # The one whose steps are split by what its ranks measure.
+        main = next((part for part in parts if part.active is not None), parts[0])
+        phase = tuple(map(_phase_of, parts))
         pause_s = max(LOOK_S, len(state.nodes) * LOOK_S_PER_NODE)
         if phase == self._phase and state.now < self._looked_at + pause_s:
             return
         self._phase, self._looked_at = phase, state.now
         step = self.ledger.step
         sight = sight_of(
-            state,
+            main,
             self.price,
             Renting() if capacity is None else renting_of(capacity, state.now),
             trained=None if step is None else (step.job, step.generation),
         )
+        others = [sight_of(part, self.price, Renting()) for part in parts if part is not main]
+        sight = with_others(sight, others) if others else sight
         old, self.ledger = self.ledger, fold(self.ledger, sight)
         self.shares = divided(self.shares, old, self.ledger)
         if gpus_of(old) != gpus_of(self.ledger):

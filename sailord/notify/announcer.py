@@ -47,6 +47,9 @@ WAITING_MAX = 1_000
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
 """First and longest pause between two attempts to write a history line."""
 
+PartChange = tuple[JobId | None, State, State]
+"""Whose part it is (``None``: the first one, which is all without sharing), before and after."""
+
 
 @dataclass(eq=False)
 class Announcer:
@@ -58,8 +61,8 @@ class Announcer:
     telemetry: TraceSender = field(default_factory=lambda: TraceSender(None, ""))
     keeps_deadline: Callable[[JobId], bool] = lambda _job: False
     """Whether instances are rented for a job's deadline: the capacity loop then warns."""
-    under_way: Reconfiguring | None = None
-    """The timing of the reconfiguration that is under way."""
+    _under_way: dict[JobId | None, Reconfiguring | None] = field(default_factory=dict)
+    """The timing of the reconfiguration that is under way, by part."""
     _moves: dict[JobId, deque[ReconfigurationTiming]] = field(default_factory=dict)
     _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
     """The evaluations in each job's history."""
@@ -89,31 +92,44 @@ class Announcer:
         if note.is_transition and note.job is not None:
             self._keep(note.job, history_line(event))
 
-    def observe(self, before: State, after: State) -> ReconfigurationTiming | None:
-        """Publish what changed between two states; return a reconfiguration that ended.
+    def observe(
+        self, before: State, after: State, parts: Iterable[PartChange] = ()
+    ) -> list[ReconfigurationTiming]:
+        """Publish what changed between two states; return the reconfigurations that ended.
 
-        A new leader sees every state for the first time. It publishes nothing to the feed then,
-        and the outbox recognizes facts reported before by their ids.
+        ``parts``: the same for each job that runs, if several do. A new leader sees every state for
+        the first time. It publishes nothing to the feed then, and the outbox recognizes facts
+        reported before by their ids.
         """
-        self.under_way, move = follow(self.under_way, before, after)
-        if move is not None and after.active is not None:
-            self._report_timing(move, after.active.job, after)
+        moves, parts = [], tuple(parts) or ((None, before, after),)
+        for key, then, now in parts:
+            self._under_way[key], move = follow(self._under_way.get(key), then, now)
+            if move is not None and now.active is not None:
+                self._report_timing(move, now.active.job, now)
+                moves.append(move)
         if after.term is None:
-            return move
-        if after.active is not None:
-            known = () if before.active is None else before.active.evaluations
-            for found in after.active.evaluations:
-                if found not in known:
-                    self._report_evaluation(found, after.active, after)
-        self._report_unfit(before, after)
-        self._report_risks(after)
-        is_same_term = before.term == after.term
-        for event, id_ in _changes(before, after):
-            if is_same_term:
+            return moves
+        for _, then, now in parts:
+            self._report_evaluations(then, now)
+            self._report_unfit(then, now)
+            self._report_risks(now)
+        changes = [*_changes_of_nodes(before, after)]
+        for _, then, now in parts:
+            changes += _changes_of_job(then, now)
+        for event, id_ in changes:
+            if before.term == after.term:
                 self.feed.add(replace(event, id=self.feed.next_id(after.now)))
             if id_:
                 self.outbox.offer(id_, event)
-        return move
+        return moves
+
+    def _report_evaluations(self, before: State, after: State) -> None:
+        if after.active is None:
+            return
+        known = () if before.active is None else before.active.evaluations
+        for found in after.active.evaluations:
+            if found not in known:
+                self._report_evaluation(found, after.active, after)
 
     def _report_timing(self, move: ReconfigurationTiming, job: JobId, state: State) -> None:
         """Report what a reconfiguration took and what was predicted."""
@@ -342,7 +358,7 @@ def history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) ->
     )  # fmt: skip
 
 
-def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
+def _changes_of_nodes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
     """What happened between two states, each with the id of its message to webhook receivers.
 
     An empty id: no message, or the message is written together with the record (see ``outbox``).
@@ -361,8 +377,17 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
             yield _event("node_lost", text, after, node=node.record.name), ""
         if not node.is_draining:
             continue
+        if node.exclusion.draining_since is None:
+            if known is None or not known.is_draining:
+                text = f"{node.record.name} drains to go to another job"
+                yield _event("note", text, after, node=node.record.name), ""
+            continue
         when = node.record.leaves_at
-        if known is None or not known.is_draining or when not in (None, known.record.leaves_at):
+        if (
+            known is None
+            or known.exclusion.draining_since is None
+            or when not in (None, known.record.leaves_at)
+        ):
             text = f"{node.record.name} is draining"
             event = _event("node_preempted", text, after, node=node.record.name)
             yield event, _leaving_id(id_, when, after.marks.get(id_, ()))
@@ -373,13 +398,16 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
             announced = ", as it was announced" if node.is_draining else ""
             text = f"{node.record.name} is gone: its lease ended{announced}"
             yield _event("note", text, after, node=node.record.name), ""
+
+
+def _changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
     trouble = "" if after.active is None else after.active.checkpointing.trouble
     if after.active is not None and trouble:
         known_trouble = "" if before.active is None else before.active.checkpointing.trouble
         if trouble != known_trouble:
             text = f"checkpoint storage: {trouble}"
             yield _event("note", text, after, job=after.active.job), ""
-    yield from _changes_of_job(before, after)
+    yield from _changes_of_phase(before, after)
 
 
 def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:
@@ -397,7 +425,7 @@ def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
+def _changes_of_phase(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
     now, then = after.active, before.active
     if now is not None and now.generation is not None:
         job, number = now.job, now.generation.number

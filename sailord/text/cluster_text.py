@@ -50,6 +50,7 @@ def status_text(status: dict[str, Any]) -> str:
     if refused := refused_line(status):
         lines.append(f"refused     {refused}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
+    lines += _beside_lines(status.get("running", ()), status["job"])
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
@@ -380,6 +381,18 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     gib = number(submitted["snapshot_bytes"] / 2**30)
     room = f"snapshots will take about {gib} GiB of memory, over all its nodes"
     return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
+
+
+def _beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
+    """Return the jobs that share the cluster with the one that is shown above."""
+    lines = []
+    for each in running:
+        if job is None or each["id"] != job["id"]:
+            of = "" if each["steps"] is None else f" of {each['steps']:,}"
+            on = f"{counted(len(each['nodes']), 'node')} ({_some(each['nodes'])})"
+            step = f"step {each['step']:,}{of}"
+            lines.append(f"beside it   {each['id']}: {each['phase']}, {step}, {on}")
+    return lines
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:

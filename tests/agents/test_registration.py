@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from agents.protocol.records import (
 )
 from agents.protocol.store_keys import Keys
 from agents.protocol.versions import Protocol
-from agents.registration import Registration
+from agents.registration import Registration, choose
 from agents.store.interface import Put, Store
 from agents.store.sqlite_store import EmbeddedStore
 
@@ -89,7 +90,7 @@ def test_generation_that_asks_for_this_node_is_joined_beside_an_unreadable_one(t
 def test_unreadable_job_keeps_its_work_folder_and_its_snapshots(tmp_path):
     async def play(store: Store, agent: Registration, events: list[Event]) -> None:
         looks: list[Any] = []
-        agent.looked = looks.append
+        agent.looked = lambda jobs, _own: looks.append(jobs)
         await store.put(KEYS.generation(JOB), encode(OPEN))
         await store.put(KEYS.state(NEXT), encode(JobRecord(NEXT, "queued")))
         # A new agent process has never read the record of the job whose workers it took over.
@@ -158,5 +159,32 @@ def test_packages_are_asked_of_the_leader_and_of_other_nodes(tmp_path):
                 agent.register(node)
         agent.leader = "10.0.0.9:1"
         assert await agent.package_sources() == ["10.0.0.9:1", "10.0.0.1:2"]
+
+    in_a_store(tmp_path, play)
+
+
+def test_a_node_follows_the_job_that_has_it():
+    """Else one that has left a job reports about it, without what it keeps of its own."""
+    theirs = replace(OPEN, job=NEXT, state="closed")
+    jobs = {JOB: JobRecord(JOB, "running"), NEXT: JobRecord(NEXT, "running", part=(US,))}
+    assert choose((OPEN, theirs), jobs, US, None) == theirs
+    assert choose((OPEN, theirs), jobs, US, JOB) == OPEN, "as long as its workers run"
+    assert choose((OPEN,), jobs, US, None) == OPEN, "its own job has no generation yet"
+    del jobs[NEXT]
+    assert choose((OPEN, theirs), jobs, US, None) == OPEN
+
+
+def test_snapshots_of_a_job_that_has_left_the_node_are_deleted(tmp_path):
+    async def play(store: Store, agent: Registration, events: list[Event]) -> None:
+        agent.jobs_in_memory = lambda: {JOB, NEXT}
+        ours = JobRecord(NEXT, "running", part=(US,))
+        for job in (JobRecord(JOB, "running"), ours):
+            await store.put(KEYS.state(job.id), encode(job))
+        await agent._poll(US, None)
+        assert [each.job for each in events if isinstance(each, JobEnded)] == [JOB]
+        await store.put(KEYS.state(JOB), encode(JobRecord(JOB, "paused")))
+        events.clear()
+        await agent._poll(US, None)
+        assert not [each for each in events if isinstance(each, JobEnded)]
 
     in_a_store(tmp_path, play)

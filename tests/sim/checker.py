@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.protocol.records import (
+    LIVE,
     Durable,
     GenerationRecord,
     JobId,
@@ -247,6 +248,16 @@ class Checker:
             same = (last.number, last.plan, last.members, last.restore)
             assert same == (record.number, record.plan, record.members, record.restore), record
         self._records[record.job] = record
+        self._check_apart(record)
+
+    def _check_apart(self, record: GenerationRecord) -> None:
+        """Check that no node is a member of open generations of two jobs that share."""
+        if record.state == "closed" or not self.world.options.share:
+            return
+        for other in self._records.values():
+            if other.job != record.job and other.state != "closed":
+                both = set(record.members) & set(other.members)
+                assert not both, f"{both} are members of {record.job} and of {other.job}"
 
     def _check_restore(self, opened: Opened) -> None:
         record, last, durable = opened.record, opened.last, opened.durable
@@ -331,6 +342,11 @@ class Checker:
         after, machine.sealed = machine.sealed, before
         assert not self._can_go_on(job), f"{machine.id} freed the last copy: {before} to {after}"
         machine.sealed = after
+
+    def check_deleted(self, machine: NodeId, job: JobId) -> None:
+        """Check that a node which left a job for another one did not take the last copy along."""
+        if self._jobs[job].state in LIVE and job in self._records:
+            assert self._can_go_on(job), f"{machine} deleted the last copy of {job}"
 
     def _can_go_on(self, job: JobId) -> bool:
         record = self._records[job]

@@ -17,12 +17,12 @@ from agents.protocol.records import (
     Order,
     Report,
 )
-from sailord.core import decide as controller
-from sailord.core import invariants
 from sailord.core.model import commands, events
 from sailord.core.model.state import State
 from sailord.core.queries.report_reply import answer_to
 from sailord.core.queries.restore_choice import release_now
+from sailord.core.sharing.decide_parts import decide_parts
+from sailord.core.sharing.parts import Parts, whole
 from tests.sim.clock import Process
 from tests.sim.planners import with_step_time
 from tests.sim.storage import Client, Store, Unanswered
@@ -49,7 +49,7 @@ class Head(Process):
         super().__init__(world.clock, ahead_s=world.heads_ahead_s.get(name, 0.0))
         self.world, self.name, self.random = world, name, world.random
         self.client = Client(world.store, self, loss=world.faults.loss)
-        self.state = State(options=world.options, now=self.now)
+        self.parts = Parts(State(options=world.options, now=self.now))
         self.lease: int | None = None
         self.lease_until = 0.0
         self.was_away = False
@@ -60,6 +60,11 @@ class Head(Process):
         for loop in (self._campaign, self._tick, self._poll_store):
             self.after(self.random.uniform(0.0, 0.2), loop)
 
+    @property
+    def state(self) -> State:
+        """All nodes and jobs that it knows."""
+        return whole(self.parts)
+
     def crash(self) -> None:
         """Kill the process: everything but the store is lost."""
         self.is_up = False
@@ -69,11 +74,12 @@ class Head(Process):
     def feed(self, event: events.Event) -> None:
         if not self.is_up:
             return
-        before = self.state
-        self.state, decided = controller.decide(before, event)
-        invariants.check(before, self.state, decided)
-        self.world.checker.decided(self.name, before, self.state)
-        self.world.checker.forecast(self.state)
+        before = self.parts
+        self.parts, decided = decide_parts(before, event)
+        for job in (None, *self.parts.others):
+            then, now = before.of_job(job), self.parts.of_job(job)
+            self.world.checker.decided(self.name, then, now)
+            self.world.checker.forecast(now)
         if self.world.books is not None:
             self.world.books.decided(self)
         for command in decided:
@@ -84,7 +90,8 @@ class Head(Process):
         self.feed(events.Reported(self.now, report))
         if self.random.random() < UNANSWERED:
             return
-        answer = answer_to(self.state, report, release_now(self.state))
+        part = self.parts.of_node(report.node)
+        answer = answer_to(part, report, release_now(part))
         if answer.release is not None or answer.upload is not None:
             self.world.answer(report, answer)
 

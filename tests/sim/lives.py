@@ -8,6 +8,7 @@ from typing import Any
 
 from agents.protocol.records import JobRecord
 from sailord.core.model.phases import Held, Running
+from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import unsaved_steps
 from tests.sim.faults import FaultInjector
@@ -56,13 +57,14 @@ def _trouble(world: World) -> None:
     FaultInjector(world, until=TROUBLE_S)
 
 
-def run_life(seed: int, wire: Wire | None = None) -> World:
+def run_life(seed: int, wire: Wire | None = None, *, sharing: int = 0) -> World:
     """Run a world through faults and then calm, until it is at rest.
 
-    ``wire``: what a reader makes of the records that another process wrote.
+    ``wire``: what a reader makes of the records that another process wrote. ``sharing``: so many
+    jobs share the cluster.
     """
-    faults = faults_of(seed)
-    world = World(seed, faults, planner_of(seed))
+    faults = Faults(setup_fails=0.0) if sharing else faults_of(seed)
+    world = World(seed, faults, QuickPlanner() if sharing else planner_of(seed), sharing=sharing)
     if wire is not None:
         world.wire = world.store.wire = wire
     try:
@@ -98,14 +100,23 @@ def why_unsettled(world: World) -> str:
     leaders = [head for head in world.heads.values() if head.state.term is not None]
     if len(leaders) != 1:
         return f"{len(leaders)} heads lead"
-    state = leaders[0].state
+    parts = leaders[0].parts
+    if parts.others:
+        if parts.handover is not None or parts.recalled:
+            return f"{parts.handover} is under way, {parts.recalled} are recalled"
+        return next(filter(None, (_why_part_unsettled(world, each) for each in parts.all())), "")
+    return _why_part_unsettled(world, parts.first)
+
+
+def _why_part_unsettled(world: World, state: State) -> str:
     active = state.active
     if active is None:
         waiting = [job.id for job in state.jobs.values() if job.state == "queued"]
         return f"{waiting} wait for their turn" if waiting else ""
     if isinstance(active.phase, Held) and next_in_queue(state) is not None:
         return "" if unsaved_steps(state, active) else "a held job keeps the cluster for nothing"
-    if isinstance(active.phase, Held) or len(world.ready_machines()) < MEMBERS_MIN:
+    ready = {machine.id for machine in world.ready_machines()} & state.nodes.keys()
+    if isinstance(active.phase, Held) or len(ready) < MEMBERS_MIN:
         return ""
     if not isinstance(active.phase, Running) and active.question is None:
         return f"stuck in {active.phase}"

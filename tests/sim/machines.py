@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agents.core import decide as agent
 from agents.core import model
+from agents.protocol.parts import is_of_another
 from agents.protocol.records import (
     ENDED,
     LIVE,
@@ -198,6 +199,7 @@ class Agent(Process):
                 if machine.job == command.job:
                     machine.sealed = ()
                     self.snapshots_changed()
+                self.world.checker.check_deleted(machine.id, command.job)
             case model.StoreOrder():
                 self._raise(command.order)
             case model.Exit() | model.Note():
@@ -272,7 +274,9 @@ class Agent(Process):
         kept = {*self.machine.of_others, self.machine.job}
         for job in sorted(each for each in kept if each is not None):
             mine = states.get(job)
-            if mine is not None and mine.state in ENDED:
+            if mine is None:
+                continue
+            if mine.state in ENDED or is_of_another(self.machine.id, job, states):
                 self.feed(model.JobEnded(self.now, mine.id))
 
     def _poll_store(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -111,7 +112,9 @@ LEASES_S = 10.0, 5.0, 20.0
 class World:
     """The whole simulated cluster, driven by one seed."""
 
-    def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: Faults, planner: Planner | None = None, *, sharing: int = 0
+    ) -> None:
         self.random, self.faults = Random(seed), faults
         self.seed = seed
         is_long = seed % 4 == 0 or faults is SLOW_SEALS
@@ -122,6 +125,8 @@ class World:
             start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0,
             unprepared_s=20.0,
         )  # fmt: skip
+        if sharing:
+            self.options = replace(self.options, share=True, additions_gather_s=5.0)
         self.store = Store(self.clock, self.random)
         self.wire: Callable[[Any], Any] = lambda value: value
         self.objects = Objects()
@@ -143,8 +148,11 @@ class World:
             self.why_unfit = "setup `make` exited with 2"
             self.clock.after(self.random.uniform(5.0, 100.0), self.mend_setup)
         self.gangs = Gangs(self)
-        self._submit_jobs()
-        for _ in range(5):
+        if sharing:
+            self._submit_sharing(sharing)
+        else:
+            self._submit_jobs()
+        for _ in range(5 + sharing):
             self.add_machine()
         self.start_head("head-a")
         self.start_head("head-b")
@@ -169,6 +177,17 @@ class World:
         if has_end:
             other = JobRecord(OTHER, "queued", submitted_at=1.0, layers=LAYERS, atoms=1)
             self.clock.after(self.random.uniform(0.0, 60.0), lambda: self.submit(other))
+
+    def _submit_sharing(self, count: int) -> None:
+        """Submit jobs that share the cluster, at random moments; some end."""
+        for place in range(count):
+            steps = self.random.randint(20, 60) if self.random.random() < 0.3 else None
+            saving = Saving("file:///checkpoints", self.random.choice((1, 2)), 4)
+            job = JobRecord(
+                JOB if place == 0 else JobId(f"job-{place}"), "queued", submitted_at=float(place),
+                steps=steps, layers=LAYERS, atoms=1, saving=saving,
+            )  # fmt: skip
+            self.clock.after(self.random.uniform(0.0, 50.0 * place), partial(self.submit, job))
 
     def submit(self, job: JobRecord) -> None:
         self.steps[job.id] = job.steps

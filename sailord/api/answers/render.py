@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Reversible, Sequence
+from collections.abc import Container, Iterable, Mapping, Reversible, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from agents.protocol.records import JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
+from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
@@ -94,24 +95,28 @@ def nodes_view(
     losses: Mapping[NodeId, types.LossView] = MappingProxyType({}),
     *,
     only: Container[NodeId] | None = None,
+    parts: Iterable[State] = (),
 ) -> types.NodeList:
     """All nodes, or ``only`` these, by name.
 
-    ``unreadable``: the ids of nodes with unreadable records, and why.
+    ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
+    share the cluster, each with its nodes.
     """
-    free = drained(state)
-    slow, idle = straggler_texts(state), idle_nodes(state)
-    views = [
-        node_view(
-            node,
-            safe_to_stop=id_ in free,
-            slow=slow.get(id_, ""),
-            idle=idle.get(id_, ""),
-            loss=losses.get(id_),
-        )
-        for id_, node in state.nodes.items()
-        if only is None or id_ in only
-    ]
+    views = []
+    for part in tuple(parts) or (state,):
+        free = drained(part)
+        slow, idle = straggler_texts(part), idle_nodes(part)
+        views += [
+            node_view(
+                node,
+                safe_to_stop=id_ in free,
+                slow=slow.get(id_, ""),
+                idle=idle.get(id_, ""),
+                loss=losses.get(id_),
+            )
+            for id_, node in part.nodes.items()
+            if only is None or id_ in only
+        ]
     known = {view.id for view in views}
     views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]
     return types.NodeList(tuple(sorted(views, key=lambda view: (view.name, view.id))))
@@ -206,18 +211,41 @@ def stuck_view(state: State) -> dict[str, str]:
     return {name: NO_OTHER_NODE.format(name=name) for name in names}
 
 
-def jobs_view(state: State) -> types.Jobs:
-    """All jobs: the active one first, then the queue."""
-    active = state.active
-    first = None if active is None else active.job
+def jobs_view(state: State, parts: Iterable[State] = ()) -> types.Jobs:
+    """All jobs: those that run first, then the queue. ``parts`` as for ``nodes_view``."""
+    running = {
+        part.active.job: phase_view(part, part.active)
+        for part in tuple(parts) or (state,)
+        if part.active is not None
+    }
     ordered = sorted(
-        state.jobs.values(), key=lambda j: (j.id != first, -j.priority, j.submitted_at, j.id)
+        state.jobs.values(), key=lambda j: (j.id not in running, -j.priority, j.submitted_at, j.id)
     )
     rows = [types.ListedJob(**fields_of(job)) for job in ordered]
-    if active is not None:
-        phase = phase_view(state, active)
-        rows[0] = replace(rows[0], phase=phase.name, reason=phase.reason)
+    for place, row in enumerate(rows):
+        if (phase := running.get(row.id)) is not None:
+            rows[place] = replace(row, phase=phase.name, reason=phase.reason)
     return types.Jobs(tuple(rows))
+
+
+def running_view(parts: Iterable[State]) -> tuple[RunningJob, ...]:
+    """The jobs that share the cluster, each with its nodes; none if one has it alone."""
+    found = []
+    for part in parts:
+        if (active := part.active) is not None:
+            names = sorted(node.record.name for node in part.nodes.values() if not node.is_lost)
+            phase, number = phase_view(part, active), active.generation
+            found.append(
+                RunningJob(
+                    active.job,
+                    phase.name,
+                    None if number is None else number.number,
+                    active.progress.step,
+                    part.job.steps,
+                    tuple(names),
+                )
+            )
+    return tuple(found) if len(found) > 1 else ()
 
 
 def job_view(state: State, id_: JobId) -> types.JobView | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
+from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import Problem
@@ -368,6 +369,8 @@ class Status:
     refusals: Refusals = Refusals(0, {})
     problems: tuple[str, ...] = ()
     """What may need a person, with its cure where there is one."""
+    running: tuple[RunningJob, ...] = ()
+    """The jobs that run beside each other, where several share the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

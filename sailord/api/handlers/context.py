@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import Histogram
 
 from agents.daemon.clock import Clock
-from agents.protocol.records import Leader
+from agents.protocol.records import JobId, Leader
 from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Budgets, Strangers
 from agents.rpc.tls import Tls
@@ -115,6 +115,16 @@ class ApiContext:
     def last_led(self) -> State:
         """The last state in which we were the leader: what requests are answered from."""
         return self.controller.cluster.last_led
+
+    @property
+    def led_parts(self) -> tuple[State, ...]:
+        """The parts of that state: one for each job where several share the cluster."""
+        return tuple(self.controller.cluster.last_parts.all())
+
+    def led_of(self, job: str) -> State:
+        """The part of that state that a job has; all of it unless it shares the cluster."""
+        parts = self.controller.cluster.last_parts
+        return parts.others.get(JobId(job), self.last_led)
 
     @property
     def gateway(self) -> Gateway:

@@ -56,7 +56,8 @@ END_S = 8.0
 
 async def list_jobs(request: web.Request) -> web.Response:
     """List all jobs."""
-    return answer(render.jobs_view(request.app[CONTEXT].last_led))
+    api = request.app[CONTEXT]
+    return answer(render.jobs_view(api.last_led, api.led_parts))
 
 
 async def submit_job(request: web.Request) -> web.Response:
@@ -204,10 +205,10 @@ def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, 
 
 def job_of(request: web.Request) -> types.JobView:
     """The job in the path; answered with 404 if there is none."""
-    id_, state = request.match_info["job"], request.app[CONTEXT].last_led
-    found = render.job_view(state, JobId(id_)) if JOB_ID.match(id_) else None
+    id_, api = request.match_info["job"], request.app[CONTEXT]
+    found = render.job_view(api.led_of(id_), JobId(id_)) if JOB_ID.match(id_) else None
     if found is None:
-        known = (job.id for job in render.jobs_view(state).jobs)
+        known = (job.id for job in render.jobs_view(api.last_led).jobs)
         raise Refusal(404, Problem(id_[:64], "no such job", nearest(id_[:64], known)))
     return found
 
@@ -242,7 +243,7 @@ async def show_why(request: web.Request) -> web.Response:
     if job.generation is not None:
         with contextlib.suppress(StoreError):  # The answer then lacks the planner's reasons.
             _, about = await read_plan(api, job.id, job.generation.plan)
-    why = render.why_view(api.last_led, job, about, history, unavailable_since)
+    why = render.why_view(api.led_of(job.id), job, about, history, unavailable_since)
     rented = api.capacity
     return answer(
         why if rented is None else replace(why, deadline=deadline_of(rented.state, job.id))

@@ -27,7 +27,7 @@ async def list_nodes(request: web.Request) -> web.Response:
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
     losses = losses_view(api.last_led, api.controller.effects.following)
-    return answer(render.nodes_view(api.last_led, unreadable, losses))
+    return answer(render.nodes_view(api.last_led, unreadable, losses, parts=api.led_parts))
 
 
 async def show_node(request: web.Request) -> web.Response:
@@ -35,7 +35,7 @@ async def show_node(request: web.Request) -> web.Response:
     ids = {node.record.id for node in nodes_of(request)}
     api = request.app[CONTEXT]
     losses = losses_view(api.last_led, api.controller.effects.following)
-    return answer(render.nodes_view(api.last_led, losses=losses, only=ids))
+    return answer(render.nodes_view(api.last_led, losses=losses, only=ids, parts=api.led_parts))
 
 
 async def list_scrape_targets(request: web.Request) -> web.Response:

@@ -80,7 +80,8 @@ def tell_given(request: web.Request, said: str, job: JobId | None = None) -> Non
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:
     """Store an order; refuse one that would change nothing, and say what would."""
-    useless = why_without_effect(api.state, order)
+    others = api.controller.cluster.parts.others
+    useless = why_without_effect(others.get(JobId(order.target), api.state), order)
     if useless is not None:
         return refusal(409, useless)
     if api.state.term is not None and order.id in api.state.known_orders:

@@ -22,7 +22,7 @@ async def read_plan(
 
     Raises what the store raises.
     """
-    known = api.controller.writer.plans.get(sha)
+    known = api.controller.writer.plans.get((job, sha))
     if known is not None:
         return render.read_plan(known.plan), known.about
     if sha not in api.plans_seen:
@@ -51,5 +51,5 @@ def about_of(api: ApiContext, active: Active) -> dict[str, Any]:
     if active.generation is None:
         return {}
     sha = active.generation.plan
-    known = api.controller.writer.plans.get(sha)
+    known = api.controller.writer.plans.get((active.job, sha))
     return known.about if known is not None else api.plans_seen.get(sha, (None, {}))[1]

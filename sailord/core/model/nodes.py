@@ -24,6 +24,8 @@ class Exclusion:
 
     draining_since: float | None = None
     """When a notice, a drain order or the agent itself announced its departure."""
+    yields_since: float | None = None
+    """Since when it is drained to go to another job."""
     is_drain_ordered: bool = False
     """By an operator or for capacity: neither its agent nor the end of a notice takes that back."""
     is_cordoned: bool = False
@@ -74,7 +76,13 @@ class Node:
 
     @property
     def is_draining(self) -> bool:
-        return self.exclusion.draining_since is not None
+        return self.drains_since is not None
+
+    @property
+    def drains_since(self) -> float | None:
+        """Since when it drains: it will leave the cluster, or its job."""
+        since, yields_since = self.exclusion.draining_since, self.exclusion.yields_since
+        return yields_since if since is None else since
 
     @property
     def is_lost(self) -> bool:

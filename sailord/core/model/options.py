@@ -72,6 +72,8 @@ class Options:
     """At most this share of all nodes is left out as stragglers."""
     ended_jobs_kept: int = 200
     """Ended jobs whose records stay in the store; the first submitted are deleted first."""
+    share: bool = False
+    """Several jobs run at once, each on a part of the nodes; else they wait in line."""
     steps_of_health: int = 20
     """A failure no longer counts once this many further steps were done."""
 

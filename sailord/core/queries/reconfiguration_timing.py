@@ -242,7 +242,7 @@ def _sign(
     kinds: dict[str, list[float | None]] = {
         "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
         "failure": [n.workers.failed_since or n.workers.broken_since for n in nodes],
-        "notice": [n.exclusion.draining_since for n in nodes],
+        "notice": [n.drains_since for n in nodes],
     }
     for kind, moments in kinds.items():
         seen = [moment for moment in moments if moment is not None]

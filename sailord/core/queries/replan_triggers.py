@@ -259,7 +259,7 @@ def _notices(state: State, active: Active) -> list[Trigger]:
     found = []
     for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
         node = state.nodes[id_]
-        since = node.exclusion.draining_since
+        since = node.drains_since
         if node.is_lost or since is None:
             continue
         due = since + state.options.notices_gather_s
@@ -267,6 +267,8 @@ def _notices(state: State, active: Active) -> list[Trigger]:
         if leaves_at is not None:
             due = min(due, max(state.now, leaves_at - state.options.notices_gather_s))
         word = "is draining" if leaves_at is None else "is preempted"
+        if node.exclusion.draining_since is None:
+            word = "goes to another job"
         found.append(Trigger(f"{node.record.name} {word}", due, is_forced=True))
     return found
 

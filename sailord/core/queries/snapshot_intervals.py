@@ -126,5 +126,5 @@ def departures(state: State, active: Active) -> int:
     """Return how many members were lost or drained so far, the last generation included."""
     members = () if active.generation is None else active.generation.members
     nodes = (state.nodes.get(id_) for id_ in members)
-    leaving = sum(n is None or n.is_lost or n.is_draining for n in nodes)
+    leaving = sum(n is None or n.is_lost or n.exclusion.draining_since is not None for n in nodes)
     return state.job.past.departures + leaving

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from agents.protocol.records import PREPARING, GenerationRecord, NodeId, NodeRecord, Report
 from sailord.capacity.core.model import CapacityState
@@ -128,6 +128,23 @@ def sight_of(
     bills = renting.bill_usd, renting.bill_gpu_us
     job = None if active is None else active.job
     return Sight(state.now, loads, step, _ended_by(active), *bills, job)
+
+
+def with_others(sight: Sight, others: Iterable[Sight]) -> Sight:
+    """Add the GPUs of other jobs that share the cluster; a step of theirs is all training."""
+    sums: dict[Cause, CauseLoad] = {each.cause: each for each in sight.loads}
+    for load in (load for other in others for load in other.loads):
+        cause: Cause = "training" if load.cause == IN_STEP else load.cause
+        known = sums.get(cause, CauseLoad(cause, 0))
+        sums[cause] = CauseLoad(
+            cause,
+            known.gpus + load.gpus,
+            known.usd_per_hour + load.usd_per_hour,
+            known.rented_usd_per_hour + load.rented_usd_per_hour,
+            known.unpriced_gpus + load.unpriced_gpus,
+            known.rented_gpus + load.rented_gpus,
+        )
+    return replace(sight, loads=tuple(load for _, load in sorted(sums.items())))
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:

@@ -403,3 +403,14 @@ async def test_the_pieces_of_a_lost_node_are_on_its_buddy(tmp_path):
         plan = plan_on(b.id, b.id)
         await here.open(b, 2, plan=plan, members=(b.id,), restore=restore)
         await until(lambda: here.step(2, name="b") > 12)
+
+
+@pytest.mark.asyncio
+async def test_no_replica_goes_to_a_node_of_another_job(world):
+    """Not even to the buddy that the snapshot names: nobody would release it there."""
+    buddies = world.buddies()
+    buddies.takes_replicas = lambda node, _job: node != "b"
+    await world.run(buddies, world.snapshot(4))
+    assert world.done == [(4, "")]
+    assert world.held("b") == []
+    assert [each.point.step for each in world.held("c")] == [4]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from agents.protocol.records import PREPARING, JobId, JobRecord
+from agents.protocol.records import PREPARING, JobId, JobRecord, NodeId
 from agents.work import preparation as module
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, link
@@ -452,3 +452,14 @@ def test_oldest_entries_are_deleted_but_never_those_in_use(tmp_path):
         os.utime(path, (number, number))
     delete_old(tmp_path, [paths[0]])
     assert sorted(tmp_path.iterdir()) == sorted([paths[0], *paths[-KEPT + 1 :]])
+
+
+@pytest.mark.asyncio
+async def test_a_node_is_prepared_for_the_job_that_has_it(node):
+    other = JobId("other")
+    jobs = {**RUNNING, other: JobRecord(other, "running", part=(NodeId("a"),))}
+    with contextlib.closing(node.preparation):
+        node.preparation.look(jobs, other)
+        assert node.preparation.job == other
+        node.preparation.look(jobs)
+        assert node.preparation.job == JOB

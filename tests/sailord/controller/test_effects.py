@@ -32,6 +32,7 @@ from sailord.core.model.events import (
     ProbeFailed,
 )
 from sailord.core.model.state import State
+from sailord.core.sharing.parts import Parts
 from tests.sailord.core.states import JOB, A, G, durable, node, state
 
 OUTSIDE = JobRecord(JOB, "running", saving=Saving("file:///elsewhere"))
@@ -59,7 +60,7 @@ def outcome(command: Effect, checkpoints: Any) -> Event:
         clock = Clock()
         effects = Effects(
             burning, Gateway(burning, Keys("test")), burning, burning, checkpoints,
-            ClusterState(state(None, node(A))), Inbox(clock), clock, {},
+            ClusterState(Parts(state(None, node(A)))), Inbox(clock), clock, {},
         )  # fmt: skip
         effects.start(command, "Ticked")
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
@@ -100,7 +101,7 @@ async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() ->
     others: Any = Burning()
     config: Any = SimpleNamespace(cluster_file=Path(), profiles=None, measured_links=None)
     gateway: Any = Slow()
-    known = ClusterState(state(None, node(A)))
+    known = ClusterState(Parts(state(None, node(A))))
     effects = Effects(config, gateway, others, others, others, known, Inbox(Clock()), Clock(), {})
     request = await effects._request(JOB, (A,), None)
     assert request is not None

@@ -28,6 +28,7 @@ from sailord.core.decide import decide
 from sailord.core.model.events import JobsForgotten
 from sailord.core.model.options import Options
 from sailord.core.model.state import State
+from sailord.core.sharing.parts import Parts
 
 KEYS = Keys("test")
 KEPT = 3
@@ -74,7 +75,7 @@ async def in_a_store(tmp_path, state: State, jobs):
         await store.transact([], [*puts, gateway.put_job(job), Put(KEYS.about(job.id, "p"), b"{}")])
     await store.put(KEYS.leader, b"us")
     leader = await store.get(KEYS.leader)
-    cluster = ClusterState(replace(state, term=leader.created))
+    cluster = ClusterState(Parts(replace(state, term=leader.created)))
     return gateway, EndedJobs(gateway, cluster, Inbox(Clock()), settle_s=0.0)
 
 

@@ -98,3 +98,22 @@ def test_a_second_sailord_on_the_same_folder_is_refused(place):
     with pytest.raises(InputError, match="another sailord"):
         lock_state_folder(place.folder / "x")
     assert len(taken.id) == 32
+
+
+def test_jobs_do_not_share_what_is_rented(place):
+    file = place.config
+    begin = file.read_text().replace("[options]\n", "[options]\nshare = true\n")
+    file.write_text(begin)
+    assert load_config(file).options.share
+    pool = (
+        '[[provider.pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-1g"\nusd_per_hour = 1.0\n'
+    )
+    (place.folder / "agent.toml").write_text("")
+    file.write_text(
+        f'{begin}\n[provider]\nkind = "emulated"\nfolder = "rented"\nagent = "agent.toml"\n{pool}'
+    )
+    with pytest.raises(InputError, match="share is set, and a provider rents"):
+        load_config(file)
+    file.write_text(begin.replace("share = true", "share = 1"))
+    with pytest.raises(InputError, match="share"):
+        load_config(file)

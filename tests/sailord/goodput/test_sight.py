@@ -12,7 +12,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.goodput.core.ledger import Sight
-from sailord.goodput.core.sight import Rented, Renting, sight_of
+from sailord.goodput.core.sight import Rented, Renting, sight_of, with_others
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -153,3 +153,12 @@ def test_a_stragglers_delay_is_measured_from_its_ranks() -> None:
     step = seen(replace(here, active=replace(here.active, generation=predicted))).step
     assert step is not None
     assert (step.busy_s, step.slow_s) == (2.0, 2.0)
+
+
+def test_gpus_of_jobs_that_share_are_added_and_their_steps_are_training() -> None:
+    first, other = seen(state(None, node(A), node(B), IDLE_C)), seen(state(None, node(A), node(B)))
+    both = with_others(first, [other])
+    assert {each.cause: (each.gpus, each.usd_per_hour) for each in both.loads} == {
+        "step_under_way": (2, 4.0), "training": (2, 4.0), "unused": (1, 2.0),
+    }  # fmt: skip
+    assert both.step == first.step

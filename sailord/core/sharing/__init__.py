@@ -1,0 +1,1 @@
+"""Several jobs at once: each has a part of the nodes, and moves by ``core.decide``."""

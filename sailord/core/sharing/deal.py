@@ -1,0 +1,115 @@
+"""What should change hands: each job that can run has about as many nodes as each other.
+
+Jobs come to their parts in the order of the queue. Nodes go from the largest part to the smallest
+where these differ by two or more, so that the deals end. A job without a plan for its part goes
+back to the queue, and tries again once there are more nodes.
+"""
+
+from __future__ import annotations
+
+from agents.protocol.records import JobId, JobRecord, NodeId
+from sailord.core.model.phases import Held, Running, Starting, Waiting
+from sailord.core.model.state import State
+from sailord.core.queries.job_queue import next_in_queue, queue_order
+from sailord.core.queries.replan_triggers import usable
+from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of
+
+Wanted = tuple[JobId, tuple[NodeId, ...]]
+"""A job, and the nodes to give to it."""
+
+
+def next_handover(parts: Parts) -> Wanted | None:
+    """Return what should change hands next; ``None``: nothing."""
+    if parts.first.unreadable:
+        return None  # A job that cannot be read may have any of the nodes.
+    return _for_newcomer(parts) or _to_the_smallest(parts)
+
+
+def job_to_recall(parts: Parts) -> JobId | None:
+    """Return the job that has to wait in line again, so that others have the nodes."""
+    jobs = sorted((part.job for part in parts.others.values()), key=queue_order, reverse=True)
+    waiting = [job.id for job in jobs if _is_without_plan(parts.others[job.id])]
+    if waiting:
+        return waiting[0]
+    return jobs[0].id if jobs and _is_without_plan(parts.first) else None
+
+
+def _for_newcomer(parts: Parts) -> Wanted | None:
+    """The next job of the queue, while all jobs with a part train, or are held."""
+    job = next_in_queue(parts.first)
+    if job is None or parts.first.active is None:
+        return None
+    there = [part for part in parts.all() if not _is_held(part)]
+    if not there or not all(map(_trains, there)):
+        return None
+    if not all(_may_share(part, part.job) for part in there) or not _may_share(parts.first, job):
+        return None
+    count = sum(len(nodes_of(part)) for part in there)
+    if count <= len(there) or nodes_in_all(parts) <= parts.too_few.get(job.id, 0):
+        return None
+    left = {part.job.id: list(_to_give(part)) for part in there}
+    given: list[NodeId] = []
+    while len(given) < count // (len(there) + 1):
+        largest = max(left, key=lambda id_: (len(left[id_]), id_))
+        given.append(left[largest].pop(0))
+    return job.id, tuple(given)
+
+
+def _may_share(part: State, job: JobRecord) -> bool:
+    """Whether all of its state is in the memory of its own nodes or in storage.
+
+    The memory of a node that another job has by then is not asked for.
+    """
+    has_run = part.generations.get(job.id) is not None
+    return job.saving.uri is not None and (not has_run or job.id in part.durables)
+
+
+def _to_the_smallest(parts: Parts) -> Wanted | None:
+    """Nodes of the largest part, or of the first one while that has no job."""
+    receivers = [part for part in parts.all() if _grows(part)] if parts.others else []
+    if not receivers:
+        return None
+    smallest = min(receivers, key=lambda part: (len(nodes_of(part)), queue_order(part.job)))
+    size = len(nodes_of(smallest))
+    if parts.first.active is None:
+        free = _to_give(parts.first)
+        return (smallest.job.id, free) if free and next_in_queue(parts.first) is None else None
+    givers = [part for part in parts.all() if part.active is not None and _trains(part)]
+    largest = max(givers, key=lambda part: len(nodes_of(part)), default=None)
+    if largest is None or len(nodes_of(largest)) < size + 2:
+        return None
+    if nodes_in_all(parts) <= parts.too_few.get(smallest.job.id, 0):
+        return None
+    return smallest.job.id, _to_give(largest)[: (len(nodes_of(largest)) - size) // 2]
+
+
+def _to_give(part: State) -> tuple[NodeId, ...]:
+    """Return a part's nodes, first those that it would give: idle ones, then the last place's."""
+    generation = None if part.active is None else part.active.generation
+    members = () if generation is None else generation.members
+    last_first = nodes_of(part)[::-1]
+    return tuple(sorted(last_first, key=lambda id_: id_ in members))
+
+
+def _trains(part: State) -> bool:
+    return part.active is not None and isinstance(part.active.phase, Running)
+
+
+def _is_held(part: State) -> bool:
+    return part.active is not None and isinstance(part.active.phase, Held)
+
+
+def _grows(part: State) -> bool:
+    """Whether more nodes would be of use: its job trains, or will."""
+    active = part.active
+    return active is not None and isinstance(active.phase, Waiting | Starting | Running)
+
+
+def _is_without_plan(part: State) -> bool:
+    """Whether its job has been waiting for a while, and there is no plan for its nodes."""
+    active = part.active
+    if active is None or not isinstance(active.phase, Waiting) or not active.asked.is_refused:
+        return False
+    patience_s = part.options.additions_gather_s
+    is_same = active.asked.nodes == frozenset(usable(part, active))
+    return is_same and part.now >= active.phase.since + patience_s

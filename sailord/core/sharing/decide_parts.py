@@ -1,0 +1,220 @@
+"""The controller's decision where jobs share the cluster: ``decide`` for each part, then the deal.
+
+Each event goes to the parts that it is about. With one part, which has all nodes, this is
+``decide``. Whose a node is, is written in the records of the jobs (``JobRecord.part``): a new
+leader reads it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from agents.protocol.records import LIVE, JobId, JobRecord, NodeId, Order
+from sailord.core import invariants
+from sailord.core.decide import decide
+from sailord.core.learn import lives_by_name
+from sailord.core.model import events
+from sailord.core.model.commands import Command, Note, WriteJob
+from sailord.core.model.rule import state_note
+from sailord.core.model.state import State
+from sailord.core.sharing.deal import job_to_recall, next_handover
+from sailord.core.sharing.handover import announced, begin, carry_on, joined
+from sailord.core.sharing.parts import Change, Parts, nodes_in_all, whole
+
+RECALL = "recall-"
+"""Begins the ids of pauses that are not an operator's."""
+NODE_ORDERS = ("preempt", "drain", "withdraw", "cordon", "uncordon", "quarantine")
+Routed = Iterator[tuple[JobId | None, events.Event]]
+
+
+def decide_parts(parts: Parts, event: events.Event) -> Change:
+    """Return the parts after ``event``, and the commands to carry out; checks the invariants."""
+    if not parts.first.options.share:
+        first, commands = _decided(parts.first, event)
+        return Change(replace(parts, first=first), commands)
+    commands = ()
+    if isinstance(event, events.Elected):
+        parts = _as_stored(parts, event)
+    for key, each in [*_routed(parts, event)]:
+        parts, told = _with_decision(parts, key, each)
+        commands += told
+    if parts.first.term is None:
+        return Change(Parts(parts.first), commands)
+    for step in (_recall, _deal, announced):
+        parts, told = step(parts)
+        commands += told
+    return Change(parts, commands)
+
+
+def _decided(state: State, event: events.Event) -> tuple[State, tuple[Command, ...]]:
+    after, commands = decide(state, event)
+    invariants.check(state, after, commands)
+    return after, commands
+
+
+def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Change:
+    """Decide in one part; one whose job has left the cluster ends."""
+    before = parts.of_job(key)
+    # Answers of the planner name the number of their question alone.
+    asked = max(part.requests for part in parts.all())
+    after, commands = _decided(replace(before, requests=asked), event)
+    if key is None or after.active is not None or after.term is None:
+        return Change(parts.with_part(key, after), commands)
+    others = {id_: part for id_, part in parts.others.items() if id_ != key}
+    left = _back_in_line(parts, before, after.jobs[key])
+    first = joined(parts.first, replace(after, jobs={key: left}))
+    too_few = (
+        {**parts.too_few, key: nodes_in_all(parts)} if left.state == "queued" else parts.too_few
+    )
+    rest = tuple(each for each in commands if not _tells_of(each, key))
+    parts = replace(
+        parts, first=first, others=others, recalled=parts.recalled - {key}, too_few=too_few
+    )
+    return Change(parts, (WriteJob(left), state_note(left), *rest))
+
+
+def _back_in_line(parts: Parts, before: State, job: JobRecord) -> JobRecord:
+    """Return the record of a job whose part ends; one that was recalled is queued."""
+    orders = () if before.active is None else before.active.orders
+    is_ordered = any(each.kind == "pause" and not each.id.startswith(RECALL) for each in orders)
+    if job.id not in parts.recalled or job.state != "paused" or is_ordered:
+        return replace(job, part=None, coming=())
+    return replace(job, part=None, coming=(), state="queued")
+
+
+def _tells_of(command: Command, job: JobId) -> bool:
+    """Whether this tells of the job's last state, which is told anew."""
+    if isinstance(command, Note):
+        return command.is_transition and command.job == job
+    return isinstance(command, WriteJob) and command.job.id == job
+
+
+def _recall(parts: Parts) -> Change:
+    """Pause a job whose nodes others need, or that has no plan for them."""
+    job = None if parts.handover is not None or parts.recalled else job_to_recall(parts)
+    if job is None or next_handover(parts) is not None:
+        return Change(parts)
+    now, reason = parts.first.now, "there is no plan for each of the jobs beside the others"
+    order = Order(f"{RECALL}{job}-{now}", "pause", job, reason=reason)
+    parts = replace(parts, recalled=parts.recalled | {job})
+    return _with_decision(parts, job, events.OrderGiven(now, order))
+
+
+def _deal(parts: Parts) -> Change:
+    """Carry on with the handover, or begin the next one."""
+    first = parts.first
+    if parts.handover is not None:
+        was = parts.others.keys()
+        parts, commands = carry_on(parts, parts.handover)
+        for key in parts.others.keys() - was:
+            parts, told = _with_decision(parts, key, events.Ticked(first.now))
+            commands += told
+        return Change(parts, commands)
+    is_calm = first.now >= parts.dealt_at + first.options.additions_gather_s
+    wanted = next_handover(parts) if is_calm and not parts.recalled else None
+    return Change(parts) if wanted is None else begin(parts, *wanted)
+
+
+# ---- whom an event is about ---------------------------------------------------------------------
+
+
+def _routed(parts: Parts, event: events.Event) -> Routed:
+    """Yield the event for each part that it is about; ``None``: the first part."""
+    match event:
+        case events.Elected():
+            yield from _elected(parts, event)
+        case events.NodesObserved():
+            for key in (None, *parts.others):
+                nodes = tuple(each for each in event.nodes if parts.key_of(each.id) == key)
+                unreadable = frozenset(id_ for id_ in event.unreadable if parts.key_of(id_) == key)
+                yield key, replace(event, nodes=nodes, unreadable=unreadable)
+        case events.Reported():
+            for key in (None, *parts.others):
+                reports = (event.report, *event.others)
+                own = tuple(each for each in reports if parts.key_of(each.node) == key)
+                if own:
+                    yield key, events.Reported(event.at, own[0], own[1:])
+        case events.OrderGiven():
+            names, orders = lives_by_name(whole(parts)), (event.order, *event.others)
+            for key in (None, *parts.others):
+                own_orders = tuple(_orders_for(parts, key, orders, names))
+                if own_orders:
+                    yield key, events.OrderGiven(event.at, own_orders[0], own_orders[1:])
+        case events.ProbeFailed():
+            yield parts.key_of(event.node), event
+        case events.PlanFound() | events.PlanRefused():
+            yield _asked(parts, event.request), event
+        case events.GenerationWritten():
+            yield _key(parts, event.record.job), event
+        case (
+            events.WriteRejected()
+            | events.ManifestWritten()
+            | events.CheckpointCommitted()
+            | events.CommitFailed()
+            | events.DurableChecked()
+        ):
+            yield _key(parts, event.job), event
+        case events.JobSubmitted():
+            if event.job.id not in parts.others:
+                yield None, event
+        case events.StoreReturned() | events.Ticked():
+            for key in (None, *parts.others):
+                yield key, event
+        case events.JobsForgotten() | events.Deposed() | events.WriteRefused():
+            yield None, event
+        case _:
+            assert_never(event)
+
+
+def _as_stored(parts: Parts, event: events.Elected) -> Parts:
+    """Return the parts that the records name, before anything is known of them."""
+    first = parts.first
+    blank = State(options=first.options, now=first.now, requests=first.requests)
+    shared = [job for job in event.jobs if job.state in LIVE and job.part is not None]
+    others = {job.id: replace(blank, jobs={job.id: job}) for job in shared}
+    return Parts(first, others, dealt_at=event.at)
+
+
+def _elected(parts: Parts, event: events.Elected) -> Routed:
+    """Give each part what the store has of its job and its nodes; the first one has the rest."""
+    names = {node.name: node.id for node in event.nodes}
+    for key in (None, *parts.others):
+        own = replace(
+            event,
+            nodes=tuple(each for each in event.nodes if parts.key_of(each.id) == key),
+            jobs=tuple(each for each in event.jobs if _key(parts, each.id) == key),
+            generations=tuple(each for each in event.generations if _key(parts, each.job) == key),
+            durables=tuple(each for each in event.durables if _key(parts, each[0]) == key),
+            orders=tuple(_orders_for(parts, key, event.orders, names)),
+            unreadable=event.unreadable if key is None else frozenset(),
+        )
+        yield key, own
+
+
+def _orders_for(
+    parts: Parts, key: JobId | None, orders: Iterable[Order], names: Mapping[str, NodeId]
+) -> Iterator[Order]:
+    """Yield a part's orders: about its job, and about all nodes, which it may get some day."""
+    for order in orders:
+        if order.kind not in NODE_ORDERS:
+            if _key(parts, JobId(order.target)) == key:
+                yield order
+            continue
+        id_ = NodeId(order.life) or names.get(order.target, NodeId(order.target))
+        # The part that has the node stores which life of it is meant.
+        yield order if parts.key_of(id_) == key else replace(order, life=id_)
+
+
+def _key(parts: Parts, job: JobId) -> JobId | None:
+    return job if job in parts.others else None
+
+
+def _asked(parts: Parts, request: int) -> JobId | None:
+    """Return whose question has this number."""
+    for key, part in parts.others.items():
+        question = None if part.active is None else part.active.question
+        if question is not None and question.request == request:
+            return key
+    return None
