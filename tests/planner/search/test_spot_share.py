@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 
 from planner.api import find_plan, plan_job
+from planner.event_planner import STOPPED
 from planner.problem.contracts import with_less_spot
 from planner.problem.inventory import gpus_by_lot, lots_of, spot_share
 from planner.problem.question import Question
@@ -64,6 +66,29 @@ def test_a_job_without_the_limit_is_searched_once(monkeypatch: pytest.MonkeyPatc
     usual = find_plan(question, SearchCache())
     monkeypatch.setattr("planner.event_planner.with_less_spot", lambda *_: ())
     assert find_plan(question, SearchCache()) == usual
+
+
+def test_an_interruption_keeps_a_plan_that_was_found_on_part_of_the_spot_gpus() -> None:
+    cluster = Cluster((STEADY, SPOT), load_catalogue())
+    told: list[str] = []
+    question = Question(job_with(0.0), cluster, Measurements(), is_bounded=False, told=told.append)
+    whole = find_plan(question, SearchCache())
+    count = itertools.count(5)
+
+    def interrupt(_: str) -> None:
+        if next(count) == len(told):
+            raise KeyboardInterrupt
+
+    asked = replace(question, told=interrupt, is_bounded=True, is_stoppable=True)
+    answer = find_plan(asked, SearchCache())
+    assert answer.note == STOPPED
+    assert answer.plan is not None
+    assert whole.objective is not None
+    assert whole.objective <= (answer.objective or 0.0)
+    free = replace(job_with(0.0), objective=Objective())
+    fastest = find_plan(replace(question, job=free, told=None), SearchCache()).objective
+    assert fastest is not None
+    assert answer.lower_bound <= fastest, "the bound is that of all GPUs"
 
 
 def mostly_spot(seed: int) -> SmallCase:
