@@ -1,11 +1,15 @@
-"""Says which ports a network's firewall rules close between the nodes of a cluster."""
+"""Says which ports a network's firewall closes between the nodes of a cluster.
+
+Firewall policies and the network's own rules are looked at one after the other, as Google does: the
+first rule that concerns a packet decides, unless it passes the packet on to what comes next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_network
-from typing import Any
+from typing import Any, Literal
 
 AGENT_PORT = 7078
 RANK_PORTS = range(32768, 61000)
@@ -20,11 +24,23 @@ class Rule:
     """A rule for TCP packets that reach the cluster's instances."""
 
     priority: int
-    is_allowed: bool
+    verdict: Literal["allow", "deny", "next"]
+    """``next``: what comes after its policy decides."""
     ports: frozenset[int]
     sources: tuple[IPv4Network, ...]
-    by_identity: str
+    by_identity: str = ""
     """``""``: none; ``own``: from the cluster's instances by tag or account; ``other``."""
+    is_sure: bool = True
+    """Whether its addresses say which packets it concerns; else names, regions or lists do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A firewall policy, or the network's own rules."""
+
+    policy: str
+    """How ``gcloud compute`` shows the policy; empty: the network's own rules."""
+    rules: tuple[Rule, ...]
 
 
 def read_rules(resources: Iterable[Any], tags: Set[str], account: str | None) -> tuple[Rule, ...]:
@@ -44,44 +60,68 @@ def read_rules(resources: Iterable[Any], tags: Set[str], account: str | None) ->
         ranges = (ip_network(text, strict=False) for text in one.source_ranges)
         sources = tuple(each for each in ranges if isinstance(each, IPv4Network))
         for is_allowed, protocols in ((True, one.allowed), (False, one.denied)):
-            ports = _tcp_ports(protocols)
+            ports = tcp_ports((each.I_p_protocol, each.ports) for each in protocols)
             if ports:
-                found.append(Rule(one.priority, is_allowed, ports, sources, by_identity))
+                verdict: Literal["allow", "deny"] = "allow" if is_allowed else "deny"
+                found.append(Rule(one.priority, verdict, ports, sources, by_identity))
     return tuple(found)
 
 
-def _tcp_ports(protocols: Iterable[Any]) -> frozenset[int]:
+def tcp_ports(protocols: Iterable[tuple[str, Sequence[str]]]) -> frozenset[int]:
+    """Return the TCP ports of some protocols, each with its ports; none: all of them."""
     ports: set[int] = set()
-    for one in protocols:
-        if one.I_p_protocol not in ("tcp", "6", "all"):
+    for protocol, given in protocols:
+        if protocol not in ("tcp", "6", "all"):
             continue
-        for text in one.ports or ("1-65535",):
+        for text in given or ("1-65535",):
             first, _, last = text.partition("-")
             ports |= set(range(int(first), int(last or first) + 1))
     return frozenset(ports) & ALL_PORTS
 
 
 def closed_ports(
-    rules: Sequence[Rule], source: IPv4Network, wanted: Set[int], *, is_node: bool
-) -> tuple[str, ...]:
-    """Return which wanted ports are closed to packets from a source, as ranges.
+    tiers: Sequence[Tier],
+    source: IPv4Network,
+    wanted: Set[int],
+    *,
+    is_node: bool,
+    hopes: bool = True,
+) -> Mapping[str, frozenset[int]]:
+    """Return which wanted ports are closed to packets from a source, by the policy of a tier.
 
-    The tags of the head are unknown: a rule by tags may admit it.
+    ``hopes``: rules that are not sure open what they may open, and close nothing; otherwise the
+    other way round. The tags of the head are unknown: a rule by tags may admit it.
     """
-    left, closed = set(wanted), set[int]()
-    # A deny wins over an allow of its priority.
-    for rule in sorted(rules, key=lambda rule: (rule.priority, rule.is_allowed)):
-        is_meant = rule.by_identity == "own" or (bool(rule.by_identity) and not is_node)
-        if rule.is_allowed:
-            if is_meant or any(source.subnet_of(each) for each in rule.sources):
-                left -= rule.ports
-        elif rule.by_identity == "own" or any(source.overlaps(each) for each in rule.sources):
-            closed |= left & rule.ports
-            left -= rule.ports
-    return _ranges(closed | left)
+    closed: dict[str, set[int]] = {}
+    left = set(wanted)
+    for tier in tiers:
+        passed = set[int]()
+        # Among a network's own rules a deny wins over an allow of its priority.
+        for rule in sorted(tier.rules, key=lambda rule: (rule.priority, rule.verdict != "deny")):
+            hit = left & rule.ports
+            if not hit or not _concerns(rule, source, is_node=is_node, hopes=hopes):
+                continue
+            left -= hit
+            if rule.verdict == "deny":
+                closed.setdefault(tier.policy, set()).update(hit)
+            elif rule.verdict == "next":
+                passed |= hit
+        left |= passed
+    closed.setdefault("", set()).update(left)
+    return {policy: frozenset(ports) for policy, ports in closed.items() if ports}
 
 
-def _ranges(ports: Set[int]) -> tuple[str, ...]:
+def _concerns(rule: Rule, source: IPv4Network, *, is_node: bool, hopes: bool) -> bool:
+    if not rule.is_sure:
+        return hopes == (rule.verdict != "deny")
+    if rule.verdict == "deny":
+        return rule.by_identity == "own" or any(source.overlaps(each) for each in rule.sources)
+    is_meant = rule.by_identity == "own" or (bool(rule.by_identity) and not is_node)
+    return is_meant or any(source.subnet_of(each) for each in rule.sources)
+
+
+def ranges(ports: Set[int]) -> tuple[str, ...]:
+    """Return ports as ranges."""
     found: list[list[int]] = []
     for port in sorted(ports):
         if found and found[-1][1] == port - 1:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from ipaddress import IPv4Network
 from typing import Any
 
 from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import DEFAULT_ACCOUNT, GceConfig
 from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.firewall_policies import tiers
 from sailord.providers.gce.firewalls import (
     HEAD_TO_NODE,
     NODE_TO_NODE,
-    Rule,
+    Tier,
     closed_ports,
+    ranges,
     read_rules,
 )
 from simulator.documents.problems import Problem
@@ -66,46 +68,66 @@ async def check_network(
             subnets.append((region, subnet))
     async for found in _check_way_out(api, config, subnets):
         yield found
-    async for found in _check_firewalls(api, config, [subnet for _, subnet in subnets]):
+    order = network.network_firewall_policy_enforcement_order
+    async for found in _check_firewalls(api, config, [subnet for _, subnet in subnets], order):
         yield found
 
 
 async def _check_firewalls(
-    api: GceClient, config: GceConfig, subnets: Sequence[Any]
+    api: GceClient, config: GceConfig, subnets: Sequence[Any], order: str
 ) -> AsyncIterator[Finding]:
     told = await api.call("Networks", "get_effective_firewalls", network=config.network)
     account = None if config.service_account == DEFAULT_ACCOUNT else config.service_account
-    rules = read_rules(told.firewalls, frozenset(config.tags), account)
+    own = read_rules(told.firewalls, frozenset(config.tags), account)
+    asked = tiers(own, told.firewall_policys, config.network, account, order=order)
     sources = [IPv4Network(each.ip_cidr_range) for each in subnets]
-    # Policies of a folder or of the network come before these rules, and may open what they close.
-    is_sure = not told.firewall_policys
-    for what, ports, source in _closed(rules, config, sources):
-        cure = f"gcloud compute firewall-rules create sailor-nodes --network={config.network}"
-        cure += f" --allow={','.join(f'tcp:{each}' for each in ports)} --source-ranges={source}"
-        cure += f" --target-tags={','.join(config.tags)}" if config.tags else ""
-        where = f'the rules of network "{config.network}"'
-        if not is_sure:
-            cure += ", unless a firewall policy already admits them"
-        yield (
-            Problem("provider.network", f"{where} close TCP {', '.join(ports)} {what}", cure),
-            is_sure,
-        )
+    ways = [(f"from nodes in {each} to nodes", each, NODE_TO_NODE, True) for each in sources]
+    if config.head_ip is not None:
+        head = IPv4Network(config.head_ip)
+        if not any(head.subnet_of(each) for each in sources):
+            ways.append((f"from sailord at {config.head_ip} to nodes", head, HEAD_TO_NODE, False))
+    for what, source, wanted, is_node in ways:
+        for problem in _closed(config, asked, what, source, wanted, is_node=is_node):
+            # Policies have more kinds of rules than are understood here.
+            yield problem, not told.firewall_policys
 
 
 def _closed(
-    rules: Sequence[Rule], config: GceConfig, sources: Sequence[IPv4Network]
-) -> list[tuple[str, tuple[str, ...], str]]:
-    found = []
-    for source in sources:
-        ports = closed_ports(rules, source, NODE_TO_NODE, is_node=True)
-        if ports:
-            found.append((f"from nodes in {source} to nodes", ports, str(source)))
-    head = config.head_ip
-    if head is not None and not any(IPv4Network(head).subnet_of(each) for each in sources):
-        ports = closed_ports(rules, IPv4Network(head), HEAD_TO_NODE, is_node=False)
-        if ports:
-            found.append((f"from sailord at {head} to nodes", ports, f"{head}/32"))
-    return found
+    config: GceConfig,
+    asked: Sequence[Tier],
+    what: str,
+    source: IPv4Network,
+    wanted: Set[int],
+    *,
+    is_node: bool,
+) -> Iterator[Problem]:
+    """Yield what is closed, and then what a rule may close that cannot be told here."""
+    sure = closed_ports(asked, source, wanted, is_node=is_node)
+    maybe = closed_ports(asked, source, wanted, is_node=is_node, hopes=False)
+    known = frozenset[int]().union(*sure.values())
+    left = {policy: ports - known for policy, ports in maybe.items()}
+    for found, verb in ((sure, "close"), (left, "may close")):
+        for policy, ports in found.items():
+            if policy and ports:
+                where = f"firewall policy {policy.split()[2]} {verb}{'s' * (verb == 'close')}"
+                cure = f"admit them in it: gcloud compute {policy}"
+            elif ports:
+                where, cure = (
+                    f'rules of network "{config.network}" {verb}',
+                    _rule_for(config, ports),
+                )
+                cure += f" --source-ranges={source}"
+                cure += f" --target-tags={','.join(config.tags)}" if config.tags else ""
+                cure += "" if found is sure else ", unless a firewall policy already admits them"
+            else:
+                continue
+            told = f"the {where} TCP {', '.join(ranges(ports))} {what}"
+            yield Problem("provider.network", told, cure)
+
+
+def _rule_for(config: GceConfig, ports: Set[int]) -> str:
+    rule = f"gcloud compute firewall-rules create sailor-nodes --network={config.network}"
+    return f"{rule} --allow={','.join(f'tcp:{each}' for each in ranges(ports))}"
 
 
 async def _check_way_out(

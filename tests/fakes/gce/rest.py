@@ -157,7 +157,11 @@ class Rest:
         self.cloud.need("compute.networks.get")
         found = self._network(request)
         name = request.match_info["network"]
-        return {"name": name, "autoCreateSubnetworks": found.is_automatic}
+        return {
+            "name": name,
+            "autoCreateSubnetworks": found.is_automatic,
+            "networkFirewallPolicyEnforcementOrder": found.order,
+        }
 
     def firewalls(self, request: Request) -> Answer:
         self.cloud.need("compute.networks.getEffectiveFirewalls")

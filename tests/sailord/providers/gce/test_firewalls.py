@@ -7,7 +7,13 @@ from ipaddress import IPv4Network
 import pytest
 from google.cloud.compute_v1 import Firewall
 
-from sailord.providers.gce.firewalls import NODE_TO_NODE, closed_ports, read_rules
+from sailord.providers.gce.firewalls import (
+    NODE_TO_NODE,
+    Tier,
+    closed_ports,
+    ranges,
+    read_rules,
+)
 
 SUBNET = IPv4Network("10.128.0.0/20")
 ALL = ("7078", "32768-60999")
@@ -24,7 +30,8 @@ def rule(*ports: str, deny: bool = False, protocol: str = "tcp", **changes) -> F
 
 def closed(*resources: Firewall, is_node: bool = True) -> tuple[str, ...]:
     rules = read_rules(resources, {"sailor"}, "machine@p.iam")
-    return closed_ports(rules, SUBNET, NODE_TO_NODE, is_node=is_node)
+    found = closed_ports([Tier("", rules)], SUBNET, NODE_TO_NODE, is_node=is_node)
+    return ranges(found.get("", frozenset()))
 
 
 @pytest.mark.parametrize(

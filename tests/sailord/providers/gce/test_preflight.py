@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,11 +223,70 @@ def test_possible_failures_are_warnings():
     assert warnings_of(Cloud(quotas=LISTED)) == []
     (told,) = warnings_of(Cloud(quotas=LISTED), service_account=DEFAULT_ACCOUNT)
     assert "the project's default account" in told
-    admitted = Network(rules=[], policies=[{"name": "folder-policy"}])
-    first, *_ = warnings_of(Cloud(quotas=LISTED, networks={"default": admitted}))
-    assert "unless a firewall policy already admits them" in first
     (told,) = warnings_of(Cloud(quotas=LISTED, denied={"compute.networks.get"}))
     assert "cannot be checked: forbidden: Required 'compute.networks.get' permission" in told
+
+
+def policy(*rules: dict[str, Any], of: str = "HIERARCHY") -> dict[str, Any]:
+    """A firewall policy, with the rule that each of them ends with."""
+    last = {"direction": "INGRESS", "priority": 2147483646, "action": "goto_next"}
+    last |= {"match": {"srcIpRanges": ["0.0.0.0/0"], "layer4Configs": [{"ipProtocol": "all"}]}}
+    return {"name": "locations/global/firewallPolicies/77", "type": of, "priority": 1,
+            "shortName": "guard", "rules": [*rules, last]}  # fmt: skip
+
+
+def policy_rule(
+    action: str,
+    *ports: str,
+    priority: int = 10,
+    match: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    told = {"srcIpRanges": ["10.0.0.0/8"]} if match is None else match
+    matched = {**told, "layer4Configs": [{"ipProtocol": "tcp", "ports": list(ports)}]}
+    return {"direction": "INGRESS", "priority": priority, "action": action, "match": matched,
+            **changes}  # fmt: skip
+
+
+DENY, ALLOW = policy_rule("deny", "7078"), policy_rule("allow")
+EARLIER = policy_rule("goto_next", priority=1)
+OF_OTHERS = [
+    policy_rule("deny", targetResources=["https://x/projects/p/global/networks/other"]),
+    policy_rule("deny", targetSecureTags=[{"name": "tagValues/1"}]),
+    policy_rule("deny", targetServiceAccounts=["web@p.iam"]),
+    policy_rule("deny", direction="EGRESS"),
+    policy_rule("deny", disabled=True),
+    policy_rule("deny", match={"srcIpRanges": ["192.168.0.0/16"]}),
+]
+NETWORKS_OWN = {"of": "NETWORK"}
+BY_NAME = {"srcFqdns": ["nodes.example"]}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (Network(policies=[policy(DENY)]),
+         "the firewall policy 77 closes TCP 7078 from nodes in 10.128.0.0/20 to nodes; "
+         "admit them in it: gcloud compute firewall-policies describe 77"),
+        (Network(policies=[policy(EARLIER, DENY)]), ""),
+        (Network(policies=[policy(*OF_OTHERS)]), ""),
+        (Network(policies=[policy(ALLOW)], rules=[]), ""),
+        (Network(policies=[policy()], rules=[]), "close TCP 7078, 32768-60999 from nodes"),
+        (Network(policies=[policy(DENY, **NETWORKS_OWN)]), ""),
+        (Network(policies=[policy(DENY, **NETWORKS_OWN)], order="BEFORE_CLASSIC_FIREWALL"),
+         "policy guard closes TCP 7078 from nodes in 10.128.0.0/20 to nodes; admit them in it: "
+         "gcloud compute network-firewall-policies describe guard --global"),
+        (Network(policies=[policy(ALLOW, **NETWORKS_OWN)], rules=[]), ""),
+        (Network(policies=[policy(policy_rule("allow", match=BY_NAME))], rules=[]),
+         "may close TCP 7078, 32768-60999 from nodes in 10.128.0.0/20"),
+        (Network(policies=[policy(policy_rule("deny", "7078", match=BY_NAME))]),
+         "policy 77 may close TCP 7078 from nodes"),
+    ],
+)  # fmt: skip
+def test_firewall_policies_are_read_in_googles_order_and_warned_of(found, told):
+    warned = warnings_of(Cloud(quotas=LISTED, networks={"default": found}))
+    assert bool(warned) == bool(told), warned
+    assert told in "".join(warned)
 
 
 @pytest.mark.parametrize("nat", [{"subnetworks": [{"name": "x/default"}]}, ALL_SUBNETS])
