@@ -1,10 +1,10 @@
 """What each thing that ``plan --allow`` names brings, on random cases with few micro batches.
 
-    python benchmarks/decisions.py zero-bubble [--cases N] [--first N]
+    python benchmarks/decisions.py zero-bubble|interleaved|sequence [--cases N] [--first N]
 
 One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
-taken if simple plans are preferred; the certified gap of a question without and with it; and the
-processor seconds of both.
+taken if simple plans are preferred; the certified gap of a question without and with it, where the
+bound covers such plans; and the processor seconds of both. ``sequence`` is asked of larger models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from sailord.text.table import table
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.job_file import ALLOWED
 from simulator.models.presets import preset
-from simulator.spec.job import Job
+from simulator.spec.job import Allowed, Job
+from simulator.spec.plan import Plan
 
 MACHINES = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("V100-16", 8, 1.8), ("L4", 4, 0.8))
 MODELS = ("gpt2-large", "opt-1.3b", "gpt-neo-2.7b", "opt-6.7b")
+LARGE = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("H100-80", 8, 8.0))
+LARGE_MODELS = ("opt-6.7b", "llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b")
 ZONE = "us-central1-a"
 
 
@@ -57,15 +61,75 @@ def question_of(seed: int) -> Question:
     return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
 
 
+def large_question_of(seed: int) -> Question:
+    """One kind of GPUs, 8 to 128, with one to eight samples for each and no bounds."""
+    rng = random.Random(f"large decisions {seed}")
+    gpu, size, price = rng.choice(LARGE)
+    name = rng.choice(LARGE_MODELS)
+    gpus = size * rng.choice([8, 16] if name.endswith("0b") else [1, 2, 4])
+    pool = Pool(
+        ZONE, gpu, f"{gpu}x{size}", size, gpus,
+        price_usd_per_gpu_hour=price, price_source="cluster file",
+    )  # fmt: skip
+    job = Job(
+        f"case-{seed}",
+        preset(name),
+        global_batch=gpus * rng.choice([1, 2, 4, 8]),
+        sequence=2048 if name.startswith("opt") else 4096,
+        precision="bf16",
+        recompute="auto",
+        max_tp=8,
+    )
+    cluster = Cluster((pool,), load_catalogue())
+    return Question(job, cluster, Measurements(), proves=False, is_bounded=False)
+
+
+def has(plan: Plan | None, name: Allowed) -> bool:
+    """Whether a plan has what the question allows."""
+    if plan is None:
+        return False
+    return plan.sequence_parallel if name == "sequence" else plan.schedule == name
+
+
+def allowed_row(seed: int, name: Allowed) -> tuple[list[str], float | None]:
+    """The line of a case for what jobs may allow, and the time with it by the time without."""
+    question = large_question_of(seed) if name == "sequence" else question_of(seed)
+    question = replace(question, is_bounded=False)
+    job = question.job
+    objective = replace(job.objective, allow=(name,))
+    asked = replace(question, job=replace(job, objective=objective))
+    plain, plain_s = _timed(question)
+    found, found_s = _timed(asked)
+    simple, _ = _timed(replace(asked, prefer="simple"))
+    ratio = None
+    if plain.objective and found.objective:
+        ratio = found.objective / plain.objective
+    row = [
+        *(str(seed), job.model.name, str(job.global_batch)),
+        " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools),
+        *(_figure(plain.objective), _figure(found.objective)),
+        "-" if ratio is None else f"{ratio - 1:+.1%}",
+        "yes" if has(simple.plan, name) else "no",
+        *("-", "-", f"{plain_s:.1f}/{found_s:.1f}"),
+    ]
+    return row, ratio
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What a thing that the planner can try brings.")
-    parser.add_argument("name", choices=TRIED)
+    parser.add_argument("name", choices=(*TRIED, *ALLOWED))
     parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--first", type=int, default=0)
     asked = parser.parse_args(arguments)
     rows, ratios = [], []
     for seed in range(asked.first, asked.first + asked.cases):
+        if asked.name in ALLOWED:
+            row, ratio = allowed_row(seed, asked.name)
+            rows.append(row)
+            ratios += [] if ratio is None else [ratio]
+            print(" ".join(row), file=sys.stderr, flush=True)
+            continue
         question = question_of(seed)
         plain, plain_s = _timed(question)
         found, found_s = _timed(replace(question, tries=(asked.name,), prefer="simple"))
