@@ -49,6 +49,8 @@ class Data:
     """The class of each image in an array."""
     samples: tuple[int, ...] | None = None
     """How many samples a script's data sets had when it was submitted."""
+    num_workers: int = 0
+    """In how many processes each rank loads samples; 0: in a thread."""
 
 
 @dataclass(frozen=True, slots=True)

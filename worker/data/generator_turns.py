@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,16 @@ _in_use = threading.Lock()
 _waiting: list[None] = []
 """One entry for each thread that waits for its turn."""
 _taken = [0]
+
+
+def _begin_in_child() -> None:
+    """Forget other threads, which a forked process does not have."""
+    global _in_use  # noqa: PLW0603 - a lock that a thread of the parent holds is never released
+    _in_use = threading.Lock()
+    _waiting.clear()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 @contextmanager

@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.data.batch import DataSource, Samples
+from worker.data.loader_processes import LoaderProcesses, Micro
 
 AHEAD = 2
 """How many micro batches are loaded ahead."""
 _CHECK_S = 0.1
 """How often a rank that waits for samples looks whether others were lost."""
-
-Micro = tuple[int, range]
-"""A micro batch: the step, and the positions of its samples in the step's batch."""
 
 
 class ReadAhead:
@@ -35,12 +33,16 @@ class ReadAhead:
         *,
         steps: int | None,
         check: Callable[[], None],
+        processes: int = 0,
     ) -> None:
         """Load micro batches at these positions of steps below ``steps``, if that is known.
 
-        ``check`` raises what ends the rank's wait, such as the loss of another rank.
+        With ``processes`` the thread does not load, but waits for them. ``check`` raises what ends
+        the rank's wait, such as the loss of another rank.
         """
         self._shelf = _Shelf(source, tuple(positions), steps)
+        if processes:
+            self._shelf.source = LoaderProcesses(source, self._shelf.after, processes)
         self._check = check
         # The thread refers to the shelf only, so it ends when this object is deleted. Do not wait
         # for it then: the caller may hold a lock that the thread waits for.
@@ -107,6 +109,13 @@ class _Shelf:
             self._thread.join()
 
     def _load(self) -> None:
+        try:
+            self._load_all()
+        finally:
+            if isinstance(self.source, LoaderProcesses):
+                self.source.close()
+
+    def _load_all(self) -> None:
         while True:
             with self._changed:
                 while not self._is_closed and (self._next is None or len(self._loaded) >= AHEAD):
@@ -124,10 +133,11 @@ class _Shelf:
                 if turn == self._turn:
                     self._loaded.append((micro, found))
                     failed = isinstance(found, BaseException)
-                    self._next = None if failed else self._after(micro)
+                    self._next = None if failed else self.after(micro)
                     self._changed.notify_all()
 
-    def _after(self, micro: Micro) -> Micro | None:
+    def after(self, micro: Micro) -> Micro | None:
+        """Return the micro batch after one, if there is one."""
         step, positions = micro
         number = self.positions.index(positions) + 1
         if number < len(self.positions):

@@ -37,7 +37,11 @@ def job_text(job: Job, script: Path) -> str:
             "clip_norm": job.clip_norm,
             "skip_nonfinite": job.skip_nonfinite,
         },
-        "data": {"seed": job.data.seed, "samples": job.data.samples},
+        "data": {
+            "seed": job.data.seed,
+            "samples": job.data.samples,
+            "num_workers": job.data.num_workers or None,
+        },
     }
     return _toml(sections)
 

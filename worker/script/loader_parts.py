@@ -31,6 +31,8 @@ class LoaderParts:
     shuffled: bool = True
     drop_last: bool = False
     """Whether an epoch leaves out what would not fill a batch."""
+    num_workers: int = 0
+    """In how many processes each rank loads samples; 0: in a thread."""
     notes: tuple[str, ...] = ()
     """What the loader asks for and Sailor does not do."""
 
@@ -68,11 +70,12 @@ def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
         raise InputError(Problem(place, what, cure))
     size = batches.batch_size if is_plain else None
     notes = []
-    if given.num_workers:
-        what = f"num_workers={given.num_workers} of its DataLoader is ignored"
-        notes.append(f"{place}: {what}: each rank loads its samples in a thread of its own")
+    if given.worker_init_fn is not None:
+        what = "the worker_init_fn of its DataLoader is not called"
+        notes.append(f"{place}: {what}: what a sample draws at random depends on its number")
     drops = is_plain and bool(batches.drop_last)
-    return LoaderParts(dataset, given.collate_fn, size, shuffled, drops, tuple(notes))
+    about = dataset, given.collate_fn, size, shuffled, drops
+    return LoaderParts(*about, given.num_workers, tuple(notes))
 
 
 def _shuffles(sampler: Any, count: int) -> bool | None:

@@ -87,6 +87,8 @@ class Recipe:
     shuffled: bool = True
     drop_last: bool = False
     """Whether an epoch leaves out the samples that would not fill a batch."""
+    num_workers: int = 0
+    """In how many processes each rank loads samples; 0: in a thread."""
     ignored: tuple[str, ...] = ()
     """What the script asks for and Sailor does not do, to be noted once."""
     eval_dataset: Dataset | None = None
@@ -430,7 +432,11 @@ class Recipe:
             update=self.settings.update,
             clip_norm=self.clip_norm,
             skip_nonfinite=self.skip_nonfinite,
-            data=Data(seed=self.seed, samples=sizes_of(self.dataset) or None),
+            data=Data(
+                seed=self.seed,
+                samples=sizes_of(self.dataset) or None,
+                num_workers=self.num_workers,
+            ),
         )
         self._untried[:] = check_splits(self, job, self._example(1))
         return job

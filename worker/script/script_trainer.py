@@ -141,6 +141,7 @@ class Trainer:
             seed=seed,
             shuffled=data.shuffled if shuffle is None else shuffle,
             drop_last=data.drop_last,
+            num_workers=data.num_workers,
             ignored=data.notes + (() if evaluated is None else evaluated.notes),
             name=name or Path(sys.argv[0]).stem or "job",
         )

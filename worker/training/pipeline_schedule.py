@@ -74,8 +74,10 @@ class PipelineRank:
         busy: ComputeTimer,
         of_module: bool,
         steps: int | None = None,
+        loaders: int = 0,
     ) -> None:
-        """``runners`` has the layers of each stage."""
+        """``runners`` has the layers of each stage; ``loaders`` processes load samples."""
+        self._loaders = loaders
         # Every stage of a user's module needs the batch, and its boundaries may vary in shape.
         self._of_module = of_module
         self._signatures: dict[int, Hashable] = {}
@@ -98,7 +100,9 @@ class PipelineRank:
         # All schedules begin the micro batches in their order.
         self._all_positions = [self._positions(number) for number in range(count)]
         self._check = transport.check
-        self._data = ReadAhead(data, self._all_positions, steps=steps, check=self._check)
+        self._data = ReadAhead(
+            data, self._all_positions, steps=steps, check=self._check, processes=loaders
+        )
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
         senders = {
@@ -188,7 +192,13 @@ class PipelineRank:
     def evaluate(self, data: MapData) -> dict[str, list[float]]:
         """Run forward passes over a data set; the last stage returns sums and counts."""
         count = data.batches()
-        ahead = ReadAhead(OneEpoch(data), self._all_positions, steps=count, check=self._check)
+        ahead = ReadAhead(
+            OneEpoch(data),
+            self._all_positions,
+            steps=count,
+            check=self._check,
+            processes=self._loaders,
+        )
         try:
             return self._evaluate(data, ahead)
         finally:

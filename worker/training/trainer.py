@@ -279,6 +279,7 @@ class RankTrainer:
             busy=self._busy,
             of_module=module is not None,
             steps=job.steps,
+            loaders=job.data.num_workers,
         )
 
     def step(self) -> StepReport:

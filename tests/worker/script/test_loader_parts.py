@@ -39,12 +39,14 @@ def test_a_distributed_sampler_says_whether_it_shuffles():
     assert not data_of(DataLoader(DATA, 4, sampler=sampler), "dataset").shuffled
 
 
-def test_drop_last_of_a_loader_is_taken_and_its_workers_get_a_note():
-    parts = data_of(DataLoader(DATA, 4, drop_last=True, num_workers=1), "dataset")
+def test_drop_last_and_workers_of_a_loader_are_taken_and_how_they_begin_gets_a_note():
+    given = {"drop_last": True, "num_workers": 1, "worker_init_fn": print}
+    parts = data_of(DataLoader(DATA, 4, **given), "dataset")
     assert parts.drop_last
+    assert parts.num_workers == 1
     assert parts.notes == (
-        "dataset: num_workers=1 of its DataLoader is ignored: "
-        "each rank loads its samples in a thread of its own",
+        "dataset: the worker_init_fn of its DataLoader is not called: "
+        "what a sample draws at random depends on its number",
     )
     plain = data_of(DataLoader(DATA, 4), "dataset")
     assert (plain.drop_last, plain.notes) == (False, ())

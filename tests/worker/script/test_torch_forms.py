@@ -90,17 +90,18 @@ def test_dropout_and_batch_norm_in_evaluation_stay_there_also_after_evaluations(
     assert_trained_as_by_torch(model, eval_every=1)
 
 
-def test_drop_last_shortens_an_epoch_and_ignored_workers_get_one_note(capsys):
+def test_drop_last_shortens_an_epoch_and_workers_of_a_loader_load(capsys):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     data = [(torch.ones(2), index % 2) for index in range(10)]
-    given = {"drop_last": True, "num_workers": 1}
+    given = {"drop_last": True, "num_workers": 1, "worker_init_fn": print}
     loader = torch.utils.data.DataLoader(data, 4, **given)
     trainer = sailor.Trainer(module, loader, epochs=3, eval_dataset=loader)
     trainer.train()
     assert len(trainer.history) == 3 * len(loader) == 6
     told = capsys.readouterr().out
-    assert told.count("note: dataset: num_workers=1 of its DataLoader is ignored") == 1
-    assert any("num_workers=1" in note for note in trainer.recipe.notes())
+    assert told.count("note: dataset: the worker_init_fn of its DataLoader is not called") == 1
+    assert any("worker_init_fn" in note for note in trainer.recipe.notes())
+    assert trainer.recipe.job().data.num_workers == 1
     with pytest.raises(InputError, match="has 10 samples, which drop_last leaves out of batches"):
         sailor.Trainer(module, loader, batch_size=11, epochs=3)
 

@@ -1,0 +1,143 @@
+"""Loads micro batches in processes of their own, where one thread is too slow.
+
+The processes are those of torch's ``DataLoader``: forked, so that a script's data set needs no
+pickling, and each with a part of the micro batches, which come back in the order of use. What is
+drawn at random depends on the sample alone, so a batch does not depend on who loaded it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from simulator.documents.problems import InputError, Problem
+from worker.data.batch import DataSource, Samples
+
+Micro = tuple[int, range]
+"""A micro batch: the step, and the positions of its samples in the step's batch."""
+_PR_SET_PDEATHSIG = 1
+
+
+class LoaderProcesses:
+    """A source that is asked for micro batches one after the other."""
+
+    def __init__(
+        self, source: DataSource, following: Callable[[Micro], Micro | None], processes: int
+    ) -> None:
+        """``following`` returns the micro batch after one, if there is one."""
+        self._source, self._following, self._processes = source, following, processes
+        self._next: Micro | None = None
+        self._running: Iterator[Samples | None] | None = None
+
+    def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        """Return a micro batch; others than the expected one start the processes anew."""
+        assert isinstance(positions, range), "a rank's micro batches are ranges"
+        micro = (step, positions)
+        if self._running is None or micro != self._next:
+            self.close()
+            self._running = self._started(micro)
+        self._next = self._following(micro)
+        try:
+            found = next(self._running)
+        except (RuntimeError, OSError, EOFError) as error:
+            # A process was killed, or died in the middle of its answer.
+            self.close()
+            what = f"cannot be loaded by {self._processes} processes: {_sentence(error)}"
+            cure = "give a smaller num_workers if memory is short, or 0 to load in a thread"
+            raise InputError(Problem("data", what, cure)) from None
+        if found is None:
+            # Its error is raised here, where its traceback can be shown.
+            self.close()
+            return self._source.batch(step, positions)
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        self._next = None
+        running, self._running = self._running, None
+        shut_down = getattr(running, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+    def _started(self, first: Micro) -> Iterator[Samples | None]:
+        parent = os.getpid()
+        loader: DataLoader[Samples | None] = DataLoader(
+            _Tried(self._source),  # type: ignore[arg-type]  # torch asks for no more than items
+            batch_size=None,
+            sampler=_Order(first, self._following),
+            num_workers=self._processes,
+            collate_fn=_as_it_is,
+            multiprocessing_context="fork",
+            worker_init_fn=lambda _: _begin_process(parent),
+            # torch draws a seed for its processes; it must not be one of the script's numbers.
+            generator=torch.Generator(),
+        )
+        return iter(loader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The micro batches from one on."""
+
+    first: Micro
+    following: Callable[[Micro], Micro | None]
+
+    def __iter__(self) -> Iterator[Micro]:
+        micro: Micro | None = self.first
+        while micro is not None:
+            yield micro
+            micro = self.following(micro)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """The source as a data set of micro batches; ``None`` for one that cannot be loaded."""
+
+    source: DataSource
+
+    def __getitem__(self, micro: Micro) -> Samples | None:
+        try:
+            return self.source.batch(*micro)
+        except Exception:
+            return None
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples
+
+
+def _sentence(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    return said if isinstance(error, RuntimeError) else "one of them has ended"
+
+
+def _begin_process(parent: int) -> None:
+    """Make a forked process one that only loads."""
+    # It ends with its parent, however that ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    # The parent decides what signals to both of them mean.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    _let_go_of_sockets()
+
+
+def _let_go_of_sockets() -> None:
+    """Let a connection of the parent end when the parent closes it, which peers wait for."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.dup2(nothing, int(name), inheritable=False)
+        except OSError:
+            continue
+    os.close(nothing)
