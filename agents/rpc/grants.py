@@ -26,7 +26,7 @@ _GRANT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ReadGrant:
     """A grant that was checked."""
 
     reader: str
@@ -59,7 +59,7 @@ def make_grant(
 
 def check_grant(
     key: ClusterKey, tls: Tls | None, job: str, shown: str | None, *, at: float
-) -> Grant:
+) -> ReadGrant:
     """Raise ``SignatureError`` unless the agent of the named node grants to read this job now."""
     form = _GRANT.match(shown or "")
     if form is None:
@@ -78,7 +78,7 @@ def check_grant(
             raise SignatureError(f"the grant is not valid for this job: {error}") from None
         if (owner.role, owner.name) != ("agent", reader):
             raise SignatureError(f"the grant for {reader} is of {owner}")
-    grant = Grant(
+    grant = ReadGrant(
         reader, Ed25519PublicKey.from_public_bytes(bytes.fromhex(holder)), int(until), serial
     )
     if not -AGE_S_MAX <= grant.until + AGE_S_MAX - at <= TICKET_S + 3 * AGE_S_MAX:

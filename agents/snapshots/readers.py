@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from cryptography.exceptions import InvalidSignature
 
-from agents.rpc.grants import Grant, check_grant
+from agents.rpc.grants import ReadGrant, check_grant
 from agents.rpc.signing import AGE_S_MAX, SignatureError, Verifier, check_ticket
 from agents.rpc.strangers import note_authenticated
 from agents.rpc.tls import Tls
@@ -35,7 +35,7 @@ class Readers:
     shows_tickets: Callable[[str], Awaitable[bool]] = _nobody
     """Whether the workers of a node of this name prove nothing yet: they are of an earlier
     version."""
-    _checked: OrderedDict[tuple[str, str], Grant] = field(default_factory=OrderedDict)
+    _checked: OrderedDict[tuple[str, str], ReadGrant] = field(default_factory=OrderedDict)
 
     async def admit(self, request: web.Request, job: str) -> None:
         """Raise an HTTP 401 unless the sender may read this job."""
@@ -48,7 +48,7 @@ class Readers:
             raise web.HTTPUnauthorized(text=f"{error}\n") from None
         note_authenticated(request)
 
-    def _grant(self, job: str, shown: str) -> Grant:
+    def _grant(self, job: str, shown: str) -> ReadGrant:
         now, known = time.time(), self._checked.get((job, shown))
         if known is None:
             known = check_grant(self.verifier.key, self.tls, job, shown, at=now)
@@ -61,7 +61,7 @@ class Readers:
             raise SignatureError("the certificate of the grant is revoked")
         return known
 
-    def _check_proof(self, request: web.Request, grant: Grant) -> None:
+    def _check_proof(self, request: web.Request, grant: ReadGrant) -> None:
         form = _PROOF.match(request.headers.get(PROOF_HEADER, ""))
         if form is None:
             raise SignatureError(f"the header {PROOF_HEADER} is missing or malformed")

@@ -398,15 +398,6 @@ def test_problem_of_many_stages_is_reported_once() -> None:
 # Properties
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 500))
-def test_total_is_split_in_proportion(weights: list[int], spare: int) -> None:
-    total = len(weights) + spare
-    shares = split_in_proportion(total, weights)
-    assert sum(shares) == total
-    assert all(share >= 1 for share in shares)
-    assert split_in_proportion(sum(weights), weights) == weights
-
-
 PLACES = st.builds(
     Place,
     gpu=st.sampled_from(["A100-40", "T4", "x"]),
