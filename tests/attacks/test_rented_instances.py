@@ -18,9 +18,11 @@ from agents.rpc.enrolment import PATH
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey
 from agents.rpc.tls import Tls, TlsFiles
+from sailord.authority import Authority
 from tests.fakes.gce.cloud import Vm
 from tests.fakes.google_identity import GoogleIdentity, generate_private_key
 from tests.gce.rented_cluster import HERE, LARGE, THERE, RentedCluster, rented_cluster
+from tests.sailord.certificates import member
 from tests.sailord.providers.emulated_cluster import wait_until
 
 pytestmark = pytest.mark.slow
@@ -109,6 +111,11 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
         namesake = Vm(**{**vars(vm), "id": 8})
         assert "not rented now" in thief.enrol(vm.name, proof(namesake, key), key)
 
+        # An operator's own machine renews what it was given.
+        issued = member(Authority(life.place.folder / "ca", "local"), "agent", "n1", folder / "n1")
+        renewal = request_of(Identity("local", "agent", "n1"))[1]
+        assert thief.ask("POST", renewal, issued)[0] == 200
+
         # The instance itself, once its request was answered and stored.
         certificate = wait_until(lambda: _certificate(thief.enrol(vm.name, stolen, key)))
         again = "has a valid certificate"
@@ -121,12 +128,16 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
 
         late = new_key()
         unused = proof(other, late)
-        for each in (vm, other):
-            life.cloud.preempt(each.name, notice_s=0)
+        life.cloud.preempt(other.name, notice_s=0)
         gone = "not rented now"
         wait_until(lambda: gone in thief.enrol(other.name, unused, late))
-        wait_until(lambda: thief.ask("GET", tls=tls)[0] != 200)
-        assert gone in thief.enrol(vm.name, proof(vm, more), more), "its name is free for nobody"
+
+        life.kill_head()  # It hears of the end when it is back.
+        life.cloud.preempt(vm.name, notice_s=0)
+        life.start_head()
+        wait_until(lambda: _state(life, vm) == "revoked")
+        wait_until(lambda: gone in thief.enrol(vm.name, proof(vm, more), more))
+        wait_until(lambda: "revoked" in str(thief.ask("GET", tls=tls)))
     cost(
         "the cluster's key, a rented instance's proof and its certificate stolen",
         "the key alone enrolled any new name, for a week",
@@ -137,3 +148,8 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
 def _certificate(said: str) -> str:
     assert said.startswith("-----BEGIN") or "not rented now" in said, said
     return said if said.startswith("-----BEGIN") else ""
+
+
+def _state(life: RentedCluster, vm: Vm) -> str:
+    issued = Authority(life.place.folder / "ca", "local").issued()
+    return next(each.state(time.time()) for each in issued if each.instance == str(vm.id))
