@@ -53,7 +53,6 @@ class Uploader:
     silent_s: float = SILENT_S
     _waiting: asyncio.Queue[SnapshotFile] = field(default_factory=asyncio.Queue)
     _threads: set[threading.Thread] = field(default_factory=set)
-    _is_over: bool = False
 
     def add(self, snapshot: SnapshotFile) -> None:
         """Queue a snapshot."""
@@ -98,23 +97,30 @@ class Uploader:
         return None
 
     async def _send(self, snapshot: SnapshotFile, target: str, copy: snapshot_file.Header) -> None:
-        """Upload in a thread, and report when the store takes nothing more: it may hang."""
+        """Upload in a thread, and report when the store takes nothing more: it may hang.
+
+        An upload that is not wanted any more is given up then, so that it does not hold up others.
+        """
         taken: list[bool] = []
+        given_up = threading.Event()
 
         def advanced() -> None:
-            if self._is_over:
-                raise OSError("the agent ends")
+            if given_up.is_set():
+                raise OSError("the upload was given up")
             taken.append(True)
 
         sending = self._start(lambda: upload_pieces(target, snapshot.path, copy, advanced))
         try:
             while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
                 if not taken:
-                    text = f"{target}: the storage has taken nothing for {self.silent_s:g} s"
-                    self.failed(snapshot, text)
+                    text = f"the storage has taken nothing for {self.silent_s:g} s"
+                    if not self.is_wanted(snapshot):
+                        raise OSError(text)
+                    self.failed(snapshot, f"{target}: {text}")
                 taken.clear()
             await sending
         finally:
+            given_up.set()
             sending.cancel()
 
     def _start(self, work: Callable[[], None]) -> asyncio.Future[None]:
@@ -146,8 +152,7 @@ class Uploader:
         return f"{uri.rstrip('/')}/{folder}/{rank}-{self.node()}{snapshot_file.SUFFIX}"
 
     def close(self) -> None:
-        """End the uploads under way at their next chunk."""
-        self._is_over = True
+        """Wait for a moment until the uploads that were given up have ended."""
         by = time.monotonic() + END_S
         for thread in list(self._threads):
             thread.join(max(0.0, by - time.monotonic()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,6 +140,7 @@ class Run:
     votes: list[Uploaded] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     is_wanted: bool = True
+    wanted: Callable[[SnapshotFile], bool] = lambda _: True
     is_leaving: bool = False
     ended: int = 0
     silent_s: float = 60.0
@@ -154,7 +156,9 @@ class Run:
         uploading = Uploader(
             node=lambda: NodeId("a.1.2"),
             uri=lambda _: self.uri,
-            is_wanted=lambda snapshot: self.is_wanted and snapshot.path.exists(),
+            is_wanted=lambda snapshot: (
+                self.is_wanted and self.wanted(snapshot) and snapshot.path.exists()
+            ),
             is_paused=self.is_paused,
             done=self.done,
             failed=lambda _, reason: self.troubles.append(reason),
@@ -166,6 +170,7 @@ class Run:
         task = asyncio.create_task(uploading.run())
         await until(holds)
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         uploading.close()
 
 
@@ -221,6 +226,28 @@ async def test_an_upload_to_a_store_that_hangs_is_reported_and_goes_on(tmp_path,
     finally:
         answers.set()
     assert run.troubles[0].endswith("0-a.1.2.snap: the storage has taken nothing for 0.02 s")
+
+
+@pytest.mark.asyncio
+async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeypatch):
+    """A connection may hang for good; what its snapshot was for is over by then."""
+    answers, wrote = threading.Event(), upload.write_once
+
+    def hang(system, target, content):
+        if "1-7" not in target:
+            answers.wait()
+        wrote(system, target, content)
+
+    monkeypatch.setattr(upload, "write_once", hang)
+    run = Run(f"file://{tmp_path}/far", silent_s=0.02)
+    old = [snapshot_of(tmp_path / str(number), step=5) for number in range(upload.THREADS)]
+    run.wanted = lambda snapshot: snapshot.point.step == 7 or not run.troubles
+    try:
+        await run.until(lambda: run.votes, *old, snapshot_of(tmp_path / "memory", step=7))
+    finally:
+        answers.set()
+    assert [vote.point.step for vote in run.votes] == [7]
+    assert run.ended == len(old) + 1
 
 
 @pytest.mark.asyncio
