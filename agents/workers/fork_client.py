@@ -181,7 +181,9 @@ class ForkClient:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_S)
             connection.connect(str(self._socket))
-            socket.send_fds(connection, [json.dumps(question).encode() + b"\n"], [descriptor])
+            asked = json.dumps(question).encode() + b"\n"
+            sent = socket.send_fds(connection, [asked], [descriptor])
+            connection.sendall(asked[sent:])
             with connection.makefile("rb") as answer:
                 _checked(answer.readline())
 

@@ -35,7 +35,7 @@ from agents.daemon.systemd import notify
 from agents.workers.pidfd import kill_group, peer_of, process_start
 from worker.spec_protocol import SPEAKS
 
-LINE_BYTES_MAX = 1 << 16
+READ_BYTES = 1 << 16
 LOOK_S = 1.0
 ORPHAN_S = 1800.0
 
@@ -93,12 +93,14 @@ class ForkServer:
         os.close(lock)
 
     def _serve(self, connection: socket.socket) -> None:
-        rest = b""
-        while not self.is_over:
-            if not self._wait(connection):
-                continue
-            data, passed, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
-            try:
+        rest, passed = b"", list[int]()
+        try:
+            while not self.is_over:
+                if not self._wait(connection):
+                    continue
+                # A long request comes in parts, and its descriptor with the first one.
+                data, more, _, _ = socket.recv_fds(connection, READ_BYTES, 1)
+                passed += more
                 if not data:
                     return
                 *lines, rest = (rest + data).split(b"\n")
@@ -110,9 +112,11 @@ class ForkServer:
                         answer = {"speaks": SPEAKS, "error": said_of(error, self.path)}
                     with contextlib.suppress(BrokenPipeError):
                         connection.sendall(json.dumps(answer).encode() + b"\n")
-            finally:
-                for descriptor in passed:
-                    os.close(descriptor)
+                    while passed:
+                        os.close(passed.pop())
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
 
     def _is_orphaned(self) -> bool:
         """Return whether the socket was deleted, or no agent calls and no worker is left."""

@@ -139,3 +139,25 @@ async def test_fork_server_that_cannot_record_a_worker_says_why_and_goes_on(tmp_
     finally:
         await client.close()
         await server.wait()
+
+
+@pytest.mark.parametrize("kib", [100, 1000])
+async def test_fork_server_runs_long_commands(tmp_path, kib):
+    """The kernel delivers them in parts, and the output's descriptor with the first."""
+    client = ForkClient(tmp_path, "json", 60.0)
+    await client.ensure_running()
+    server, home = client._process, tmp_path / "command"
+    home.mkdir()
+    # One variable has at most 128 KiB.
+    secrets = {f"SECRET_{number}": "x" * 2**16 for number in range(kib // 64)}
+    command = f"echo {'y' * 2**16} ${{#SECRET_0}}"
+    try:
+        with (home / "log").open("wb") as output:
+            running = await client.run(home, command, tmp_path, secrets, output.fileno())
+            assert await running.wait() == 0
+        assert (home / "log").read_text() == f"{'y' * 2**16} {2**16}\n"
+        await client.ensure_running()
+        assert client._process is server, "no other one was started"
+    finally:
+        await client.close()
+        await server.wait()
