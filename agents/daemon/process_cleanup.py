@@ -94,6 +94,15 @@ def exists(pid: int) -> bool:
     return True
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether there is no such process, of any user, or one that was not reaped yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return not exists(pid)  # Processes of other users may be hidden.
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
 def children_of(parent: int) -> list[int]:
     """Return the pids of a process's living children."""
     found = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from agents.daemon.process_cleanup import exists
+from agents.daemon.process_cleanup import has_ended
 from agents.protocol.records import Holding, JobId, Point, Sealed
 from worker.checkpoint import snapshot_file
 
@@ -75,7 +75,7 @@ class SnapshotMemory:
         """
         with contextlib.suppress(FileNotFoundError):  # A folder may be deleted meanwhile.
             for pid, path in snapshot_file.unfinished_files(self.folder):
-                if not exists(pid) or (before and pid == os.getpid()):
+                if has_ended(pid) or (before and pid == os.getpid()):
                     path.unlink(missing_ok=True)
 
     def look(self, path: Path) -> SnapshotFile | None:

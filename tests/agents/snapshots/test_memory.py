@@ -84,6 +84,24 @@ def test_unfinished_files_of_dead_processes_are_deleted(tmp_path):
     assert own.exists()
 
 
+def test_unfinished_files_of_a_process_that_is_not_reaped_yet_are_deleted(tmp_path):
+    """On a busy machine the fork server reaps late, and nothing looks at the files again."""
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / "job").mkdir()
+        path = tmp_path / "job" / snapshot_file.part_name(1, 0, pid, 1)
+        path.write_bytes(b"half a snapshot")
+        memory.delete_unfinished()
+        assert not path.exists()
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)
