@@ -213,9 +213,11 @@ class SnapshotLifecycle:
             self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
 
     def is_present(self, snapshot: SnapshotFile) -> bool:
-        """Return whether it belongs to the present generation."""
-        workers = self.workers
-        return (workers.job, workers.generation) == (snapshot.job, snapshot.header.generation)
+        """Return whether it belongs to the present generation, or to the last one while none is."""
+        present = self.workers.job, self.workers.generation
+        if not self.workers.generation:  # The workers had left before this agent started.
+            present = self.state().job, self.state().left
+        return present == (snapshot.job, snapshot.header.generation)
 
     # ---- replication and upload -----------------------------------------------------------------
 

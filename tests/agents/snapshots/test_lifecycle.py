@@ -34,7 +34,10 @@ class Node:
         any_: Any = SimpleNamespace(
             job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
         )
-        state: Any = SimpleNamespace(node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=())
+        state: Any = SimpleNamespace(
+            node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=(), job=JOB, left=0
+        )
+        self.workers, self.state = any_, state
         memory = SnapshotMemory(folder)
         memory.open()
         self.lifecycle = SnapshotLifecycle(
@@ -42,7 +45,8 @@ class Node:
             feed=self.hear, state=lambda: state, rate_bytes_s=1e9,
         )  # fmt: skip
         uploader: Any = SimpleNamespace(
-            add=lambda file: self.queued.append((file.point.step, file.header.rank))
+            add=lambda file: self.queued.append((file.point.step, file.header.rank)),
+            target=lambda file: file.path.name,
         )
         self.lifecycle.uploader = uploader
 
@@ -91,6 +95,19 @@ async def test_third_point_is_skipped_for_all_ranks_and_reported_until_one_is_st
     node.lifecycle.uploaded(node.lifecycle._linked[JOB, Point(5, 1), 0], None)
     node.seal(25)
     assert sorted(node.queued) == [(25, rank) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(("left", "queued"), [(1, [(5, 0)]), (2, [])])
+def test_agent_that_restarts_without_workers_uploads_what_the_last_ones_left(
+    tmp_path, left, queued
+):
+    """The job waits for nodes, say, and is paused: its last step would be lost with the node."""
+    write_snapshot(tmp_path, step=5, rank=0)
+    node = Node(tmp_path)
+    node.workers.generation, node.state.left = 0, left
+    node.lifecycle.resume()
+    node.lifecycle.upload_now(JOB, Point(5, 1))
+    assert node.queued == queued
 
 
 def test_troubles_end_with_their_generation_and_are_told_again(node):
