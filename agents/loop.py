@@ -31,6 +31,7 @@ from agents.core.model import (
     StoreOrder,
     Ticked,
 )
+from agents.daemon.atomic_file import said_of
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
@@ -49,6 +50,8 @@ log = structlog.get_logger("sailor-agent")
 TICK_S = 0.1
 MEASURE_TICKS = 10
 """Ticks between two measurements of free memory, while a node lacks room for snapshots."""
+SAVE_AGAIN_S = 1.0
+"""Between two attempts to save the state on a full disk."""
 START_S = 20
 """Until the node is registered, each tick extends systemd's start timeout to this time from now."""
 
@@ -94,6 +97,8 @@ class AgentLoop:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """The agent may end: no worker needs it."""
     _is_ready: bool = False
+    _unsaved: str = ""
+    """Why the state could not be saved; empty: it could."""
     _status: str = ""
     """The line that `systemctl status` shows."""
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
@@ -118,14 +123,34 @@ class AgentLoop:
                     self.snapshots.report(self.state.job)
                 saved = updated(self.saved, self.state)
                 if saved != self.saved:
-                    # Written before any command is carried out: a restarted agent must know it.
-                    save(self.path, saved)
-                    self.saved = saved
+                    await self._save(saved)
                 for command in commands:
                     generation = None if self.state.gang is None else self.state.gang.generation
                     failpoint(type(command).__name__, generation)
                     self._perform(command, type(event).__name__)
                 self._notify_systemd(event)
+
+    async def _save(self, saved: SavedState) -> None:
+        """Save the state before any command is carried out: a restarted agent must know it.
+
+        Without room on the disk it waits: workers train on, and the node stays registered.
+        """
+        while True:
+            try:
+                save(self.path, saved)
+            except OSError as error:
+                why = said_of(error, self.path)
+                if why != self._unsaved:
+                    log.error("the node's state cannot be saved", why=why)
+                    self._unsaved = why
+            else:
+                self.saved, self._unsaved = saved, ""
+                return
+            if replace(saved, uploaded=self.saved.uploaded) == self.saved:
+                return  # The next agent process would upload it again.
+            notify(f"STATUS={self._unsaved}\nWATCHDOG=1")
+            self._status = ""
+            await asyncio.sleep(SAVE_AGAIN_S)
 
     def _notify_systemd(self, event: Event) -> None:
         """Send READY once registered; feed the watchdog from here, so that a stuck loop is seen."""

@@ -1,14 +1,25 @@
-"""What `systemctl status sailor-agent` shows."""
+"""What `systemctl status sailor-agent` shows, and an agent whose disk is full."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from agents.core.model import State
-from agents.loop import describe
-from tests.agents.core.life import NODE, NOW, idle, state
+from agents import loop
+from agents.core.model import Event, GenerationRead, State, UploadDone
+from agents.daemon.clock import Clock
+from agents.loop import AgentLoop, Current, describe
+from agents.protocol.records import GenerationRecord, Point, Report, Uploaded
+from agents.saved_state import SavedState, updated
+from tests.agents.core.life import JOB, NODE, NOW, G, idle, state
+from tests.processes import until
 
 STOPPED = replace(NODE, state="draining")
 
@@ -35,3 +46,58 @@ STOPPED = replace(NODE, state="draining")
 )
 def test_status_line_is_true(now: State, line: str) -> None:
     assert describe(now) == line
+
+
+@pytest.mark.asyncio
+async def test_agent_whose_disk_is_full_joins_no_generation_until_it_has_room(
+    tmp_path, monkeypatch
+):
+    """An agent that ended would end again at once, and the workers' node with it."""
+    attempts: list[SavedState] = []
+    has_room = False
+
+    def save(path: Path, saved: SavedState) -> None:
+        attempts.append(saved)
+        if not has_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(loop, "save", save)
+    monkeypatch.setattr(loop, "SAVE_AGAIN_S", 0.01)
+    sent: list[Report] = []
+    joined: list[GenerationRecord] = []
+
+    async def join(record: GenerationRecord) -> None:
+        joined.append(record)
+
+    def ignored(*_: object) -> None:
+        pass
+
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    parts: dict[str, Any] = {
+        "registration": SimpleNamespace(),
+        "gang": SimpleNamespace(begin=ignored),
+        "joiner": SimpleNamespace(join=join),
+        "snapshots": SimpleNamespace(begin=ignored),
+        "sender": SimpleNamespace(send=sent.append),
+    }
+    begun = idle()
+    agent = AgentLoop(
+        current=Current(begun), saved=updated(SavedState("boot", 1), begun), path=tmp_path / "x",
+        clock=Clock(), events=events, **parts,
+    )  # fmt: skip
+    running = asyncio.create_task(agent.run())
+    # What the next agent would do again is not worth waiting for.
+    vote = Uploaded(Point(40, 3), "3-40", 1, "", ())
+    events.put_nowait(UploadDone(NOW, JOB, vote))
+    await until(lambda: sent and sent[-1].uploaded == (vote,))
+    assert attempts
+    events.put_nowait(GenerationRead(NOW, replace(G, number=4)))
+    attempts.clear()
+    await until(lambda: [each for each in attempts if each.generation == 4][2:])
+    assert joined == []
+    has_room = True
+    await until(lambda: joined)
+    assert agent.saved.generation == 4
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
