@@ -247,7 +247,7 @@ async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeyp
     finally:
         answers.set()
     assert [vote.point.step for vote in run.votes] == [7]
-    assert run.ended == len(old) + 1
+    assert run.ended > 1, "one of those that hang was given up"
 
 
 @pytest.mark.asyncio
