@@ -18,7 +18,7 @@ from sailord.capacity.core.model import CapacityPolicy
 from sailord.core.model.options import Options
 from sailord.network.core.model import NetworkPolicy
 from sailord.notify.message_formats import FORMATS, KINDS, Format
-from sailord.providers.config import ProviderConfig, StaticConfig, read_provider
+from sailord.providers.config import ProviderConfig, read_provider
 from sailord.providers.gce.config import GceConfig, read_key_source
 from sailord.tokens import read_tokens
 from simulator.cluster.cluster import Cluster
@@ -165,9 +165,9 @@ def load_config(path: Path) -> Config:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
     options = replace(options, reserve_s=0.0 if provider is None else capacity.reserve_s)
-    if options.share and provider is not None and not isinstance(provider, StaticConfig):
-        cure = "leave share out, or rent no instances: it is not built for both"
-        problems.add(top.place_of("options"), "share is set, and a provider rents instances", cure)
+    if options.share and provider is not None:
+        cure = "leave one of them out: nodes of a provider are not shared yet"
+        problems.add(top.place_of("options"), "share is set, and there is a [provider]", cure)
     is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
     if isinstance(provider, GceConfig) and is_unbounded:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"

@@ -125,6 +125,10 @@ def _take_over(state: State, event: events.Elected) -> Step:
     for other in live[1:]:  # An older version, or one whose jobs share, leaves several.
         taken, written = _back_in_queue(taken, other, f"{live[0].id} has the cluster")
         commands += written
+    for job in [*taken.jobs.values()]:
+        if not (state.options.share and job.state in LIVE):  # It has no part any more.
+            taken, written = write_job(taken, replace(job, part=None, coming=()))
+            commands += written
     taken, heard = _note_orders(taken, event.orders)
     return Step(_still_held(taken), (*commands, *heard))
 

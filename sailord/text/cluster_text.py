@@ -50,7 +50,7 @@ def status_text(status: dict[str, Any]) -> str:
     if refused := refused_line(status):
         lines.append(f"refused     {refused}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
-    lines += _beside_lines(status.get("running", ()), status["job"])
+    lines += beside_lines(status.get("running", ()), status["job"])
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
@@ -383,7 +383,7 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
 
 
-def _beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
+def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
     """Return the jobs that share the cluster with the one that is shown above."""
     lines = []
     for each in running:

@@ -100,7 +100,7 @@ def test_a_second_sailord_on_the_same_folder_is_refused(place):
     assert len(taken.id) == 32
 
 
-def test_jobs_do_not_share_what_is_rented(place):
+def test_jobs_do_not_share_the_nodes_of_a_provider(place):
     file = place.config
     begin = file.read_text().replace("[options]\n", "[options]\nshare = true\n")
     file.write_text(begin)
@@ -112,7 +112,7 @@ def test_jobs_do_not_share_what_is_rented(place):
     file.write_text(
         f'{begin}\n[provider]\nkind = "emulated"\nfolder = "rented"\nagent = "agent.toml"\n{pool}'
     )
-    with pytest.raises(InputError, match="share is set, and a provider rents"):
+    with pytest.raises(InputError, match="share is set, and there is a"):
         load_config(file)
     file.write_text(begin.replace("share = true", "share = 1"))
     with pytest.raises(InputError, match="share"):

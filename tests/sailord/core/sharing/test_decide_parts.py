@@ -316,3 +316,15 @@ def test_a_held_job_keeps_its_part_and_a_newcomer_gets_of_the_others():
     parts, _ = act(parts, JobSubmitted(NOW + 40, third), Ticked(NOW + 41))
     assert parts.handover is not None
     assert parts.handover.nodes == (C,)
+
+
+def test_what_an_older_sailord_left_of_a_part_is_forgotten():
+    """It keeps fields that it does not know, and follows none of them."""
+    left = job(OTHER, "queued", part=(C, D), coming=(A,))
+    for options in (SHARED, Options()):
+        parts, commands = elected(job(), left, options=options)
+        assert parts.first.jobs[OTHER] == job(OTHER, "queued")
+        assert WriteJob(job(OTHER, "queued")) in commands
+    parts, _ = elected(job(part=(C, D)), options=Options())
+    assert parts.first.job == job()
+    assert sorted(parts.first.nodes) == [A, B, C, D]
