@@ -33,9 +33,8 @@ ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 Taking = Literal[
     "idle", "fetching", "rebuilding", "verifying", "running", "stopped", "broken", "failed"
 ]
-"""What a node does in its generation. ``stopped``: parked at the end of a step, with everything
-sealed. ``broken``: it lost the connection to a peer, is healthy itself, and waits for the leader.
-``failed``: one of its processes has ended or cannot go on."""
+"""What a node does in its generation. ``stopped``: parked at the end of a step, all sealed.
+``broken``: it lost a peer, is healthy, waits for the leader. ``failed``: a process has ended."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -458,6 +457,8 @@ class JobRecord:
     """The nodes that it has, while other jobs run beside it; ``None``: all that no other has."""
     coming: tuple[NodeId, ...] = ()
     """Nodes of other jobs that drain to go to it."""
+    weight: float = 1.0
+    """How large its part should be, beside those of other jobs."""
 
 
 OrderKind = Literal[
@@ -490,8 +491,7 @@ class Order:
     durable: Durable | None = None
     """For a rollback: the checkpoint to go back to."""
     life: str = ""
-    """For a node: the id that a name stood for when a leader first saw this. It does not apply to a
-    node that registers later under that name."""
+    """For a node: the id that a name stood for when a leader first saw this; no later one."""
     wrong_bits: bool = False
     """For a quarantine: of a node whose bits were contradicted, not of a straggler."""
     of_notice: bool = False

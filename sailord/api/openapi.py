@@ -49,6 +49,7 @@ BODIES: dict[str, Any] = {
         id=_NAME,
         resume={"type": "string", "description": "A durable step, or newest."},
         priority={"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
+        weight={"type": "number", "minimum": 0.001, "maximum": 1000},
     ),
     "Order": _object(
         id=_NAME,

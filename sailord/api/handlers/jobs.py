@@ -50,6 +50,7 @@ from simulator.spec.job import Work
 from worker.checkpoint.capacity_check import usual_room
 
 PRIORITY_MAX = 1_000_000
+WEIGHT_MIN = 0.001
 END_S = 8.0
 """How long a submission waits to hear how soon, and for how much, a job could be done."""
 
@@ -63,7 +64,7 @@ async def list_jobs(request: web.Request) -> web.Response:
 async def submit_job(request: web.Request) -> web.Response:
     """Submit a job to the queue."""
     api = request.app[CONTEXT]
-    kinds = {"job": str, "id": str, "priority": int, "resume": str}
+    kinds = {"job": str, "id": str, "priority": int, "resume": str, "weight": float}
     body = await read_object(request, kinds, ("job",))
     job = await asyncio.to_thread(read_job, body["job"])
     id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
@@ -72,6 +73,10 @@ async def submit_job(request: web.Request) -> web.Response:
     if abs(priority) > PRIORITY_MAX:
         cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
         raise InputError(Problem("priority", "out of range", cure))
+    weight = float(body.get("weight", 1.0))
+    if not WEIGHT_MIN <= weight <= 1 / WEIGHT_MIN:
+        cure = f"give a number from {WEIGHT_MIN:g} to {1 / WEIGHT_MIN:g}"
+        raise InputError(Problem("weight", "out of range", cure))
     if job.objective.deadline is not None and job.steps is None:
         what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
         raise InputError(Problem("objective.deadline", what, cure))
@@ -98,7 +103,7 @@ async def submit_job(request: web.Request) -> web.Response:
     record = JobRecord(
         id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill,
         deadline=None if deadline is None else datetime.fromisoformat(deadline).timestamp(),
-        begun=0 if durable is None else durable.point.step,
+        begun=0 if durable is None else durable.point.step, weight=weight,
     )  # fmt: skip
     if not await api.gateway.submit(record, body["job"], durable):
         cure = "use another id"

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from sailord.cli.shared.described_job import JobFile, takes_script
-from sailord.cli.shared.options import FILE, show
+from sailord.cli.shared.options import FILE, FiniteRange, show
 from sailord.cli.shared.server import server_command
 from sailord.client import Client, ServerProblem, part
 from sailord.text import cluster_text as text
@@ -28,6 +28,11 @@ _NAME_MAX = 60
     help="The job's name; default: the name that FILE gives, or its file name, and six hex digits.",
 )
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
+@click.option(
+    "--weight",
+    type=FiniteRange(0.001, 1000.0),
+    help="How large its part is beside other jobs that share the cluster; default: 1.",
+)
 @click.option(
     "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
 )
@@ -61,6 +66,7 @@ def submit(
     job: JobFile,
     id_: str | None,
     priority: int,
+    weight: float | None,
     resume: str | None,
     setup: tuple[str, ...],
     secret: tuple[str, ...],
@@ -89,7 +95,7 @@ def submit(
         spec = submitted_script(client, job, options)
     else:
         spec = job.text()
-    given = {"id": id_ or _generated_id(spec, job.path), "resume": resume}
+    given = {"id": id_ or _generated_id(spec, job.path), "resume": resume, "weight": weight}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
         queued = client.order("/v1/jobs", body)

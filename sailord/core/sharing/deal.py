@@ -1,8 +1,8 @@
-"""What should change hands: each job that can run has about as many nodes as each other.
+"""What should change hands: each job that can run has about as many nodes as its weight says.
 
-Jobs come to their parts in the order of the queue. Nodes go from the largest part to the smallest
-where these differ by two or more, so that the deals end. A job without a plan for its part goes
-back to the queue, and tries again once there are more nodes.
+Jobs come to their parts in the order of the queue. Nodes go from the largest part, by weight, to
+the smallest, and only as many as leave the order of the two as it was, so that the deals end. A job
+without a plan for its part goes back to the queue, and tries again once there are more nodes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,14 @@ def _for_newcomer(parts: Parts) -> Wanted | None:
     count = sum(len(nodes_of(part)) for part in there)
     if count <= len(there) or nodes_in_all(parts) <= parts.too_few.get(job.id, 0):
         return None
-    left = {part.job.id: list(_to_give(part)) for part in there}
+    left = {part.job: list(_to_give(part)) for part in there}
+    weights = job.weight + sum(each.weight for each in left)
     given: list[NodeId] = []
-    while len(given) < count // (len(there) + 1):
-        largest = max(left, key=lambda id_: (len(left[id_]), id_))
+    while len(given) < max(1, int(count * job.weight / weights)):
+        givers = [each for each in left if len(left[each]) > 1]
+        if not givers:
+            break
+        largest = max(givers, key=lambda each: (len(left[each]) / each.weight, each.id))
         given.append(left[largest].pop(0))
     return job.id, tuple(given)
 
@@ -69,18 +73,30 @@ def _to_the_smallest(parts: Parts) -> Wanted | None:
     receivers = [part for part in parts.all() if _grows(part)] if parts.others else []
     if not receivers:
         return None
-    smallest = min(receivers, key=lambda part: (len(nodes_of(part)), queue_order(part.job)))
-    size = len(nodes_of(smallest))
+    smallest = min(receivers, key=lambda part: (_size(part), queue_order(part.job)))
     if parts.first.active is None:
         free = _to_give(parts.first)
         return (smallest.job.id, free) if free and next_in_queue(parts.first) is None else None
     givers = [part for part in parts.all() if part.active is not None and _trains(part)]
-    largest = max(givers, key=lambda part: len(nodes_of(part)), default=None)
-    if largest is None or len(nodes_of(largest)) < size + 2:
+    largest = max(givers, key=_size, default=None)
+    count = 0 if largest is None else _surplus(largest, smallest)
+    if largest is None or count < 1:
         return None
     if nodes_in_all(parts) <= parts.too_few.get(smallest.job.id, 0):
         return None
-    return smallest.job.id, _to_give(largest)[: (len(nodes_of(largest)) - size) // 2]
+    return smallest.job.id, _to_give(largest)[:count]
+
+
+def _size(part: State) -> float:
+    """Return how many nodes a part has for each unit of its job's weight."""
+    return len(nodes_of(part)) / part.job.weight
+
+
+def _surplus(larger: State, smaller: State) -> int:
+    """Return how many nodes may go without making the smaller part the larger one."""
+    has, gets = len(nodes_of(larger)), len(nodes_of(smaller))
+    heavy, light = larger.job.weight, smaller.job.weight
+    return min(int((has * light - gets * heavy) / (heavy + light)), has - 1)
 
 
 def _to_give(part: State) -> tuple[NodeId, ...]:

@@ -328,3 +328,25 @@ def test_what_an_older_sailord_left_of_a_part_is_forgotten():
     parts, _ = elected(job(part=(C, D)), options=Options())
     assert parts.first.job == job()
     assert sorted(parts.first.nodes) == [A, B, C, D]
+
+
+@pytest.mark.parametrize(("weight", "given"), [(0.1, 1), (1.0, 2), (3.0, 3), (100.0, 3)])
+def test_a_newcomer_gets_nodes_by_its_weight_and_leaves_one_to_each(weight, given):
+    weighed = job(OTHER, "queued", weight=weight)
+    parts, _ = act(running(), JobSubmitted(NOW + 40, weighed), Ticked(NOW + 41))
+    assert parts.handover is not None
+    assert len(parts.handover.nodes) == given
+
+
+@pytest.mark.parametrize(("weight", "given"), [(1.0, 1), (3.0, 2), (0.3, 0)])
+def test_the_largest_part_by_weight_gives_to_the_smallest(weight, given):
+    """And stays the larger one, so that no node comes back."""
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(D,), weight=weight),
+        generations=(generation(A, B, C),),
+        durables=((JOB, durable(10)),),
+    )
+    reports = [says(id_, "running", 40, 3) for id_ in (A, B, C)]
+    parts, _ = act(parts, Reported(NOW + 1, reports[0], tuple(reports[1:])), Ticked(NOW + 40))
+    assert len(() if parts.handover is None else parts.handover.nodes) == given
