@@ -10,7 +10,8 @@ from typing import Any
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_file import Header
 from worker.control import worker_process
-from worker.training.trainer import RankTrainer, StepReport
+from worker.training.step_report import StepReport
+from worker.training.trainer import RankTrainer
 
 SEAL_S = "SAILOR_TEST_SEAL_S"
 STEP_S = "SAILOR_TEST_STEP_S"

@@ -23,7 +23,8 @@ from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.precision import Precision
-from worker.training.trainer import RankTrainer, StepReport
+from worker.training.step_report import StepReport
+from worker.training.trainer import RankTrainer
 
 HERE = Place("cpu", "local", "local")
 

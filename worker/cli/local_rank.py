@@ -36,7 +36,8 @@ from worker.profiling.timeline import Recorder
 from worker.script.open_job import open_module
 from worker.script.script_error import print_script_traceback
 from worker.training.full_tensors import RankTensors, rank_tensors
-from worker.training.trainer import NotANumberError, RankTrainer, StepReport
+from worker.training.step_report import StepReport
+from worker.training.trainer import NotANumberError, RankTrainer
 
 DEADLINE_S = 600.0
 """Seconds that a rank waits for a peer that is not known to be lost."""

@@ -13,7 +13,7 @@ from typing import Any
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.engines.interface import TrainingEngine
-from worker.training.trainer import StepReport
+from worker.training.step_report import StepReport
 
 OF_ONE_GENERATION = (
     *("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew", "contradicted"),

@@ -47,7 +47,8 @@ from worker.profiling.kept_steps import timer_of_rank
 from worker.profiling.timeline import Recorder
 from worker.script.script_error import print_script_traceback, script_line, sentence
 from worker.training.snapshot_hook import ReplicaMismatchError
-from worker.training.trainer import NotANumberError, RankTrainer, StepReport, finite
+from worker.training.step_report import StepReport, finite
+from worker.training.trainer import NotANumberError, RankTrainer
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class ReadAhead:
         if processes:
             self._shelf.source = LoaderProcesses(source, self._shelf.after, processes)
         self._check = check
+        self.waited_s = 0.0
+        """How long the rank has waited for samples."""
         # The thread refers to the shelf only, so it ends when this object is deleted. Do not wait
         # for it then: the caller may hold a lock that the thread waits for.
         weakref.finalize(self, self._shelf.end).atexit = False
@@ -51,7 +54,10 @@ class ReadAhead:
     def batch(self, step: int, positions: range) -> Samples:
         """Return a micro batch; waits until it is loaded."""
         assert positions in self._shelf.positions, "a rank's micro batches are known beforehand"
-        return self._shelf.take((step, positions), self._check)
+        begun_s = time.perf_counter()
+        found = self._shelf.take((step, positions), self._check)
+        self.waited_s += time.perf_counter() - begun_s
+        return found
 
     def close(self) -> None:
         """Stop loading; wait for the micro batch that is being loaded."""

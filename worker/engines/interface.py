@@ -15,7 +15,8 @@ from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
 from worker.training.snapshot_hook import SnapshotHook
-from worker.training.trainer import StepReport, TrainingProgress
+from worker.training.step_report import StepReport
+from worker.training.trainer import TrainingProgress
 
 
 class TrainingEngine(Protocol):

@@ -78,14 +78,16 @@ def _in_words(line: dict[str, Any]) -> str:
     loss, norm = (
         "none" if line[key] is None else f"{line[key]:.5f}" for key in ("loss", "grad_norm")
     )
-    skipped = ""
+    more = ""
     if line.get("skipped"):
-        skipped = f"  skipped: not finite ({line['skipped_steps']} so far)"
+        more = f"  skipped: not finite ({line['skipped_steps']} so far)"
     elif line["skipped_steps"]:
-        skipped = f"  {line['skipped_steps']} skipped so far"
+        more = f"  {line['skipped_steps']} skipped so far"
+    if "data_wait_s" in line:
+        more += f"  waited {line['data_wait_s'] / line['seconds']:.0%} of it for data"
     return (
         f"step {line['step']:<6} loss {loss:<10} norm {norm:<9} lr {line['learning_rate']:<8.3g} "
-        f"{_rate(line):<16}  {line['seconds']:.3f} s  {line['sample_hash']}{skipped}"
+        f"{_rate(line):<16}  {line['seconds']:.3f} s  {line['sample_hash']}{more}"
     )
 
 

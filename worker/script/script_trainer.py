@@ -28,7 +28,8 @@ from worker.script.losses import Loss
 from worker.script.one_rank_plan import one_rank_plan
 from worker.script.recipe import Callback, Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
-from worker.training.trainer import RankTrainer, StepReport
+from worker.training.step_report import StepReport
+from worker.training.trainer import RankTrainer
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]

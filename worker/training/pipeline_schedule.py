@@ -174,6 +174,11 @@ class PipelineRank:
             self._input_gradients.finish()
         return consumed
 
+    @property
+    def waited_for_data_s(self) -> float:
+        """How long this rank has waited for samples in all its steps."""
+        return self._data.waited_s
+
     def first_bad_layer(self, step: int) -> int | None:
         """Repeat the forward passes and return the first layer here with a non-finite output."""
         found: list[int] = []

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +52,7 @@ from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, on_device, precision_of
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
+from worker.training.step_report import StepReport
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
 from worker.training.utilization import seconds_at_peak
 from worker.training.zero1 import Zero1Update, owned_buckets
@@ -96,61 +96,6 @@ class TrainingProgress:
         return replace(self, data=data)
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """The result of one step; all but ``seconds`` and ``at_peak_s`` is the same on every rank."""
-
-    step: int  # Steps done before this one.
-    loss: float
-    grad_norm: float
-    samples: int
-    seconds: float
-    sample_hash: str
-    label_tokens: int
-    learning_rate: float
-    skipped: bool
-    """The loss or a gradient was not finite, so the weights are as before."""
-    skipped_steps: int
-    """How many steps of the run were skipped so far."""
-    stop: bool
-    at_peak_s: float | None = None
-    """How long the step would take at the GPUs' peak; ``None``: that is not known."""
-
-    @property
-    def mfu(self) -> float | None:
-        """The part of the GPUs' peak that was used: model FLOPs utilization."""
-        return None if self.at_peak_s is None else self.at_peak_s / self.seconds
-
-    def figures(self) -> dict[str, float]:
-        """Return what loggers write of a step."""
-        found = {
-            "loss": self.loss,
-            "learning_rate": self.learning_rate,
-            "grad_norm": self.grad_norm,
-            "samples_per_s": self.samples / self.seconds,
-            "skipped_steps": self.skipped_steps,
-        }
-        if self.label_tokens != self.samples:
-            found["tokens_per_s"] = self.label_tokens / self.seconds
-        return found if self.mfu is None else {**found, "mfu": self.mfu}
-
-    def line(self) -> dict[str, Any]:
-        """Return what is printed of a step, as JSON: a number that is not finite is ``None``."""
-        line: dict[str, Any] = {"step": self.step, **self.figures(), "samples": self.samples}
-        line |= {"seconds": self.seconds, "sample_hash": self.sample_hash}
-        if self.skipped:
-            line["skipped"] = True
-        return finite(line)
-
-
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace numbers that JSON does not have."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
-
-
 class RankTrainer:
     """One rank of a plan, ready for the next step."""
 
@@ -182,6 +127,8 @@ class RankTrainer:
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._begin_s, self._summed = 0.0, -1
         """When the last step began, and the one whose gradients are complete here."""
+        self._waited_s = 0.0
+        """How long this rank had waited for samples when the last step began."""
         self.update_complete = True
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
@@ -285,6 +232,7 @@ class RankTrainer:
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
         self._begin_s = time.perf_counter()
+        self._waited_s = self._pipeline.waited_for_data_s
         before = self.progress
         self.recorder.at_step(before.step)
         self._busy.begin_step(before.step)
@@ -397,6 +345,7 @@ class RankTrainer:
             skipped_steps=self.progress.step - self.progress.updates,
             stop=totals.stop,
             at_peak_s=self._at_peak_s,
+            data_wait_s=self._pipeline.waited_for_data_s - self._waited_s,
         )
 
     def _schedules(self, step: int) -> tuple[float, ...]:

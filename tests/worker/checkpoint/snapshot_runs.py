@@ -24,7 +24,8 @@ from worker.checkpoint.snapshots.snapshot_manager import (
 )
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
-from worker.training.trainer import RankTrainer, StepReport
+from worker.training.step_report import StepReport
+from worker.training.trainer import RankTrainer
 
 NODES = ("n0", "n1", "n2")
 

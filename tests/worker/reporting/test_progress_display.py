@@ -37,6 +37,7 @@ class Terminal(io.StringIO):
         ({"tokens_per_s": 4321.0}, "4,321 tokens/s    1.500 s"),
         ({"tokens_per_s": 4321.0, "mfu": 0.384}, "4,321 tokens/s, 38% MFU  1.500 s"),
         ({"skipped_steps": 2}, "25ed6bef4b83dd0d  2 skipped so far"),
+        ({"data_wait_s": 0.4, "seconds": 0.5}, "25ed6bef4b83dd0d  waited 80% of it for data"),
         ({"skipped_steps": 2, "skipped": True}, "  skipped: not finite (2 so far)"),
         ({"loss": None, "grad_norm": None}, "loss none       norm none"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -174,3 +175,22 @@ def test_a_batch_without_labels_needs_a_loss():
     trainer = sailor.Trainer(module, [torch.ones(2)] * 4, batch_size=2, steps=1)
     with pytest.raises(InputError, match="loss: has no default for a batch without labels"):
         trainer.train()
+
+
+class Slow:
+    """Samples whose loading takes longer than a step."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.ones(2), index % 2
+
+
+def test_steps_tell_of_their_wait_for_samples(capsys):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trainer = sailor.Trainer(module, Slow(), batch_size=2, steps=4)
+    trainer.train()
+    assert all(report.data_wait_s > 0 for report in trainer.history)
+    assert "of it for data" in capsys.readouterr().out

@@ -40,7 +40,8 @@ from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate
 from worker.training.precision import LossScale, precision_of
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
-from worker.training.trainer import NotANumberError, StepReport, TrainingProgress
+from worker.training.step_report import StepReport
+from worker.training.trainer import NotANumberError, TrainingProgress
 from worker.training.utilization import seconds_at_peak
 
 

@@ -36,7 +36,8 @@ from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_te
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
 from worker.training.snapshot_hook import NoSnapshots, ReplicaMismatchError, SnapshotHook
-from worker.training.trainer import NotANumberError, StepReport, TrainingProgress
+from worker.training.step_report import StepReport
+from worker.training.trainer import NotANumberError, TrainingProgress
 from worker.training.zero1 import owned_buckets
 
 
