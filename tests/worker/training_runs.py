@@ -148,8 +148,8 @@ def trained(
                     disagreements.append(f"step {step}: rank {rank} has another {key}")
     for _, reports, _, _ in ranks:
         # As text, in which NaN equals NaN.
-        assert [str(replace(r, seconds=0)) for r in reports] == [
-            str(replace(r, seconds=0)) for r in ranks[0][1]
+        assert [str(replace(r, seconds=0, data_wait_s=0)) for r in reports] == [
+            str(replace(r, seconds=0, data_wait_s=0)) for r in ranks[0][1]
         ]
     state = merge_ranks([pieces for _, _, _, pieces in ranks], tensors_of(job))
     return Run(ranks[0][1], state, disagreements, [rank[0] for rank in ranks])

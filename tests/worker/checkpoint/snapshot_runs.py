@@ -95,7 +95,7 @@ def train(
         keeper.replicated(10**9)
         reports = []
         for _ in range(steps):
-            reports.append(replace(trainer.step(), seconds=0.0))
+            reports.append(replace(trainer.step(), seconds=0.0, data_wait_s=0.0))
             keeper.after_step()
         keeper.seal_at_stop(persist=False)
         keeper.close()

@@ -162,7 +162,7 @@ def train(job: Job, plan: Plan, steps: int, state=None):
         trainer = RankTrainer(job, plan, transport.rank, transport, data)
         if state is not None:
             trainer.restore(*state)
-        reports = [replace(trainer.step(), seconds=0.0) for _ in range(steps)]
+        reports = [replace(trainer.step(), seconds=0.0, data_wait_s=0.0) for _ in range(steps)]
         return reports, rank_tensors(trainer.buffers.values()), trainer
 
     done = run_as_threads(plan.device_count, body)
