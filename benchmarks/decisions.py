@@ -1,6 +1,7 @@
-"""What each thing that ``plan --allow`` names brings, on random cases with few micro batches.
+"""What each thing that ``plan --allow`` names brings, on random cases.
 
-    python benchmarks/decisions.py zero-bubble|interleaved|sequence [--cases N] [--first N]
+    python benchmarks/decisions.py zero-bubble|zero1|interleaved|sequence
+        [--cases N] [--first N] [--samples N [N ...]]
 
 One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
 taken if simple plans are preferred; the certified gap of a question without and with it, where the
@@ -34,8 +35,8 @@ LARGE_MODELS = ("opt-6.7b", "llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b
 ZONE = "us-central1-a"
 
 
-def question_of(seed: int) -> Question:
-    """One or two kinds of GPUs in a zone, 8 to 64 in all, with one to eight samples for each."""
+def question_of(seed: int, samples: list[int]) -> Question:
+    """One or two kinds of GPUs in a zone, 4 to 64 in all, with one of these samples for each."""
     rng = random.Random(f"decisions {seed}")
     kinds = rng.sample(MACHINES, rng.choice([1, 1, 2]))
     pools = []
@@ -52,7 +53,7 @@ def question_of(seed: int) -> Question:
     job = Job(
         f"case-{seed}",
         model,
-        global_batch=sum(pool.gpus for pool in pools) * rng.choice([1, 2, 4, 8]),
+        global_batch=sum(pool.gpus for pool in pools) * rng.choice(samples),
         sequence=min(2048, model.sequence_max),
         precision="fp16",
         optimizer="adam",
@@ -91,9 +92,9 @@ def has(plan: Plan | None, name: Allowed) -> bool:
     return plan.sequence_parallel if name == "sequence" else plan.schedule == name
 
 
-def allowed_row(seed: int, name: Allowed) -> tuple[list[str], float | None]:
+def allowed_row(seed: int, name: Allowed, samples: list[int]) -> tuple[list[str], float | None]:
     """The line of a case for what jobs may allow, and the time with it by the time without."""
-    question = large_question_of(seed) if name == "sequence" else question_of(seed)
+    question = large_question_of(seed) if name == "sequence" else question_of(seed, samples)
     question = replace(question, is_bounded=False)
     job = question.job
     objective = replace(job.objective, allow=(name,))
@@ -121,16 +122,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", choices=(*TRIED, *ALLOWED))
     parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--samples", type=int, nargs="+", default=[1, 2, 4, 8])
     asked = parser.parse_args(arguments)
     rows, ratios = [], []
     for seed in range(asked.first, asked.first + asked.cases):
         if asked.name in ALLOWED:
-            row, ratio = allowed_row(seed, asked.name)
+            row, ratio = allowed_row(seed, asked.name, asked.samples)
             rows.append(row)
             ratios += [] if ratio is None else [ratio]
             print(" ".join(row), file=sys.stderr, flush=True)
             continue
-        question = question_of(seed)
+        question = question_of(seed, asked.samples)
         plain, plain_s = _timed(question)
         found, found_s = _timed(replace(question, tries=(asked.name,), prefer="simple"))
         cluster = " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools)

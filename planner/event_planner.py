@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from planner.either_zero import better_zero
 from planner.explain.reasons import explain_event
 from planner.formula_planner import formula_search
 from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, mix_of_shape
@@ -21,6 +22,7 @@ from planner.problem.question import (
     DEFAULT_BUDGETS,
     OUTSIDE,
     SEARCHED,
+    STOPPED,
     Answer,
     BestByEstimate,
     Gain,
@@ -53,8 +55,6 @@ GAP_TIMES = 10
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 NO_BOUNDS = Bounds(0.0, 0.0)
-STOPPED = "stopped before its end"
-"""The note of an answer after an interruption."""
 
 _T = TypeVar("_T")
 
@@ -71,6 +71,16 @@ def plan_by_events(
                 "use --estimator paper, or --space full",
             )
         )
+    if "zero1" in question.tries:
+        return better_zero(
+            question, lambda each, known: _answered(each, lots, limits, known), cache
+        )
+    return _answered(question, lots, limits, cache)
+
+
+def _answered(
+    question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
+) -> Answer:
     asked = _Asked(question, lots, limits, cache)
     try:
         asked.find()

@@ -22,7 +22,8 @@ GIVEN_AWAY_MAX = 0.05
 TIME_WEIGHT = 2
 """A plan that takes 1 % longer has to save this many percent of the dollars."""
 SIMPLICITY = ("stages", "GPU kinds", "zones", "TP degrees")
-"""What is counted, most important first; then come uneven layers, and divided backwards."""
+"""What is counted, most important first; then come uneven layers, divided backwards, and
+another ZeRO stage than the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def preferred(best: _Plan, others: Iterable[_Plan], goal: Goal) -> _Plan:
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
-    """Counts of each of ``SIMPLICITY``, uneven layers, divided backwards; smaller is simpler."""
+    """Counts of each of ``SIMPLICITY``, and of what comes then; smaller is simpler."""
     stages = {stage for pipeline in plan.pipelines for stage in pipeline.stages}
     places = {place for stage in stages for place in stage.places}
     return (
@@ -126,6 +127,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
         len({stage.tp for stage in stages}),
         _uneven_cuts(plan),
         int(plan.schedule == "zero-bubble"),
+        int(plan.zero is not None),
     )
 
 
@@ -140,7 +142,7 @@ def _uneven_cuts(plan: Plan) -> int:
 
 def simpler_by(one: Plan, other: Plan) -> str:
     """What one plan has less of than another, such as "1 zone instead of 2"; empty: nothing."""
-    *counts, uneven, divided = zip(simplicity(one), simplicity(other), strict=True)
+    *counts, uneven, divided, other_zero = zip(simplicity(one), simplicity(other), strict=True)
     said = [
         f"{less} {name.removesuffix('s') if less == 1 else name} instead of {more}"
         for name, (less, more) in zip(SIMPLICITY, counts, strict=True)
@@ -148,4 +150,5 @@ def simpler_by(one: Plan, other: Plan) -> str:
     ]
     said += ["more even layers"] if uneven[0] < uneven[1] else []
     said += ["whole backwards"] if divided[0] < divided[1] else []
+    said += ["the job's ZeRO stage"] if other_zero[0] < other_zero[1] else []
     return ", ".join(said)

@@ -34,13 +34,18 @@ OUTSIDE = {
     "sequence": "the ranks of the plan itself share tokens, so it is outside",
 }
 """Added to the space where the bounds do not cover the plan, by what it has."""
-Tried = Literal["zero-bubble"]
-TRIED: tuple[Tried, ...] = ("zero-bubble",)
+Tried = Literal["zero-bubble", "zero1"]
+TRIED: tuple[Tried, ...] = ("zero-bubble", "zero1")
 """What a plan may have only if the question asks what it would bring."""
 CANNOT_RUN: Mapping[Tried, str] = {
     "zero-bubble": "such plans cannot be submitted: no runtime runs them yet",
+    "zero1": "no plan of a submitted job overrides training.zero: change it in the job",
 }
 """Why no submitted job gets such a plan."""
+EITHER_ZERO = "ZeRO-1 on or off"
+"""Added to the space where the bounds cover both."""
+STOPPED = "stopped before its end"
+"""The note of an answer after an interruption."""
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 

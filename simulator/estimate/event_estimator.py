@@ -76,7 +76,9 @@ class EventEstimator:
 
     def costs_of(self, plan: Plan) -> LayerCosts:
         """Return the layer costs of a plan."""
-        return self.costs_if(shares_tokens=plan.sequence_parallel)
+        if plan.zero is None or plan.zero == self.costs.job.zero:
+            return self.costs_if(shares_tokens=plan.sequence_parallel)
+        return self._with_other_zero.costs_if(shares_tokens=plan.sequence_parallel)
 
     def costs_if(self, *, shares_tokens: bool) -> LayerCosts:
         """Return the layer costs with or without sequence parallelism."""
@@ -85,6 +87,11 @@ class EventEstimator:
     @cached_property
     def _shared_token_costs(self) -> SharedTokenCosts:
         return SharedTokenCosts(self.costs)
+
+    @cached_property
+    def _with_other_zero(self) -> EventEstimator:
+        """The estimator of the same job under the other ZeRO stage."""
+        return EventEstimator(self.costs.with_other_zero(), self.network, self.sites)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan that ``check_plan`` has accepted."""
@@ -201,7 +208,11 @@ class EventEstimator:
 
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
         sync = GradientSync(
-            layout.groups.plan, layout, self.costs, self.network, hop_times=self._hop_times
+            layout.groups.plan,
+            layout,
+            self.costs_of(layout.groups.plan),
+            self.network,
+            hop_times=self._hop_times,
         )
         return sync.jobs(per_layer=self.overlaps)
 
@@ -314,7 +325,7 @@ class EventEstimator:
 
     def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
         """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""
-        costs = self.costs
+        costs = self.costs_of(groups.plan)
         per_parameter = np.array(
             [
                 costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter

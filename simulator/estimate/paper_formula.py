@@ -134,6 +134,8 @@ def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
         problems.add("schedule", what, cure)
     if plan.sequence_parallel:
         problems.add("sequence_parallel", "the paper estimator does not support it", cure)
+    if plan.zero is not None:
+        problems.add("zero", "the paper estimator does not shard moments", cure)
     shared = [stage.layers for stage in plan.pipelines[0].stages]
     for index, pipeline in enumerate(plan.pipelines):
         if [stage.layers for stage in pipeline.stages] != shared:

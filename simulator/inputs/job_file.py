@@ -18,6 +18,7 @@ from simulator.documents.files import Document, load_document
 from simulator.documents.problems import Problems
 from simulator.hardware.runtime_constants import RUNTIMES
 from simulator.inputs.model_section import TrainingSettings, model_tp_problem, read_model
+from simulator.inputs.plan_file import zero_stage
 from simulator.inputs.work_section import read_work
 from simulator.models.layers import PRECISIONS, Model
 from simulator.spec.job import (
@@ -144,7 +145,7 @@ def _training(table: Table) -> dict[str, Any]:
         "max_tp": table.integer("max_tp", default=1),
         "micro_batches": micro_batches,
         "flash_attention": table.flag("flash_attention", default=True),
-        "zero": table.value("zero", _zero_stage, default=0),
+        "zero": table.value("zero", zero_stage, default=0),
         "gradient_sync": table.choice("gradient_sync", GRADIENT_SYNCS, default="overlap"),
         "steps": table.integer("steps"),
         "learning_rate": table.number("learning_rate", default=3e-4, above=0),
@@ -199,13 +200,6 @@ def _check_micro_batches(
             f"holds no size that divides the global batch of {global_batch}",
             "add one that does, such as 1",
         )
-
-
-def _zero_stage(value: Any) -> Literal[0, 1]:
-    stage = valid_integer(value, 0, 3)
-    if stage > 1:
-        raise InvalidValue(f"is {stage}", "give 0 or 1; ZeRO stages 2 and 3 are not supported")
-    return 1 if stage else 0
 
 
 def _betas(value: Any) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from simulator.cluster.cluster import Cluster
 from simulator.documents.fields import (
@@ -77,12 +77,21 @@ def _plan(top: Table) -> Plan | None:
         )
     together = top.integer("together", most=DEGREE_MAX) if "together" in top else None
     shares = top.flag("sequence_parallel", default=False)
+    zero = top.value("zero", zero_stage)
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
     if size is None or len(whole) != len(pipelines):
         return None
-    return Plan(size, whole, schedule, virtual_stages, together, shares)
+    return Plan(size, whole, schedule, virtual_stages, together, shares, zero)
+
+
+def zero_stage(value: Any) -> Literal[0, 1]:
+    """Read a ZeRO stage."""
+    stage = valid_integer(value, 0, 3)
+    if stage > 1:
+        raise InvalidValue(f"is {stage}", "give 0 or 1; ZeRO stages 2 and 3 are not supported")
+    return 1 if stage else 0
 
 
 def _pipeline(table: Table) -> Pipeline | None:
@@ -221,6 +230,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         written["together"] = plan.together
     if plan.sequence_parallel:
         written["sequence_parallel"] = True
+    if plan.zero is not None:
+        written["zero"] = plan.zero
     written["pipelines"] = [
         {
             "micro_batches": pipeline.micro_batches,

@@ -78,6 +78,17 @@ class LayerCosts:
             network=self._network,
         )
 
+    def with_other_zero(self) -> LayerCosts:
+        """Return the costs of the same job under the other ZeRO stage."""
+        return LayerCosts(
+            replace(self.job, zero=0 if self.job.zero else 1),
+            profile=self.profile,
+            catalogue=self._catalogue,
+            network=self._network,
+            hints=self.hints,
+            live=self._live,
+        )
+
     def _check_profile(self) -> None:
         profile = self.profile
         if profile is None or len(profile.layer_names) == self.layer_count:

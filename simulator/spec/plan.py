@@ -119,6 +119,8 @@ class Plan:
     for all. With 1, the stages of each pipeline are side by side. Named nodes go before."""
     sequence_parallel: bool = False
     """The ranks of a stage with a TP degree above 1 share the tokens between split parts."""
+    zero: Literal[0, 1] | None = None
+    """The ZeRO stage; ``None``: that of the job."""
 
     @property
     def samples_per_iteration(self) -> int:

@@ -395,6 +395,10 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
     if job.schedule != "constant" and job.steps is None:
         what = f"the {job.schedule} schedule needs an end"
         found.append(Problem("training.steps", what, "set the number of steps"))
+    if plan.zero not in (None, job.zero):
+        what = f"is {plan.zero}, but the job trains with zero = {job.zero}"
+        cure = f"set training.zero = {plan.zero} in the job, or leave it out"
+        found.append(Problem(f"{place}: zero", what, cure))
     if plan.schedule == "zero-bubble":
         what = "is zero-bubble, which no runtime runs yet"
         found.append(Problem(f"{place}: schedule", what, 'give "1f1b", or leave it out'))

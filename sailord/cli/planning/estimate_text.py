@@ -38,6 +38,7 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
     yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
     shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_schedule(plan)}"
+    shape += "" if plan.zero is None else ", with ZeRO-1" if plan.zero else ", without ZeRO-1"
     shape += ", tokens shared by the ranks of a stage" if plan.sequence_parallel else ""
     yield (
         f"plan        {shape}, micro batch {plan.micro_batch_size}, "

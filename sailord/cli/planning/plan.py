@@ -14,13 +14,14 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
-from planner.event_planner import SMALL_BUDGET, STOPPED
+from planner.event_planner import SMALL_BUDGET
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import (
     DEFAULT_BUDGETS,
     SPACES,
+    STOPPED,
     TRIED,
     Answer,
     Question,
@@ -119,7 +120,8 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     help="Where that is faster: interleaved, several chunks of layers on each device in turn"
     " (interleaved 1F1B); sequence, ranks that split layers share the tokens between split parts"
     " (sequence parallelism); default: the job's objective.allow. zero-bubble: see what it would"
-    " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted.",
+    " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted."
+    " zero1: try ZeRO-1 off and on, whatever the job says.",
 )
 @click.option(
     "--trace",

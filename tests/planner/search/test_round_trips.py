@@ -18,8 +18,9 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import event_estimator, sync_rings
 from simulator.estimate.machine_layout import lay_out
 from simulator.network import network
-from simulator.spec.plan import Pipeline, Plan
+from simulator.spec.plan import Pipeline, Plan, Schedule
 from tests.planner.search.test_bound import just_enough, placed_somehow
+from tests.planner.search.test_zero_bubble import put_shares
 from tests.simulator.worlds import World, random_plan, random_world
 
 
@@ -60,7 +61,7 @@ def least_seconds(
         table, times = trips.cases[case], trips.times
         rest = (table.rest_alone if is_alone else table.rest)[choice, f, e]
         forward, backward = times.forward[choice, f, e], times.backward[choice, f, e]
-        own, hop_s = forward + backward, 0.0
+        own, once, hop_s = forward + backward, forward + times.inputs[choice, f, e], 0.0
         if k:
             behind = trips.kinds.index(pipeline.stages[s + 1].place.gpu)
             is_near = not cases[s + 1][1]
@@ -69,10 +70,10 @@ def least_seconds(
         passes = [n * own]
         if k:
             passes.append(forward + behind_s + n * backward + max(n - k - 1, 0) * forward)
-            passes.append(-(-n // (k + 1)) * (own + behind_s))
+            passes.append(-(-n // (k + 1)) * (once + behind_s))
             passes.append(own + behind_s + (n - 1) * hop_s)
         least = max(least, rest + max(passes))
-        behind_s += own
+        behind_s += once
         if s == 0:
             least = max(least, behind_s + table.end[choice, e])
     return least
@@ -81,16 +82,19 @@ def least_seconds(
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("is_gloo", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
-    examples: int, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
+    examples: int, schedule: Schedule, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_gloo:
         for module in (event_estimator, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     for seed in range(examples):
         rng = random.Random(f"round trips {seed}")
+        if schedule == "zero-bubble":
+            put_shares(monkeypatch, seed)
         world = random_world(rng)
-        plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        plan = random_plan(rng, world, schedules=(schedule,), splits=False)
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
@@ -106,6 +110,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             degrees=(1, 2, 4),
             recomputes=("none", "full"),
             per_layer_sync=judge.overlaps,
+            divides=schedule == "zero-bubble",
         )
         price = {gpu: rng.uniform(0.3, 3) for gpu in sorted({lot.gpu for lot in lots})}
         prices = np.array([price[choice.gpu] * choice.tp for choice in tables.choices])
@@ -119,6 +124,14 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             ]
             least_s = least_seconds(trips, choices, pipeline, cases)
             assert least_s <= estimate.iteration_s * (1 + 1e-9), seed
+            # So does what is known of each stage without the others.
+            most = tables.most(
+                plan.micro_batch_size, estimate.iteration_s * (1 + 1e-9), fewest, number + 1
+            )
+            for s, choice in enumerate(choices):
+                behind = min(len(choices) - 1 - s, len(most) - 1)
+                ran = most[behind, choice, *pipeline.stages[s].layers]
+                assert ran >= pipeline.micro_batches, (seed, s)
             paid = float(prices[choices].sum())
             counts = np.array([pipeline.micro_batches])
             # In that time the pipeline itself is among those that are found.

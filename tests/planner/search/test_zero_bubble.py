@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,11 @@ import pytest
 
 from planner.api import plan_job
 from planner.pipelines.pipeline_template import TemplateMaker
-from planner.problem.inventory import lots_of
+from planner.problem.inventory import Lot, lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import SEARCHED, Question
 from planner.search.bound import EventBound
+from planner.search.round_trips import RoundTrips
 from planner.search.stage_limits import StageTimeTables
 from planner.search.zero_bubble import divided
 from simulator.api import Measurements, estimator
@@ -23,8 +23,9 @@ from simulator.estimate.event_estimator import EventEstimator
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.roofline import Roofline
 from simulator.spec.job import Goal
+from simulator.spec.plan import Recompute
 from tests.planner.search.test_bound import just_enough, placed_somehow
-from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB
+from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB, plan_of
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
 from tests.planner.small_cases import is_possible
 from tests.simulator.worlds import random_plan, random_world
@@ -102,42 +103,69 @@ def test_the_bound_of_a_small_case_counts_divided_backwards() -> None:
 # The bound -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def any_shares(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def put_shares(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Let the gradient of the weights take any share of each layer's backward."""
+    rng = random.Random(f"shares {seed}")
+    each = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(100)]
 
-    def put(seed: int) -> None:
-        rng = random.Random(f"shares {seed}")
-        each = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(100)]
+    def shares(roofline: Roofline, gpu: str, *, tp: int, micro_batch: int) -> Floats:  # noqa: ARG001 - the method has it
+        return np.array(each[tp:][: len(roofline.model.layers)])
 
-        def shares(roofline: Roofline, gpu: str, *, tp: int, micro_batch: int) -> Floats:  # noqa: ARG001 - the method has it
-            return np.array(each[tp:][: len(roofline.model.layers)])
-
-        monkeypatch.setattr(Roofline, "weight_shares", shares)
-
-    return put
+    monkeypatch.setattr(Roofline, "weight_shares", shares)
 
 
-def tables_of(judge: EventEstimator, lots: tuple, recomputes: tuple) -> StageTimeTables:  # type: ignore[type-arg]  # as in StageTimeTables
+def tables_of(
+    judge: EventEstimator,
+    lots: tuple[Lot, ...],
+    recomputes: tuple[Recompute, ...],
+    degrees: tuple[int, ...] = (1, 2, 4),
+) -> StageTimeTables:
     maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
     return StageTimeTables(
         maker,
         lots,
-        degrees=(1, 2, 4),
+        degrees=degrees,
         recomputes=recomputes,
         per_layer_sync=judge.overlaps,
         divides=True,
     )
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("count", [1, 3, 8, 20])
+def test_each_stage_of_a_deep_pipeline_keeps_its_limits(
+    share: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where messages take little time, nothing hides a limit that is too strict."""
+
+    def shares(roofline: Roofline, gpu: str, *, tp: int, micro_batch: int) -> Floats:  # noqa: ARG001 - the method has it
+        return np.full(len(roofline.model.layers), share)
+
+    monkeypatch.setattr(Roofline, "weight_shares", shares)
+    job = replace(JOB, global_batch=count)
+    judge = estimator("event", job=job, cluster=CLUSTER, measurements=Measurements())
+    assert isinstance(judge, EventEstimator)
+    plan = divided(plan_of((0, 5, 9, 13, 17, 21, 25, 29, 34), count))
+    seconds = judge.estimate(plan).iteration_s * (1 + 1e-9)
+    tables = tables_of(judge, lots_of(CLUSTER, judge.sites), ("full",), degrees=(1,))
+    most, stages = tables.most(1, seconds, 1, 1), plan.pipelines[0].stages
+    choice = tables.index_of("A100-40", 1, "full")
+    for s, each in enumerate(stages):
+        assert most[len(stages) - 1 - s, choice, *each.layers] >= count, s
+    trips = RoundTrips.of(tables, 1, 1, 1)
+    prices = np.array([float(each.tp) for each in tables.choices])
+    found, _ = trips.prices(seconds, np.array([count]), prices, highest=20.0, stages_max=99)
+    assert found[0] <= len(stages)
+
+
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
 def test_no_plan_is_below_the_bound(
-    goal: Goal, examples: int, any_shares: Callable[[int], None]
+    goal: Goal, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(max(1, examples // 10)):
-        any_shares(seed)
+        put_shares(monkeypatch, seed)
         rng = random.Random(f"divided bound {goal} {seed}")
         world = random_world(rng)
         plan = random_plan(rng, world, schedules=("zero-bubble",), splits=False)
@@ -168,12 +196,12 @@ def test_no_plan_is_below_the_bound(
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
 def test_no_plan_of_a_small_case_is_below_its_bound(
-    goal: Goal, examples: int, any_shares: Callable[[int], None]
+    goal: Goal, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All plans of a case, with whole and with divided backwards."""
     gained = 0
     for seed in range(max(20, examples // 2)):
-        any_shares(seed)
+        put_shares(monkeypatch, seed)
         case = oracle_case(goal, seed)
         judge = estimator(
             "event", job=case.job, cluster=case.cluster, measurements=case.measurements

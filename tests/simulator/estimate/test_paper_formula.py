@@ -328,6 +328,7 @@ PLACE = TWO.pipelines[0].stages[0].place
     ("plan", "words"),
     [
         (replace(TWO, schedule="gpipe"), "schedule: the paper estimator supports 1f1b, not gpipe"),
+        (replace(TWO, zero=0), "zero: the paper estimator does not shard moments"),
         (changed(TWO, recompute="full"), "the paper estimator does not support recomputation"),
         (
             changed(TWO, places=(PLACE, PLACE), split=(1, 1)),

@@ -428,7 +428,8 @@ def plans(draw: st.DrawFn) -> Plan:
     virtual = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     together = draw(st.sampled_from([None, 1, 2]))
     size, shares = draw(st.integers(1, 8)), draw(st.booleans())
-    return Plan(size, pipelines, schedule, virtual, together, shares)
+    zero = draw(st.sampled_from([None, 0, 1]))
+    return Plan(size, pipelines, schedule, virtual, together, shares, zero)
 
 
 @given(plans())

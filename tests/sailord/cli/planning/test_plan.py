@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 
 from planner.api import plan_job
 from planner.compare.registry import BASELINES
-from planner.event_planner import STOPPED
 from planner.move_policy.deadline_outlook import spot_share
-from planner.problem.question import Answer, Question
+from planner.problem.question import STOPPED, Answer, Question
 from sailord.cli.main import main
 from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import seconds_left
@@ -409,7 +408,22 @@ def test_a_plan_with_divided_backwards_says_what_they_bring_and_that_none_runs_t
     assert document["plan"]["schedule"] == "zero-bubble"
 
 
-@pytest.mark.parametrize("name", ["interleaved", "zero-bubble"])
+@pytest.mark.slow
+def test_a_plan_with_the_other_zero_stage_says_which_and_where_to_set_it(tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    tight = 'model.preset = "opt-1.3b"\n[training]\nglobal_batch = 32\nsequence = 1024\n'
+    tight += 'precision = "fp16"\nmax_tp = 1\n'
+    machine = '[[pool]]\nzone = "us-central1-a"\nmachine = "n1-standard-64-v100-8"\nmachines = 1\n'
+    options = ("--allow", "zero1", "--budget", "40", "--save", str(saved))
+    result = run(tmp_path, *options, job=tight, pools=machine)
+    assert result.exit_code == 0, result.output
+    assert load_plan(saved).zero == 1
+    assert ", with ZeRO-1, micro batch 2" in result.output
+    assert "ZeRO-1 on or off" in result.output
+    assert "training.zero: change it in the job" in result.output
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zero-bubble", "zero1"])
 def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path, name: str) -> None:
     result = run(tmp_path, "--allow", name, "--estimator", "paper")
     assert result.exit_code == 2
