@@ -49,8 +49,8 @@ class Books:
         if known is None or known[0] != state.term:
             self.leaders += 1
             stored = decode(Ledger, self.stored[0]) if self.stored else Ledger()
-            shares = [decode(Share, each) for each in self.stored[1:]]
-            known = state.term, stored, resumed(shares, stored)
+            kept = [decode(Share, each) for each in self.stored[1:]]
+            known = state.term, stored, resumed(kept, stored)
         ledger, step = known[1], known[1].step
         machines, now = list(world.machines.values()), world.clock.now
         renting = Renting(
