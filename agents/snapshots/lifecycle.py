@@ -213,11 +213,14 @@ class SnapshotLifecycle:
             self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
 
     def is_present(self, snapshot: SnapshotFile) -> bool:
-        """Return whether it belongs to the present generation, or to the last one while none is."""
-        present = self.workers.job, self.workers.generation
-        if not self.workers.generation:  # The workers had left before this agent started.
-            present = self.state().job, self.state().left
-        return present == (snapshot.job, snapshot.header.generation)
+        """Return whether it belongs to the present generation."""
+        workers = self.workers
+        return (workers.job, workers.generation) == (snapshot.job, snapshot.header.generation)
+
+    def _is_left(self, snapshot: SnapshotFile) -> bool:
+        """Return whether its workers had left their generation before this agent started."""
+        last = self.state().job, self.state().left
+        return not self.workers.generation and last == (snapshot.job, snapshot.header.generation)
 
     # ---- replication and upload -----------------------------------------------------------------
 
@@ -236,7 +239,8 @@ class SnapshotLifecycle:
         """Return whether the snapshot is still to be uploaded."""
         target = self.uploader.target(snapshot)
         is_there = any(vote.uri == target for vote in self.state().uploaded)
-        return not is_there and self.is_present(snapshot) and snapshot.path.exists()
+        is_ours = self.is_present(snapshot) or self._is_left(snapshot)
+        return not is_there and is_ours and snapshot.path.exists()
 
     async def _is_leaving_soon(self) -> bool:
         """Return whether this node's end is known, and others stay."""

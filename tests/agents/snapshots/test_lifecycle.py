@@ -108,6 +108,7 @@ def test_agent_that_restarts_without_workers_uploads_what_the_last_ones_left(
     node.lifecycle.resume()
     node.lifecycle.upload_now(JOB, Point(5, 1))
     assert node.queued == queued
+    assert node.lifecycle.replicator.is_idle, "its replicas were made then"
 
 
 def test_troubles_end_with_their_generation_and_are_told_again(node):
