@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control.cluster import JOB, Cluster
+from tests.control.cluster import JOB, Cluster, restart
 from tests.processes import wait_until
 from tests.sailord.daemon.running import Place
 
@@ -35,7 +35,15 @@ def test_two_jobs_train_side_by_side_and_the_last_one_gets_all_nodes(shared):
     assert members(head, "j") == parts["j"]
     assert members(head, "k") == parts["k"]
 
+    # A new leader finds in the store whose each node is, and nobody moves.
+    before = generation(head, "j"), generation(head, "k")
+    restart(head, head.processes[0])
+    wait_until(lambda: trains(head, "j") and trains(head, "k"))
+    assert {each["id"]: each["nodes"] for each in head.status()["running"]} == parts
+    assert (generation(head, "j"), generation(head, "k")) == before
+
     # The loss of a node ends the generation of one job.
+    wait_until(lambda: head.ask("GET", "/v1/jobs/k")[1]["durable"])
     before = generation(head, "j")
     lost = shared.agents.pop(parts["k"][0])
     lost.kill_node()

@@ -9,7 +9,7 @@ from tests.sim.lives import run_life
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", the_first_quick(range(1, 41), quick=3))
+@pytest.mark.parametrize("seed", the_first_quick(range(1, 81), quick=3))
 def test_jobs_that_share_keep_the_invariants_and_settle(seed: int) -> None:
     run_life(seed, sharing=2 + seed % 2)
 
