@@ -21,6 +21,7 @@ from planner.problem.preference import error_between, objective_of, preferred, s
 from planner.problem.question import (
     DEFAULT_BUDGETS,
     OUTSIDE,
+    RECOMPUTING,
     SEARCHED,
     STOPPED,
     Answer,
@@ -235,6 +236,8 @@ class _Asked:
         assert self.search is not None
         kind = "all judged" if self.search.is_complete else "full"
         space = SEARCHED["event", "zero-bubble" if self._divides else kind]
+        if self.question.job.recompute == "auto":
+            space = f"{space}, {RECOMPUTING}"
         outside = _outside(plan)
         return space if outside is None else f"{space}; {outside}"
 
@@ -355,7 +358,7 @@ class _Asked:
                 search.maker,
                 search.lots,
                 degrees=search.degrees,
-                recomputes=search.recomputes,
+                recompute=search.job.recompute,
                 per_layer_sync=search.judge.overlaps,
                 divides=True,
             )

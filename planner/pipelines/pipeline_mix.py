@@ -6,17 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import (
-    Template,
-    TemplateMaker,
-    TemplateStage,
-    template_stage,
-)
+from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.pipelines.plan_shape import PlanShape
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, lots_hold
 from simulator.arrays import Bools, Floats
 from simulator.inputs.plan_check import split_in_proportion
@@ -84,7 +80,9 @@ def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
     rows = Counter(zip(*columns, strict=True))
     templates = tuple(
         maker.timed(
-            tuple(TemplateStage(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts
+            tuple(TemplateStage(lot, tp, maker.costs.job.recompute) for lot, tp in row),
+            shape.micro_batch,
+            shape.cuts,
         )
         for row in rows
     )
@@ -99,7 +97,7 @@ def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
     rows = Counter(pipeline.stages for pipeline in plan.pipelines)
     templates = tuple(
         maker.timed(
-            tuple(template_stage(stage, lot_of[stage.place]) for stage in stages),
+            tuple(maker.stage_of(stage, lot_of[stage.place]) for stage in stages),
             plan.micro_batch_size,
             (0, *(stage.layers[1] for stage in stages)),
         )
@@ -225,10 +223,10 @@ def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
     return tuple(split_in_proportion(total, counts) if sum(counts) < total else counts)
 
 
-def plan_of(mix: PipelineMix, total: int, lots: Sequence[Lot]) -> Plan:
+def plan_of(mix: PipelineMix, total: int, maker: TemplateMaker) -> Plan:
     """The plan of a mix that runs ``total`` micro batches."""
     counts = iter(micro_batches_of(mix, total))
     # Share one object between equal pipelines: the estimator computes it once.
-    made = cache(lambda template, micro_batches: template.pipeline(micro_batches, lots))
+    made = cache(partial(maker.pipeline, pipelines=mix.pipelines))
     pipelines = tuple(made(template, next(counts)) for template, n in mix.pairs for _ in range(n))
-    return Plan(mix.templates[0].micro_batch, pipelines, together=mix.together)
+    return maker.fitted(Plan(mix.templates[0].micro_batch, pipelines, together=mix.together))

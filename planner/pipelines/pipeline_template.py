@@ -7,20 +7,21 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from planner.pipelines.stage_memory import StageMemory, TemplateStage, room_of
 from planner.problem.inventory import Lot
-from simulator.arrays import Floats, prefix_sums
+from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.memory import RESERVED_OVER_LIVE, bytes_per_parameter
-from simulator.estimate.zero1_owners import least_kept
-from simulator.hardware.runtime_constants import platform_of, uses_gloo
+from simulator.estimate.memory import MemoryModel
+from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
-from simulator.spec.plan import Pipeline, Recompute, Stage
+from simulator.spec.job import RecomputePolicy
+from simulator.spec.plan import Pipeline, Plan, Recompute, Stage
 
 BACKWARD_SHARE = 2 / 3
 """Rough share of the backward pass in a micro batch's time on a stage."""
@@ -28,24 +29,10 @@ MANY = 1 << 30
 """A number of pipelines larger than that of any plan."""
 MANY_LOTS_MAX = 200
 """Most sequences that are listed for one set of three lots or more."""
-
-
+NEVER_S = 1e30
+"""Longer than anything takes."""
 HALVINGS = 10
 """Bisection steps for the slowest stage; boundaries hardly change after these."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateStage:
-    """How one stage of a template runs."""
-
-    lot: int
-    tp: int
-    recompute: Recompute
-
-
-def template_stage(stage: Stage, lot: int) -> TemplateStage:
-    """A stage of a plan; one that recomputes some of its layers becomes one that recomputes all."""
-    return TemplateStage(lot, stage.tp, "full" if stage.recomputed else "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +55,6 @@ class Template:
     beside: tuple[float, float] = field(compare=False)
     """``level_s`` and ``fill_s`` where neighbouring stages of one lot share a machine."""
 
-    def pipeline(self, micro_batches: int, lots: Sequence[Lot]) -> Pipeline:
-        """The pipeline that runs this many micro batches."""
-        return Pipeline(
-            micro_batches,
-            tuple(
-                Stage(
-                    (self.cuts[s], self.cuts[s + 1]),
-                    stage.tp,
-                    (lots[stage.lot].place,),
-                    stage.recompute,
-                )
-                for s, stage in enumerate(self.stages)
-            ),
-        )
-
     def micro_batches_within(self, seconds: float) -> int:
         """Rough number of micro batches that it runs within a time."""
         if seconds < self.fill_s:
@@ -100,17 +72,72 @@ class TemplateMaker:
     lots: tuple[Lot, ...]
     pipelines: int = MANY
     """Number of pipelines that sum their gradients, for which memory is reserved."""
+    memory: StageMemory = field(init=False)
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
-    _rooms: dict[tuple[str, int, int, Recompute, int], Floats] = field(default_factory=dict)
+    _forward: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
-    _furthest: dict[tuple[TemplateStage, int, int], list[int]] = field(default_factory=dict)
+    _reached: dict[tuple[TemplateStage, int, int], list[list[float]]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
     _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
     """Boundaries by GPU kinds, independent of zones."""
 
+    def __post_init__(self) -> None:
+        self.memory = StageMemory(self.costs, self.sites, self.lots)
+
     def alone(self) -> TemplateMaker:
         """Return a maker of templates that fit as the only pipeline of a plan."""
-        return TemplateMaker(self.costs, self.network, self.sites, self.lots, pipelines=1)
+        maker = TemplateMaker(self.costs, self.network, self.sites, self.lots, pipelines=1)
+        maker.memory = self.memory
+        return maker
+
+    def pipeline(self, template: Template, micro_batches: int, pipelines: int) -> Pipeline:
+        """The pipeline that runs this many micro batches in a plan of so many pipelines."""
+        size, stages = template.micro_batch, []
+        for s, stage in enumerate(template.stages):
+            layers = template.cuts[s], template.cuts[s + 1]
+            recompute: Recompute | int = stage.least
+            if stage.recompute == "auto":
+                recompute = self.memory.recomputed(
+                    stage,
+                    size,
+                    layers,
+                    in_flight=min(micro_batches, len(template.stages) - s),
+                    room=float(self.memory.room(stage, size, pipelines)[layers]),
+                )
+            stages.append(Stage(layers, stage.tp, (self.lots[stage.lot].place,), recompute))
+        return Pipeline(micro_batches, tuple(stages))
+
+    def fitted(self, plan: Plan) -> Plan:
+        """The plan, in which stages recompute as few layers as fit, where templates do not know.
+
+        Under ZeRO-1 by buckets a device's moments depend on the other pipelines.
+        """
+        costs = self.costs
+        if not (costs.job.zero and costs.runtime.zero1_by_bucket) or costs.job.recompute != "auto":
+            return plan
+        devices = MemoryModel(plan, costs, self.sites.capacity_bytes).pipelines()
+        lot_of, size = {lot.place: k for k, lot in enumerate(self.lots)}, plan.micro_batch_size
+        pipelines = []
+        for pipeline, row in zip(plan.pipelines, devices, strict=True):
+            stages, count = [], pipeline.micro_batches
+            for s, (stage, device) in enumerate(zip(pipeline.stages, row, strict=True)):
+                recompute = self.memory.recomputed(
+                    self.stage_of(stage, lot_of[stage.place.site]),
+                    size,
+                    stage.layers,
+                    in_flight=min(count, len(row) - s),
+                    room=room_of(device),
+                )
+                stages.append(replace(stage, recompute=recompute))
+            pipelines.append(Pipeline(count, tuple(stages)))
+        return replace(plan, pipelines=tuple(pipelines))
+
+    def stage_of(self, stage: Stage, lot: int) -> TemplateStage:
+        """A plan's stage as one of a template, which recomputes what it must if it may choose."""
+        policy: RecomputePolicy = "auto"
+        if self.costs.job.recompute != "auto" and not isinstance(stage.recompute, int):
+            policy = stage.recompute
+        return TemplateStage(lot, stage.tp, policy)
 
     def seconds(self, gpu: str, tp: int, micro_batch: int, recompute: Recompute) -> list[float]:
         """Forward plus backward seconds, summed up to each layer."""
@@ -124,79 +151,45 @@ class TemplateMaker:
             found = self._seconds[key] = prefix_sums(times.forward + back).tolist()
         return found
 
+    def again_s(self, stage: TemplateStage, micro_batch: int, first: Ints, count: Ints) -> Floats:
+        """Seconds to recompute so many layers from the first on; the head is never recomputed."""
+        key = (self.lots[stage.lot].gpu, stage.tp, micro_batch)
+        sums = self._forward.get(key)
+        if sums is None:
+            times = self.costs.times(key[0], tp=stage.tp, samples=micro_batch)
+            sums = self._forward[key] = prefix_sums(times.forward)
+        last = self.costs.layer_count - 1
+        again: Floats = sums[np.clip(first + count, None, last)] - sums[np.minimum(first, last)]
+        return np.maximum(again, 0.0)
+
     def end_of(
         self, stage: TemplateStage, micro_batch: int, *, first: int, in_flight: int, level_s: float
     ) -> int:
         """The furthest end of a stage from ``first`` within a time and its devices' memory."""
-        row = self.seconds(self.lots[stage.lot].gpu, stage.tp, micro_batch, stage.recompute)
-        end = bisect_right(row, row[first] + level_s * (1 + 1e-12)) - 1
-        return min(end, self._ends(stage, micro_batch, in_flight)[first])
+        row = self._reach(stage, micro_batch, in_flight)[first]
+        return bisect_right(row, min(row[first] + level_s * (1 + 1e-12), NEVER_S)) - 1
 
-    def _ends(self, stage: TemplateStage, micro_batch: int, in_flight: int) -> list[int]:
-        """By first layer, the largest end that fits into the memory of the stage's devices."""
+    def _reach(self, stage: TemplateStage, micro_batch: int, in_flight: int) -> list[list[float]]:
+        """By [first layer, end], rising: seconds up to the end; infinite where it does not fit."""
         key = (stage, micro_batch, in_flight)
-        found = self._furthest.get(key)
+        found = self._reached.get(key)
         if found is None:
-            fits = self.most_in_flight(stage, micro_batch, self.pipelines) >= in_flight
-            firsts = np.arange(self.costs.layer_count)
-            counts = np.array([int(fits[first, first + 1 :].sum()) for first in firsts])
-            found = self._furthest[key] = (firsts + counts).tolist()
+            gpu, memory = self.lots[stage.lot].gpu, self.memory
+            row = np.array(self.seconds(gpu, stage.tp, micro_batch, stage.least))
+            layers = self.costs.layer_count
+            first, end = np.arange(layers)[:, None], np.arange(layers + 1)[None, :]
+            if stage.recompute == "auto":
+                count = memory.fewest_recomputed(stage, micro_batch, self.pipelines, in_flight)
+                count = np.where(first < end, count[:layers], 0)
+                reach = row + self.again_s(stage, micro_batch, first, count)
+                reach[count > layers] = math.inf
+                reach = np.minimum.accumulate(reach[:, ::-1], axis=1)[:, ::-1]
+            else:
+                fits = memory.most_in_flight(stage, micro_batch, self.pipelines) >= in_flight
+                fitting = (fits[:layers] & (first < end)).sum(axis=1)[:, None]
+                reach = np.where(end <= first + fitting, row, math.inf)
+            found = self._reached[key] = reach.tolist()
         return found
-
-    def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
-        """Micro batches whose activations a device of the stage can hold, by [first layer, end].
-
-        It uses the same sums as the memory model, and the least moments where holders share them.
-        """
-        gpu = self.lots[stage.lot].gpu
-        key = (gpu, stage.tp, micro_batch, stage.recompute, self._sharing(pipelines))
-        found = self._rooms.get(key)
-        if found is None:
-            found = self._rooms[key] = self._most_in_flight(stage, micro_batch, pipelines)
-        return found
-
-    def _sharing(self, pipelines: int) -> int:
-        """The part of the number of pipelines that memory depends on."""
-        return pipelines if self.costs.job.zero else min(pipelines, 2)
-
-    def _most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
-        costs, job, lot = self.costs, self.costs.job, self.lots[stage.lot]
-        platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
-        first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        weight, gradient, copy, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
-        held = range_sums(costs.parameters(stage.tp))
-        held[0, -1] -= costs.tied_parameters(stage.tp)
-        states = (weight + gradient + copy + moments) * held
-        if job.zero and runtime.zero1_by_bucket:
-            # Which parts a device owns depends on the other pipelines; it may be none.
-            kept = least_kept(costs, stage.tp) if pipelines == 1 else np.zeros(layers)
-            states = (weight + gradient + copy) * held + moments * range_sums(kept)
-        elif job.zero:
-            states = (weight + gradient + (copy + moments) / pipelines) * held
-        states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
-        sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
-        sizes *= micro_batch
-        messages = np.maximum(sizes[first], sizes[end])
-        if runtime.flattens_gradients:
-            messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
-        elif pipelines > 1 and not uses_gloo(lot.gpu):
-            messages = messages + 2 * runtime.sync_bucket_bytes
-        kind: dict[str, Any] = {
-            "samples": micro_batch,
-            "recompute": stage.recompute,
-            "gpu": lot.gpu,
-        }
-        kept = range_sums(costs.kept_bytes(tp=stage.tp, **kind))
-        if runtime.keeps_stage_outputs:
-            kept = kept + sizes[end]
-        kept = kept * (1 + platform.fragmentation)
-        work = costs.workspace_bytes(tp=stage.tp, **kind)
-        room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states - messages
-        room = room - RESERVED_OVER_LIVE * _largest(work)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            count = np.where(kept > 0, np.floor(room / kept * (1 + 1e-12)), np.inf)
-        fits: Floats = np.where((room >= 0) & (first < end), count, 0.0)
-        return fits
 
     def template(
         self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int
@@ -224,10 +217,11 @@ class TemplateMaker:
             return None
         if self._cuts(stages, micro_batch, most, math.inf) is None:
             return None
-        totals = [
-            self.seconds(self.lots[x.lot].gpu, x.tp, micro_batch, x.recompute)[-1] for x in stages
-        ]
-        low, high = min(totals) / len(stages) / 2, max(totals)
+        low, high = math.inf, 0.0
+        for x in stages:
+            total = partial(self.seconds, self.lots[x.lot].gpu, x.tp, micro_batch)
+            low = min(low, total(x.least)[-1] / len(stages) / 2)
+            high = max(high, total("none" if x.recompute == "none" else "full")[-1])
         for _ in range(HALVINGS):
             middle = math.sqrt(low * high)
             if self._cuts(stages, micro_batch, most, middle) is None:
@@ -243,9 +237,11 @@ class TemplateMaker:
         levels, hops, beside, synced, home = [], [], [], [], 0.0
         for s, stage in enumerate(stages):
             gpu = self.lots[stage.lot].gpu
-            row = self.seconds(gpu, stage.tp, micro_batch, stage.recompute)
+            row = self.seconds(gpu, stage.tp, micro_batch, stage.least)
             platform = platform_of(gpu)
             level = row[cuts[s + 1]] - row[cuts[s]] + (platform.load_s if s == 0 else 0.0)
+            if stage.recompute == "auto":
+                level += self._again_s(stage, micro_batch, cuts[s], cuts[s + 1], len(stages) - s)
             level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(stages)))
             levels.append(level)
             if s + 1 < len(stages):
@@ -268,6 +264,14 @@ class TemplateMaker:
             Counter((stage.lot, stage.tp) for stage in stages),
             _pace(levels, beside),
         )
+
+    def _again_s(
+        self, stage: TemplateStage, micro_batch: int, first: int, end: int, in_flight: int
+    ) -> float:
+        """Seconds of the fewest layers to recompute, of all of them if the stage does not fit."""
+        fewest = self.memory.fewest_recomputed(stage, micro_batch, self.pipelines, in_flight)
+        count = min(int(fewest[first, end]), end - first)
+        return float(self.again_s(stage, micro_batch, np.array(first), np.array(count)))
 
     def _held(self, tp: int, first: int, end: int) -> float:
         """Parameters of a range of layers on one rank."""
@@ -326,15 +330,11 @@ def stage_options(
     lots: Sequence[Lot],
     chosen: Iterable[int],
     degrees: Sequence[int],
-    recomputes: Sequence[Recompute],
+    recompute: RecomputePolicy,
 ) -> list[TemplateStage]:
     """All ways to run a stage on some of the lots."""
     return [
-        TemplateStage(lot, tp, recompute)
-        for lot in chosen
-        for tp in degrees
-        if lots[lot].room(tp)
-        for recompute in recomputes
+        TemplateStage(lot, tp, recompute) for lot in chosen for tp in degrees if lots[lot].room(tp)
     ]
 
 
@@ -362,10 +362,10 @@ def stage_sequences(
 def _over_many_lots(
     lots: Sequence[int], options: Sequence[TemplateStage], stages_max: int
 ) -> Iterator[tuple[TemplateStage, ...]]:
-    """Some stages on each lot, in any order, all with the same TP degree and recomputation."""
-    ways: dict[tuple[int, Recompute], dict[int, TemplateStage]] = {}
+    """Some stages on each lot, in any order, all with the same TP degree."""
+    ways: dict[int, dict[int, TemplateStage]] = {}
     for option in options:
-        ways.setdefault((option.tp, option.recompute), {})[option.lot] = option
+        ways.setdefault(option.tp, {})[option.lot] = option
     alike = [way for way in ways.values() if all(lot in way for lot in lots)]
     orders = len(alike) * math.factorial(len(lots))
     runs_max = next((n for n in (3, 2, 1) if orders * n ** len(lots) <= MANY_LOTS_MAX), 0)
@@ -374,21 +374,3 @@ def _over_many_lots(
             if sum(runs) <= stages_max:
                 pairs = zip(order, runs, strict=True)
                 yield tuple(way[lot] for lot, count in pairs for _ in range(count))
-
-
-def range_sums(row: Floats) -> Floats:
-    """Sums over all ranges, by [first, end]."""
-    sums = prefix_sums(row)
-    ranges: Floats = sums[None, :] - sums[:, None]
-    return ranges
-
-
-def _largest(work: Floats) -> Floats:
-    """The largest transient of each range; the head's is added, as in the memory model."""
-    layers = len(work)
-    found = np.zeros((layers + 1, layers + 1))
-    for first in range(layers):
-        body = np.maximum.accumulate(work[first:-1]) if first < layers - 1 else work[:0]
-        found[first, first + 1 : layers] = body
-        found[first, layers] = (body[-1] if len(body) else 0.0) + work[-1]
-    return found

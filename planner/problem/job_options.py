@@ -24,7 +24,7 @@ def token_sharing_degrees(job: Job) -> tuple[int, ...]:
 
 
 def recompute_choices(job: Job) -> tuple[Recompute, ...]:
-    """The recomputation choices that the job allows."""
+    """The choices that the job allows to planners that recompute all layers or none."""
     return ("none", "full") if job.recompute == "auto" else (job.recompute,)
 
 

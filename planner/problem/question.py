@@ -29,6 +29,8 @@ SEARCHED: Mapping[tuple[str, str], str] = {
     ("paper", "paper"): "the published planner's space",
 }
 """Which plans the bounds cover, by estimator and space."""
+RECOMPUTING = "any number of first layers recomputed"
+"""Added to the space where the job leaves it to the planner."""
 OUTSIDE = {
     "interleaved": "the plan itself has chunks, and is outside",
     "sequence": "the ranks of the plan itself share tokens, so it is outside",

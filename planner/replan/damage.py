@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from planner.pipelines.pipeline_template import Template, TemplateMaker, template_stage
+from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
 from planner.replan.state_map import layers_of
@@ -66,7 +66,7 @@ def template_of(
 ) -> Template:
     """The template that makes this pipeline of a plan, but for its chunks."""
     groups = plan.chunks(pipeline)
-    stages = tuple(template_stage(first, lot_of[first.place.key]) for first, *_ in groups)
+    stages = tuple(maker.stage_of(first, lot_of[first.place.key]) for first, *_ in groups)
     sizes = (sum(end - first for first, end in layers_of(stages)) for stages in groups)
     cuts = tuple(accumulate(sizes, initial=0))
     return maker.timed(stages, plan.micro_batch_size, cuts)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, room_for, take
-from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import Template, TemplateMaker
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot
 from planner.replan.damage import Broken
 from planner.search.local_search import EventSearch
@@ -144,7 +145,7 @@ class RepairDrafts:
         """Whether stages with these boundaries fit their devices."""
         b = self.micro_batch
         return all(
-            maker.most_in_flight(stage, b, maker.pipelines)[cuts[s], cuts[s + 1]]
+            maker.memory.most_in_flight(stage, b, maker.pipelines)[cuts[s], cuts[s + 1]]
             >= min(self.total, len(stages) - s)
             for s, stage in enumerate(stages)
         )

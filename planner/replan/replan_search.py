@@ -254,7 +254,7 @@ class ReplanSearch:
         if running.virtual_stages == 1:
             yield self._at_home(mix)
             return
-        plain = plan_of(mix, self._total, self.lots)
+        plain = plan_of(mix, self._total, self._templates.maker)
         ours = {tuple(map(unplaced, pipeline.stages)) for pipeline in running.pipelines}
         ways = [p for p in in_chunks(plain) if p.virtual_stages == running.virtual_stages]
         if ways:
@@ -268,13 +268,16 @@ class ReplanSearch:
         homes: defaultdict[Template, list[int]] = defaultdict(list)
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)
-        plan = plan_of(mix, self._total, self.lots)
+        plan = plan_of(mix, self._total, self._templates.maker)
         made = (template for template, n in mix.pairs for _ in range(n))
         pipelines = []
         for pipeline, template in zip(plan.pipelines, made, strict=True):
             here = homes.get(template)
             if here:
-                stages = self.running.plan.pipelines[here.pop(0)].stages
+                running = self.running.plan.pipelines[here.pop(0)].stages
+                # Another number of micro batches may recompute another number of layers.
+                pairs = zip(pipeline.stages, running, strict=True)
+                stages = tuple(replace(new, places=old.places) for new, old in pairs)
                 pipelines.append(Pipeline(pipeline.micro_batches, stages))
             else:
                 pipelines.append(pipeline)

@@ -7,7 +7,8 @@ worth, at any of the prices tried. Dollars are one such price. Spans of time are
 and halved until they are narrow.
 
 The searched space: 1F1B without interleaving (and zero-bubble schedules, if the tables divide
-backwards), one micro batch size per plan, unsplit stages, any placement of stage groups.
+backwards), one micro batch size per plan, unsplit stages, any placement of stage groups, any number
+of first layers recomputed if the job leaves that to the planner.
 """
 
 from __future__ import annotations

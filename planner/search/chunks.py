@@ -113,13 +113,24 @@ def _divided(stages: tuple[Stage, ...], chunks: int, layers: int) -> list[tuple[
             cuts.append(tuple(accumulate(itertools.chain.from_iterable(turns), initial=0)))
     if layers >= chunks * len(stages):
         cuts.append(equal_cuts(layers, chunks * len(stages)))
-    return [
-        tuple(
-            replace(stages[number % len(stages)], layers=span)
-            for number, span in enumerate(pairwise(cut))
-        )
-        for cut in dict.fromkeys(cuts)
-    ]
+    return [_in_turns(stages, list(pairwise(cut))) for cut in dict.fromkeys(cuts)]
+
+
+def _in_turns(stages: tuple[Stage, ...], spans: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
+    """Chunks of the stages' device groups, which take turns.
+
+    A group recomputes as many layers as before, of its first chunks: these wait longest.
+    """
+    left = [stage.recomputed for stage in stages]
+    found = []
+    for number, span in enumerate(spans):
+        stage, group, size = stages[number % len(stages)], number % len(stages), span[1] - span[0]
+        some = min(left[group], size)
+        left[group] -= some
+        if isinstance(stage.recompute, int):
+            stage = replace(stage, recompute="full" if some == size else some or "none")
+        found.append(replace(stage, layers=span))
+    return tuple(found)
 
 
 def _shares(size: int, chunks: int, *, is_late: bool) -> list[int]:

@@ -19,12 +19,11 @@ from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds,
 from planner.pipelines.pipeline_template import (
     Template,
     TemplateMaker,
-    TemplateStage,
     stage_options,
     stage_sequences,
 )
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Grant, Lot
-from planner.problem.job_options import recompute_choices
 from planner.problem.objective import Limits
 from planner.search.packing import best_packing
 from planner.search.pricing import quickest_equal_pipelines
@@ -33,7 +32,6 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.job import Job
-from simulator.spec.plan import Recompute
 
 STAGES_MAX = 12
 """Most stages of a drafted pipeline."""
@@ -108,7 +106,7 @@ class EventDrafts:
             self.maker,
             self.lots,
             degrees=self.degrees,
-            recomputes=self.recomputes,
+            recompute=self.job.recompute,
             per_layer_sync=self.judge.overlaps,
         )
         self.micro_batches = tuple(itertools.takewhile(self._may_fit, self.micro_batches))
@@ -234,7 +232,7 @@ class EventDrafts:
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
     ) -> list[Template]:
-        options = stage_options(self.lots, lots, self.degrees, self.recomputes)
+        options = stage_options(self.lots, lots, self.degrees, self.job.recompute)
         found: list[PipelineMix] = []
         for stages in stage_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
             if len(lots) > 1 and len({stage.lot for stage in stages}) < len(lots):
@@ -252,11 +250,6 @@ class EventDrafts:
         scores = [self.rough(mix, s) for s, mix in zip(passes, found, strict=True)]
         order = sorted(range(len(found)), key=scores.__getitem__)
         return list(dict.fromkeys(found[n].templates[0] for n in order))
-
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """The recomputation choices that the job allows."""
-        return recompute_choices(self.job)
 
     def _mixes_of(
         self, chosen: tuple[int, ...], pure: dict[int, list[Template]], micro_batch: int, total: int
@@ -360,7 +353,7 @@ class EventDrafts:
     def _sequences(self, stages_max: int) -> Iterator[tuple[TemplateStage, ...]]:
         """Sequences of stages on each set of lots, the largest sets first."""
         for lots in reversed(self.lot_sets()):
-            options = stage_options(self.lots, lots, self.degrees, self.recomputes)
+            options = stage_options(self.lots, lots, self.degrees, self.job.recompute)
             for stages in stage_sequences(lots, options, stages_max):
                 if len({stage.lot for stage in stages}) == len(lots):
                     yield stages
@@ -420,7 +413,7 @@ class EventDrafts:
                 self.maker,
                 [self.lots[lot]],
                 degrees=self.degrees,
-                recomputes=self.recomputes,
+                recompute=self.job.recompute,
                 per_layer_sync=self.judge.overlaps,
                 typical=True,
             )

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Template, TemplateStage, stage_options
+from planner.pipelines.pipeline_template import Template, stage_options
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.bounds import ROUNDING, TooManyPlansError
 from planner.problem.inventory import Lot, lots_hold
 from planner.problem.objective import Limits
 from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
-from simulator.spec.plan import Recompute
+from simulator.spec.job import RecomputePolicy
 
 GPUS_MAX = 6
 """Larger clusters are not searched exhaustively."""
@@ -66,7 +67,7 @@ class BoundedMix:
 
 def all_bounded_mixes(
     tables: StageTimeTables,
-    recomputes: Sequence[Recompute],
+    recompute: RecomputePolicy,
     degrees: Sequence[int],
     limits: Limits,
     *,
@@ -79,7 +80,7 @@ def all_bounded_mixes(
     gpus = sum(lot.gpus for lot in lots)
     if gpus > GPUS_MAX:
         return None
-    options = stage_options(lots, range(len(lots)), degrees, recomputes)
+    options = stage_options(lots, range(len(lots)), degrees, recompute)
     found: list[BoundedMix] = []
     work = _Work()
     try:
@@ -228,7 +229,7 @@ class _Enumerator:
         tables, b = self.tables, self.micro_batch
         least = np.zeros((len(cuts), self.total))
         for s, stage in enumerate(stages):
-            choice = tables.index_of(tables.lots[stage.lot].gpu, stage.tp, stage.recompute)
+            choice = tables.index_of(tables.lots[stage.lot].gpu, stage.tp)
             seconds = tables.stage_s(
                 b,
                 self.total,

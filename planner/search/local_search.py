@@ -20,7 +20,8 @@ from planner.pipelines.pipeline_mix import (
     plan_of,
     room_for,
 )
-from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import Template, TemplateMaker
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.problem.seeded_random import Draws
@@ -184,7 +185,7 @@ class EventSearch(EventDrafts):
             return best
         bounded_mixes = all_bounded_mixes(
             self.tables,
-            self.recomputes,
+            self.job.recompute,
             self.degrees,
             self.limits,
             micro_batches=self.micro_batches,
@@ -201,8 +202,9 @@ class EventSearch(EventDrafts):
             templates = bounded.templates(self.tables)
             mix = PipelineMix(templates, (1,) * len(templates))
             pairs = zip(templates, bounded.counts, strict=True)
-            pipelines = tuple(t.pipeline(n, self.lots) for t, n in pairs)
-            for plan in self.every_placement(Plan(bounded.micro_batch, pipelines)):
+            pipelines = tuple(self.maker.pipeline(t, n, len(templates)) for t, n in pairs)
+            unplaced = self.maker.fitted(Plan(bounded.micro_batch, pipelines))
+            for plan in self.every_placement(unplaced):
                 found = self.judge_plan(plan, replace(mix, together=plan.together))
                 if found is None or not found.keeps_limits:
                     continue
@@ -232,7 +234,7 @@ class EventSearch(EventDrafts):
         total = self.job.global_batch // mix.templates[0].micro_batch
         if not 1 <= mix.pipelines <= total:
             return None
-        found = self.judge_plan(plan_of(mix, total, self.lots), mix)
+        found = self.judge_plan(plan_of(mix, total, self.maker), mix)
         self._known[mix] = found
         return found
 
@@ -324,7 +326,7 @@ class EventSearch(EventDrafts):
         return self.alone if mix.pipelines == 1 else self.maker
 
     def variants(self, template: Template, total: int, maker: TemplateMaker) -> Iterator[Template]:
-        """Templates with one boundary, TP degree, recomputation, stage or lot changed."""
+        """Templates with one boundary, TP degree, stage or lot changed."""
         b, cuts, stages = template.micro_batch, template.cuts, template.stages
         for s in range(1, len(stages)):
             for step in (-1, 1):
@@ -334,9 +336,7 @@ class EventSearch(EventDrafts):
         for s, one in enumerate(stages):
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
-            options = [replace(one, tp=tp) for tp in near]
-            options += [replace(one, recompute=r) for r in self.recomputes if r != one.recompute]
-            for other in options:
+            for other in (replace(one, tp=tp) for tp in near):
                 if self.lots[other.lot].room(other.tp):
                     changed = (*stages[:s], other, *stages[s + 1 :])
                     yield maker.timed(changed, b, cuts)

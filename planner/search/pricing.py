@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import Template, TemplateMaker
+from planner.pipelines.stage_memory import TemplateStage
 from planner.search.stage_limits import StageTimeTables
 from planner.search.stage_times import Times
 from simulator.arrays import Bools, Floats, Ints

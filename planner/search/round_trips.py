@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.search.recomputation import Recomputation
 from planner.search.stage_limits import StageTimeTables
 from planner.search.stage_times import Neighbourhood, Times
 from simulator.arrays import Floats, Ints, prefix_sums
@@ -55,6 +56,9 @@ class RoundTrips:
     cases: Sequence[Neighbourhood]
     room: Floats
     """Micro batches that a stage may hold, by [choice, first layer, end]."""
+    again: Recomputation
+    again_s: Floats
+    """Seconds of recomputation, as in ``Recomputation.seconds``."""
     kinds: tuple[str, ...]
     leave: Floats
     """By [choice, GPU kind behind, boundary]: least seconds of a message, one way."""
@@ -73,6 +77,8 @@ class RoundTrips:
             times,
             tables.neighbourhoods(micro_batch, fewest, most),
             tables.room(micro_batch, fewest, most),
+            tables.again,
+            tables.again.seconds(micro_batch, fewest, most),
             kinds,
             np.array([[tables.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
             float(times.through.min(axis=0).sum()),
@@ -186,10 +192,10 @@ class _Search:
                         stage = _Stage(number, hop, case.end[number])
                         if beside >= case.fewest:
                             at = (kind, WHOLE, 0)
-                            self._add(found, at, after, k, stage, case.rest_alone[number])
+                            self._add(found, at, after, k, stage, _row(case.rest_alone, k, number))
                         if beside < most:
                             at = (kind, which, beside)
-                            self._add(found, at, after, k, stage, case.rest[number])
+                            self._add(found, at, after, k, stage, _row(case.rest, k, number))
         return found
 
     def _add(
@@ -221,6 +227,9 @@ class _Search:
         f = trips.times.forward[number][first, end][:, None]
         b = trips.times.backward[number][first, end][:, None]
         inputs = trips.times.inputs[number][first, end][:, None]
+        held = np.minimum(self.counts, k + 1)
+        again = trips.again.at(trips.again_s, held, (number, first, end))
+        b, inputs = b + again, inputs + again
         left = self.seconds - rest[first, end][:, None]
         own, once, later = f + b, f + inputs, np.maximum(n - k - 1, 0)
         allowed = np.where(n * own <= left * EASED, 0.0, -1.0)
@@ -241,7 +250,7 @@ class _Search:
             trip = after[end, used[0] : used[-1] + 1]
             trip += 2 * way[kept][:, :, None]
             trip[trip > allowed[:, None, :] * EASED] = np.inf
-            trip += once[:, :, None]
+            trip += once[:, None, :]
             self.work += trip.size
         whole = int(np.searchsorted(first, 1))
         if whole:
@@ -261,3 +270,9 @@ class _Search:
         else:
             for index, level in enumerate(row.tolist()):
                 into[rows, level] = np.minimum(into[rows, level], trip[:, index])
+
+
+def _row(table: Floats, behind: int, choice: int) -> Floats:
+    """The part of a table by [stages behind or 1, choice, first layer, end]."""
+    row: Floats = table[min(behind, len(table) - 1), choice]
+    return row

@@ -20,18 +20,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import TemplateMaker, TemplateStage, range_sums
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.pipelines.stage_memory import range_sums
 from planner.problem.inventory import Lot
-from planner.search.stage_times import Neighbourhood, StageOption, Times
+from planner.search.recomputation import Recomputation
+from planner.search.stage_times import BEHIND_MAX, Neighbourhood, StageOption, Times
 from planner.search.sync_bound import SyncBound
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.hardware.runtime_constants import platform_of
-from simulator.spec.plan import Recompute
+from simulator.spec.job import RecomputePolicy
 
 STAGES_BESIDE = (0, 1, 2, 4, 8, 1 << 30)
 """Upper ends of the ranges in which numbers of stages on one machine are bounded together."""
-BEHIND_MAX = 11
-"""Stages with more stages behind them are treated as having this many."""
 
 
 class StageTimeTables:
@@ -43,7 +43,7 @@ class StageTimeTables:
         lots: Sequence[Lot],
         *,
         degrees: Sequence[int],
-        recomputes: Sequence[Recompute],
+        recompute: RecomputePolicy,
         per_layer_sync: bool,
         typical: bool = False,
         divides: bool = False,
@@ -61,8 +61,9 @@ class StageTimeTables:
             for gpu in sorted(self.lot_of)
             for tp in degrees
             if any(lot.gpu == gpu and lot.room(tp) for lot in lots)
-            for recompute in recomputes
         )
+        self.recompute = recompute
+        self.again = Recomputation(maker, self.choices, self.lot_of)
         self._times: dict[int, Times] = {}
         self._room: dict[tuple[int, int], Floats] = {}
         self._rests: dict[tuple[int, int], Floats] = {}
@@ -94,7 +95,10 @@ class StageTimeTables:
         for choice in self.choices:
             times = costs.times(choice.gpu, tp=choice.tp, samples=micro_batch)
             back = costs.backward_by_layer(
-                choice.gpu, tp=choice.tp, samples=micro_batch, recompute=choice.recompute
+                choice.gpu,
+                tp=choice.tp,
+                samples=micro_batch,
+                recompute=self.again.stage(choice).least,
             )
             ahead_rows.append(times.forward)
             back_rows.append(back)
@@ -194,13 +198,13 @@ class StageTimeTables:
 
         It holds for any number of pipelines from ``fewest`` to ``most``.
         """
-        times = self.times(micro_batch)
-        forward, backward = times.forward, times.backward
-        work = forward + backward
+        times, again = self.times(micro_batch), self.again.seconds(micro_batch, fewest, most)
+        forward = times.forward
         sync = self._sync(fewest, most)
         optimizer = times.optimizer / (most if self.costs.job.zero else 1)
         start = self._start(times, fewest, most)
-        tail = self._tail(times, sync, optimizer, self._tied(fewest, most), start)
+        below = self.again.below_top(times, again)
+        tail = self._tail(times, sync, optimizer, self._tied(fewest, most), start, below)
         left = seconds - times.iteration_s[:, None, None] - times.ahead[:, :, None] - tail
         layers = times.layers
         behind_max = min(BEHIND_MAX, layers - 1)
@@ -210,20 +214,30 @@ class StageTimeTables:
         outward = (tp + k - 1) // max(lot.gpus_per_machine for lot in self.lots)
         behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
         behind = behind + np.maximum(outward - 1, 0) * times.leave_machine_s
-        slack = left[None] - np.where(k > 0, behind, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            straight = left / work
-            few = (slack - forward) / backward
-            many = np.where(few <= k + 1, few, (slack + k * forward) / work)
-            # Micro batch i returns before micro batch i + k + 1 starts.
-            rounds = np.floor(left[None] / (forward + times.inputs + behind) + 1e-9)
-            many = np.where(k > 0, np.minimum(many, (k + 1) * rounds), many)
-        if layers - 1 > behind_max:
-            # The last row also bounds all stages that are further ahead.
-            many[-1] = np.inf
-        count = np.floor(np.minimum(straight[None], many) + 1e-9)
-        room = self.room(micro_batch, fewest, most)
-        count = np.where(room[None] > k, count, np.minimum(count, room[None]))
+        slack = left - np.where(k > 0, behind, 0.0)
+
+        def counted(again: Floats) -> Floats:
+            backward = times.backward + again
+            work = forward + backward
+            with np.errstate(divide="ignore", invalid="ignore"):
+                straight = left / work
+                few = (slack - forward) / backward
+                many = np.where(few <= k + 1, few, (slack + k * forward) / work)
+                # Micro batch i returns before micro batch i + k + 1 starts.
+                rounds = np.floor(left / (forward + times.inputs + again + behind) + 1e-9)
+                many = np.where(k > 0, np.minimum(many, (k + 1) * rounds), many)
+            if layers - 1 > behind_max:
+                # The last row also bounds all stages that are further ahead.
+                many[-1] = np.inf
+            counts: Floats = np.floor(np.minimum(straight, many) + 1e-9)
+            return counts
+
+        count, room = counted(again), self.room(micro_batch, fewest, most)[None]
+        if self.again.is_chosen:
+            # Fewer micro batches than may be in flight need less recomputation.
+            fewer = np.minimum(np.minimum(counted(again[:1]), room), k)
+            count = np.where((room > k) & (count > k), count, fewer)
+        count = np.where(room > k, count, np.minimum(count, room))
         ranged = np.arange(layers + 1)[:, None] < np.arange(layers + 1)[None, :]
         return np.where(ranged, np.maximum(count, 0.0), 0.0)
 
@@ -262,12 +276,13 @@ class StageTimeTables:
         optimizer = times.optimizer / (pipelines[1] if self.costs.job.zero else 1)
         sync, tied = self._sync(*pipelines, stages), self._tied(*pipelines, stages)
         start = self._start(times, *pipelines)
+        below = self.again.below_top(times, self.again.seconds(micro_batch, *pipelines))
         out_s = times.leave - times.transfer
         rests = []
         for extra in (np.zeros_like(out_s), out_s):
             away = replace(times, home=times.home + extra)
             before = times.ahead + extra + times.iteration_s[:, None]
-            rests.append(before[:, :, None] + self._tail(away, sync, optimizer, tied, start))
+            rests.append(before[:, :, None] + self._tail(away, sync, optimizer, tied, start, below))
         last = self._last_s(sync, tied)
         end = np.concatenate([np.repeat(last[:, :1], times.layers, axis=1), last[:, 1:]], axis=1)
         end = end + optimizer[:, 0, :] + times.iteration_s[:, None]
@@ -326,15 +341,17 @@ class StageTimeTables:
         For one of ``pipelines`` pipelines; infinite where memory is too small.
         """
         times = self.times(micro_batch)
-        forward, backward = times.forward, times.backward
+        again = self.again.seconds(micro_batch, pipelines, pipelines)
         rest, room = self._rest_and_room(micro_batch, pipelines)
         k = np.arange(min(BEHIND_MAX, times.layers - 1) + 1)[:, None, None, None]
+        held = np.minimum(np.minimum(count, k[:, 0, 0, 0] + 1), len(again)) - 1
+        forward, backward = times.forward, times.backward + again[held]
         behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
         later = np.maximum(count - k - 1, 0)
         straight = count * (forward + backward)
         waiting = forward + behind + count * backward + later * forward
-        rounds = -(-count // (k + 1)) * (forward + times.inputs + behind)
-        spent = np.maximum(straight[None], np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
+        rounds = -(-count // (k + 1)) * (forward + times.inputs + again[held] + behind)
+        spent = np.maximum(straight, np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
         ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
         fits = room[None] >= np.minimum(count, k + 1)
         seconds: Floats = np.where(ranged & fits, spent, np.inf)
@@ -354,45 +371,60 @@ class StageTimeTables:
         Exactly ``behind`` stages are behind them.
         """
         times = self.times(micro_batch)
-        rest, room = (
-            table[where][:, None] for table in self._rest_and_room(micro_batch, pipelines)
-        )
-        forward, backward = times.forward[where][:, None], times.backward[where][:, None]
+        again = self.again.seconds(micro_batch, pipelines, pipelines)
+        rests, rooms = self._rest_and_room(micro_batch, pipelines)
+        rest = rests[(min(behind, len(rests) - 1), *where)][:, None]
+        room = rooms[where][:, None]
         n = np.arange(1, most + 1)
+        forward = times.forward[where][:, None]
+        more = self.again.at(again, np.minimum(n, behind + 1), where)
+        backward = times.backward[where][:, None] + more
         spent = n * (forward + backward)
         if behind:
             choice, _, end = where
             back = (times.behind[choice, end] + (behind - 1) * times.hop_s)[:, None]
             later = np.maximum(n - behind - 1, 0)
             spent = np.maximum(spent, forward + back + n * backward + later * forward)
-            inputs = times.inputs[where][:, None]
+            inputs = times.inputs[where][:, None] + more
             spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + inputs + back))
         seconds: Floats = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
         return seconds
 
-    def index_of(self, gpu: str, tp: int, recompute: Recompute) -> int:
+    def index_of(self, gpu: str, tp: int) -> int:
         """Index of a stage option."""
-        return self._index[StageOption(gpu, tp, recompute)]
+        return self._index[StageOption(gpu, tp, self.recompute)]
 
     def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Floats, Floats]:
         """Seconds of a stage besides its passes, and micro batches that fit its memory.
 
-        By [choice, first layer, end], for one of ``pipelines`` pipelines.
+        By [choice, first layer, end], the first also by [stages behind or 1], for one of
+        ``pipelines`` pipelines.
         """
         key = (micro_batch, pipelines)
         if key not in self._rests:
             times = self.times(micro_batch)
-            sync = self._sync(pipelines, pipelines)
+            both = (pipelines, pipelines)
+            sync = self._sync(*both)
             optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
-            start = self._start(times, pipelines, pipelines)
-            tail = self._tail(times, sync, optimizer, self._tied(pipelines, pipelines), start)
+            start, tied = self._start(times, *both), self._tied(*both)
+            below = self.again.below_top(times, self.again.seconds(micro_batch, *both))
+            tail = self._tail(times, sync, optimizer, tied, start, below)
             self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
         return self._rests[key], self.room(micro_batch, pipelines, pipelines)
 
     def _tail(
-        self, times: Times, sync: Floats, optimizer: Floats, tied: Floats, start: float
+        self,
+        times: Times,
+        sync: Floats,
+        optimizer: Floats,
+        tied: Floats,
+        start: float,
+        below_top: Floats,
     ) -> Floats:
-        """Least seconds from a stage's last backward to the end of the iteration."""
+        """Least seconds from a stage's last backward to the end of the iteration.
+
+        By [stages behind or 1, choice, first layer, end].
+        """
         layers = times.layers
         last = self._last_s(sync, tied)
         way = np.zeros_like(times.home) if self.divides else times.home + start
@@ -407,12 +439,12 @@ class StageTimeTables:
             ranges[:, 0, 1:layers] += tied[:, :1]
             ranges[:, 0, layers] += tied[:, 1]
         if not self.per_layer_sync:
-            serial: Floats = np.maximum(home, ranges + optimizer)
+            serial: Floats = np.maximum(home, ranges + optimizer)[None]
             return serial
         # The topmost layer is synchronised while those below still run their last backward; under
         # gloo, whatever takes longest may.
         sent = times.last_send[:, None, None] * (np.arange(layers + 1) > 0)[None, :, None]
-        beside = np.maximum(ranges - times.below_top - sent, 0.0)
+        beside = np.maximum(ranges - below_top - sent, 0.0)
         tail: Floats = np.maximum(home, beside + optimizer)
         return tail
 
@@ -432,12 +464,8 @@ class StageTimeTables:
         if key not in self._room:
             self._room[key] = np.stack(
                 [
-                    self.maker.most_in_flight(
-                        TemplateStage(self.lot_of[choice.gpu], choice.tp, choice.recompute),
-                        micro_batch,
-                        pipelines,
-                    )
-                    for choice in self.choices
+                    self.maker.memory.most_in_flight(stage, micro_batch, pipelines)
+                    for stage in map(self.again.stage, self.choices)
                 ]
             )
         return self._room[key]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.arrays import Floats, Ints
-from simulator.spec.plan import Recompute
+from simulator.spec.job import RecomputePolicy
+
+BEHIND_MAX = 11
+"""Stages with more stages behind them are treated as having this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +17,15 @@ class StageOption:
 
     gpu: str
     tp: int
-    recompute: Recompute
+    recompute: RecomputePolicy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """Times of stages of one micro batch size; arrays are [choice, first layer, end]."""
+    """Times of stages of one micro batch size; arrays are [choice, first layer, end].
+
+    Under the policy ``auto`` they count no recomputation: ``recomputation`` has it.
+    """
 
     micro_batch: int
     choices: tuple[StageOption, ...]
@@ -70,8 +76,8 @@ class Neighbourhood:
     """A case of what else a stage's machine holds; arrays are by choice, as in ``Times``."""
 
     rest: Floats
-    """By [choice, first layer, end]: least seconds of an iteration before the stage's first pass
-    and after its last one, where the stage before it may be on its machine."""
+    """By [stages behind or 1, choice, first layer, end]: least seconds of an iteration before the
+    stage's first pass and after its last one, where the stage before may be on its machine."""
     rest_alone: Floats
     """``rest`` where the stage before is on another machine."""
     end: Floats

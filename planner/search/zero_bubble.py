@@ -52,7 +52,7 @@ def _better_neighbour(
         if mix in climbed or not 1 <= mix.pipelines <= total:
             continue
         climbed.add(mix)
-        found = search.judge_plan(divided(plan_of(mix, total, search.lots)), mix)
+        found = search.judge_plan(divided(plan_of(mix, total, search.maker)), mix)
         if found is not None and found.score < best.score:
             return found
     return None

@@ -17,7 +17,8 @@ OTHER_SHAPE = 0.046
 """Error that is added where pipelines differ in depth, micro batch size or recomputation."""
 OTHER_TP = 0.07
 """Error that is added where the work runs under another TP degree."""
-Key = Callable[[Pipeline, Stage, Place], Hashable]
+Key = Callable[[Pipeline, Stage, Place, bool], Hashable]
+"""Of layers of a stage at a place that are recomputed or not, what errors depend on."""
 
 
 def difference_error(
@@ -36,9 +37,9 @@ def difference_error(
     sizes = {id(p): plan.micro_batch_size for plan in (one, other) for p in plan.pipelines}
     return math.hypot(
         REPEATED,
-        OTHER_SHAPE * moved(lambda p, s, _: (sizes[id(p)], len(p.stages), s.recompute)),
-        OTHER_TP * moved(lambda _, stage, __: stage.tp),
-        math.hypot(one_error, other_error) * moved(lambda _, __, place: place.gpu),
+        OTHER_SHAPE * moved(lambda p, _, __, again: (sizes[id(p)], len(p.stages), again)),
+        OTHER_TP * moved(lambda _, stage, *__: stage.tp),
+        math.hypot(one_error, other_error) * moved(lambda _, __, place, ___: place.gpu),
     )
 
 
@@ -53,10 +54,12 @@ def _work(plan: Plan, key: Key) -> dict[Hashable, float]:
     work: dict[Hashable, float] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            layers = stage.layers[1] - stage.layers[0]
-            each = pipeline.micro_batches * layers / sum(stage.split)
-            for place, share in zip(stage.places, stage.split, strict=True):
-                name = key(pipeline, stage, place)
-                work[name] = work.get(name, 0.0) + each * share
+            again = stage.recomputed
+            kept = stage.layers[1] - stage.layers[0] - again
+            for is_again, layers in ((True, again), (False, kept)):
+                each = pipeline.micro_batches * layers / sum(stage.split)
+                for place, share in zip(stage.places, stage.split, strict=True) if each else ():
+                    name = key(pipeline, stage, place, is_again)
+                    work[name] = work.get(name, 0.0) + each * share
     total = sum(work.values())
     return {name: amount / total for name, amount in work.items()}

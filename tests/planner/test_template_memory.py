@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 
-from planner.pipelines.pipeline_template import TemplateMaker, TemplateStage
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.pipelines.stage_memory import TemplateStage, room_of
 from planner.problem.inventory import lots_of
 from simulator.cluster.place_facts import PlaceFacts
+from simulator.spec.plan import Plan, Recompute
 from tests.planner.search.test_bound import just_enough
-from tests.simulator.worlds import random_plan, random_world
+from tests.simulator.worlds import random_plan, random_world, small_model, world_of
 
 
 @pytest.mark.sim
@@ -38,9 +41,54 @@ def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(exa
                         PlaceFacts, "capacity_bytes", return_value=device.total * factor
                     ):
                         maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
-                        most = maker.most_in_flight(one, plan.micro_batch_size, len(plan.pipelines))
+                        most = maker.memory.most_in_flight(
+                            one, plan.micro_batch_size, len(plan.pipelines)
+                        )
                     first, end = stage.layers
                     fits = most[first, end] >= held
                     assert fits == (factor > 1) or (fits and by_owner), (seed, pipeline, number)
                 stages += 1
     assert stages > examples
+
+
+@pytest.mark.sim
+def test_as_few_layers_are_recomputed_as_the_memory_model_requires(examples: int) -> None:
+    """Any number is tried. Where parts of layers have one owner each, tables may promise more."""
+    shares = 0
+    for seed in range(examples):
+        rng = random.Random(f"fewest {seed}")
+        job = random_world(rng).job
+        world = world_of(replace(job, model=small_model(layers=rng.randint(6, 14), family="opt")))
+        plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        judge = world.estimator
+        lots = lots_of(just_enough(plan, world), judge.sites)
+        s = rng.randrange(len(plan.pipelines[0].stages))
+        stage = plan.pipelines[0].stages[s]
+        held = min(plan.pipelines[0].micro_batches, len(plan.pipelines[0].stages) - s)
+        ways = ("none", *range(1, stage.layers[1] - stage.layers[0]), "full")
+        devices = [judge.estimate(recomputing(plan, s, how)).memory[0][s] for how in ways]
+        needed = [device.total for device in devices]
+        capacity = rng.uniform(min(needed), max(needed) * 1.001)
+        fewest = next(n for n, total in enumerate(needed) if total <= capacity)
+        lot = next(n for n, one in enumerate(lots) if one.place == stage.place)
+        one = TemplateStage(lot, stage.tp, "auto")
+        asked = one, plan.micro_batch_size
+        with patch.object(PlaceFacts, "capacity_bytes", return_value=capacity):
+            memory = TemplateMaker(judge.costs, judge.network, judge.sites, lots).memory
+            least = memory.fewest_recomputed(*asked, len(plan.pipelines), held)[stage.layers]
+            room = room_of(replace(devices[0], capacity=capacity))
+            found = memory.recomputed(*asked, stage.layers, in_flight=held, room=room)
+        assert least <= fewest, seed
+        again = replace(stage, recompute=found).recomputed
+        assert needed[again] == needed[fewest], seed
+        assert again >= fewest, seed
+        shares += isinstance(found, int)
+    assert shares > examples / 20
+
+
+def recomputing(plan: Plan, stage: int, how: Recompute | int) -> Plan:
+    """The plan with another recomputation of one stage of the first pipeline."""
+    first, *others = plan.pipelines
+    stages = list(first.stages)
+    stages[stage] = replace(stages[stage], recompute=how)
+    return replace(plan, pipelines=(replace(first, stages=tuple(stages)), *others))

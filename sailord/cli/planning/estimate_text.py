@@ -87,12 +87,12 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
     for p, pipeline in enumerate(plan.pipelines):
         owning = plan.owning_stages(pipeline)
         for s, stage in enumerate(owning):
-            chunks = [each.layers for each in pipeline.stages[s :: len(owning)]]
+            chunks = pipeline.stages[s :: len(owning)]
             device = estimate.memory[p][s]
             place = stage.places[0]
             row = [
                 str(s),
-                ", ".join(f"{first}-{end - 1}" for first, end in chunks),
+                ", ".join(map(_layers, chunks)),
                 _devices(stage),
                 place.zone,
                 str(pipeline.micro_batches),
@@ -113,6 +113,13 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
     text = table(header, listed[:ROWS_MAX])
     rest = len(listed) - ROWS_MAX
     return text + (f"\n... and {rest} more (--json has them all)" if rest > 0 else "")
+
+
+def _layers(stage: Stage) -> str:
+    """Return the layers of a stage, and how many of the first ones are recomputed: 0-7 (3 again)"""
+    first, end = stage.layers
+    some = "all" if stage.recompute == "full" else str(stage.recomputed)
+    return f"{first}-{end - 1}" + (f" ({some} again)" if stage.recomputed else "")
 
 
 def _devices(stage: Stage) -> str:

@@ -16,8 +16,9 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.families import build_model
-from simulator.spec.job import Job, Objective
+from simulator.spec.job import Job, Objective, RecomputePolicy
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.planner.search.tight_plans import any_recomputation, just_fitting
 from tests.simulator.worlds import (
     GPUS_PER_MACHINE,
     World,
@@ -53,14 +54,16 @@ def just_enough(plan: Plan, world: World) -> Cluster:
     )
 
 
-def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> EventBound:
+def bound_of(
+    plan: Plan, world: World, lots: tuple[Lot, ...], goal: str, policy: RecomputePolicy = "auto"
+) -> EventBound:
     """The bound over all plans of the plan's micro batch size on these GPUs."""
     judge = world.estimator
     tables = StageTimeTables(
         TemplateMaker(judge.costs, judge.network, judge.sites, lots),
         lots,
         degrees=(1, 2, 4),
-        recomputes=("none", "full"),
+        recompute=policy,
         per_layer_sync=judge.overlaps,
     )
     objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
@@ -87,14 +90,17 @@ def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        plan, policy = any_recomputation(rng, plan)
         lots = lots_of(just_enough(plan, world), world.estimator.sites)
         plan = placed_somehow(plan, rng)
-        estimate = world.estimator.estimate(plan)
-        usd = estimate.money.total_usd
-        if not estimate.fits or usd is None:
-            continue
-        score = usd if goal == "cost" else estimate.iteration_s
-        bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * score)
+        with just_fitting(rng, world, plan):
+            estimate = world.estimator.estimate(plan)
+            usd = estimate.money.total_usd
+            if not estimate.fits or usd is None:
+                continue
+            score = usd if goal == "cost" else estimate.iteration_s
+            bound = bound_of(plan, world, lots, goal, policy)
+            bounds = bound.bounds(2 * estimate.iteration_s, 2 * score)
         assert bounds.objective <= score, seed
         assert bounds.seconds <= estimate.iteration_s, seed
 

@@ -14,9 +14,10 @@ from simulator.api import Measurements, estimator
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan, check_plan_for_job
+from simulator.inputs.plan_file import plan_to_json, read_plan
 from simulator.models.presets import preset
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 
 PLACE = Place("A100-40", "a2-highgpu-8g", "us-central1-a")
 CLUSTER = Cluster(
@@ -110,6 +111,22 @@ def test_each_variant_keeps_the_rules_and_its_device_groups() -> None:
         for p in one.pipelines
     ]
     assert [9, 8, 8, 9] in layers
+
+
+def test_chunks_recompute_as_many_layers_together_as_their_stage() -> None:
+    """The first chunks do: they hold the most micro batches."""
+    plan = plan_of((0, 9, 17, 25, 34), 8, 8)
+    numbers: tuple[Recompute | int, ...] = (7, "none", "full", 2)
+    stages = zip(plan.pipelines[0].stages, numbers, strict=True)
+    stages_of = tuple(replace(stage, recompute=number) for stage, number in stages)
+    pipelines = tuple(replace(each, stages=stages_of) for each in plan.pipelines)
+    for one in in_chunks(replace(plan, pipelines=pipelines)):
+        assert read_plan(plan_to_json(one)) == one
+        chunks = one.pipelines[0].stages
+        assert sum(chunk.recomputed for chunk in chunks[0::4]) == 7
+        assert {chunk.recompute for chunk in chunks[1::4]} == {"none"}
+        assert {chunk.recompute for chunk in chunks[2::4]} == {"full"}
+        assert (chunks[3].recompute, chunks[7].recompute) in {(2, "none"), ("full", "none")}
 
 
 def test_micro_batches_are_shared_out_in_whole_rounds() -> None:

@@ -19,7 +19,7 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.layer_costs.profile import LayerSizes, Timing
-from simulator.spec.plan import Pipeline, Plan, Stage
+from simulator.spec.plan import Pipeline, Plan, Recompute, Stage
 from tests.planner.small_cases import SmallCase, is_possible, random_case
 
 CASES = 80
@@ -41,14 +41,23 @@ def every_pipeline(case: SmallCase) -> list[tuple[Stage, ...]]:
             if sum(tp for _, tp in cells) > gpus:
                 continue
             for inner in itertools.combinations(range(1, layers), stages - 1):
-                cuts = (0, *inner, layers)
-                found.append(
-                    tuple(
-                        Stage((cuts[s], cuts[s + 1]), tp, (place,))
-                        for s, (place, tp) in enumerate(cells)
+                spans = list(itertools.pairwise((0, *inner, layers)))
+                ways = [every_recomputation(case, span) for span in spans]
+                for chosen in itertools.product(*ways):
+                    found.append(
+                        tuple(
+                            Stage(span, tp, (place,), way)
+                            for span, (place, tp), way in zip(spans, cells, chosen, strict=True)
+                        )
                     )
-                )
     return found
+
+
+def every_recomputation(case: SmallCase, layers: tuple[int, int]) -> list[Recompute | int]:
+    """What a stage may recompute."""
+    if case.job.recompute == "auto":
+        return ["none", *range(1, layers[1] - layers[0]), "full"]
+    return [case.job.recompute]
 
 
 def every_plan(case: SmallCase) -> Iterator[Plan]:
@@ -91,7 +100,7 @@ def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
         TemplateMaker(judge.costs, judge.network, judge.sites, lots),
         lots,
         degrees=(1, 2, 4),
-        recomputes=("none",),
+        recompute=case.job.recompute,
         per_layer_sync=judge.overlaps,
     )
     sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
@@ -173,3 +182,36 @@ def test_no_placement_is_better_than_the_planners(examples: int) -> None:
         answer = assert_none_is_better(case, seed)
         chosen.add(answer.plan.together if answer.plan is not None else None)
     assert chosen == {None, 1}, "both placements are best somewhere"
+
+
+def case_where_recomputation_matters(rng: random.Random, goal: str) -> SmallCase:
+    """One or two GPUs that hold about the activations of one micro batch of the whole model."""
+    case = random_case(rng, gpus_max=2, layers_max=6, kinds_max=1, batch=4, goal=goal)
+    layers = len(case.job.model.layers)
+    room = case.cluster.catalogue.gpu(case.cluster.pools[0].gpu).memory_bytes / 4
+    kept = [int(room / layers * rng.uniform(0.3, 1.4)) for _ in range(layers)]
+    sizes = {
+        tp: LayerSizes((10**6,) * layers, (10**6,) * layers, tuple(n // tp for n in kept))
+        for tp in (1, 2, 4)
+    }
+    return replace(
+        case,
+        job=replace(case.job, recompute="auto", max_tp=2),
+        measurements=replace(case.measurements, known=replace(case.profile, sizes=sizes)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_recomputes_better_than_the_planners(goal: str, examples: int) -> None:
+    """The fewest layers that fit are at least as good as any other number."""
+    shares = 0
+    cases = max(20, examples // 5)
+    for seed in range(cases):
+        case = case_where_recomputation_matters(random.Random(f"recompute {seed}"), goal)
+        answer = assert_none_is_better(case, seed)
+        if answer.plan is not None:
+            stages = (stage for pipeline in answer.plan.pipelines for stage in pipeline.stages)
+            shares += any(isinstance(stage.recompute, int) for stage in stages)
+    assert shares > cases / 5

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.pipelines.pipeline_mix import PipelineMix
-from planner.pipelines.pipeline_template import Template, TemplateStage
+from planner.pipelines.pipeline_template import Template
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import Question

@@ -21,6 +21,7 @@ from simulator.network import network
 from simulator.spec.plan import Pipeline, Plan, Schedule
 from tests.planner.search.test_bound import just_enough, placed_somehow
 from tests.planner.search.test_zero_bubble import put_shares
+from tests.planner.search.tight_plans import any_recomputation, just_fitting
 from tests.simulator.worlds import World, random_plan, random_world
 
 
@@ -59,9 +60,15 @@ def least_seconds(
         choice, (case, is_alone) = choices[s], cases[s]
         f, e = pipeline.stages[s].layers
         table, times = trips.cases[case], trips.times
-        rest = (table.rest_alone if is_alone else table.rest)[choice, f, e]
+        rests = table.rest_alone if is_alone else table.rest
+        rest = rests[min(k, len(rests) - 1), choice, f, e]
         forward, backward = times.forward[choice, f, e], times.backward[choice, f, e]
-        own, once, hop_s = forward + backward, forward + times.inputs[choice, f, e], 0.0
+        if trips.again.is_chosen:
+            again = trips.again_s[min(n, k + 1, len(trips.again_s)) - 1, choice, f, e]
+        else:
+            again = 0.0
+        backward += again
+        own, once, hop_s = forward + backward, forward + times.inputs[choice, f, e] + again, 0.0
         if k:
             behind = trips.kinds.index(pipeline.stages[s + 1].place.gpu)
             is_near = not cases[s + 1][1]
@@ -98,6 +105,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        plan, policy = any_recomputation(rng, plan)
         lots = lots_of(just_enough(plan, world), world.estimator.sites)
         plan = placed_somehow(plan, rng)
         judge = world.estimator
@@ -108,7 +116,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
-            recomputes=("none", "full"),
+            recompute=policy,
             per_layer_sync=judge.overlaps,
             divides=schedule == "zero-bubble",
         )
@@ -116,12 +124,11 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
         prices = np.array([price[choice.gpu] * choice.tp for choice in tables.choices])
         number = len(plan.pipelines)
         fewest = rng.randint(max(1, number - 1), number)
-        trips = RoundTrips.of(tables, plan.micro_batch_size, fewest, number + rng.randint(0, 1))
+        upto = number + rng.randint(0, 1)
+        with just_fitting(rng, world, plan):
+            trips = RoundTrips.of(tables, plan.micro_batch_size, fewest, upto)
         for pipeline, cases in zip(plan.pipelines, cases_of(plan, trips, world), strict=True):
-            choices = [
-                tables.index_of(stage.place.gpu, stage.tp, stage.recompute)
-                for stage in pipeline.stages
-            ]
+            choices = [tables.index_of(stage.place.gpu, stage.tp) for stage in pipeline.stages]
             least_s = least_seconds(trips, choices, pipeline, cases)
             assert least_s <= estimate.iteration_s * (1 + 1e-9), seed
             # So does what is known of each stage without the others.

@@ -14,6 +14,7 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import event_estimator, sync_rings
 from simulator.network import network
 from tests.planner.search.test_bound import just_enough
+from tests.planner.search.tight_plans import any_recomputation, just_fitting
 from tests.simulator.worlds import random_plan, random_world
 
 
@@ -31,7 +32,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
-            recomputes=("none", "full"),
+            recompute="none",
             per_layer_sync=judge.overlaps,
         )
         sums = [job for _, job in judge.details(plan).sync if job.algorithm != "broadcast"]
@@ -62,6 +63,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
         rng = random.Random(f"stage floors {seed}")
         world = random_world(rng, over_tcp=seed % 2 == 1)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        plan, policy = any_recomputation(rng, plan)
         judge = world.estimator
         lots = lots_of(just_enough(plan, world), judge.sites)
         estimate = judge.estimate(plan)
@@ -71,18 +73,19 @@ def test_no_pipeline_is_quicker_than_its_stages(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
-            recomputes=("none", "full"),
+            recompute=policy,
             per_layer_sync=judge.overlaps,
         )
         for pipeline in plan.pipelines:
             for number, stage in enumerate(pipeline.stages):
-                choice = tables.index_of(stage.place.gpu, stage.tp, stage.recompute)
+                choice = tables.index_of(stage.place.gpu, stage.tp)
                 first, end = stage.layers
-                seconds = tables.stage_s(
-                    plan.micro_batch_size,
-                    pipeline.micro_batches,
-                    len(plan.pipelines),
-                    behind=len(pipeline.stages) - 1 - number,
-                    where=(choice, np.array([first]), np.array([end])),
-                )
+                with just_fitting(random.Random(seed), world, plan):
+                    seconds = tables.stage_s(
+                        plan.micro_batch_size,
+                        pipeline.micro_batches,
+                        len(plan.pipelines),
+                        behind=len(pipeline.stages) - 1 - number,
+                        where=(choice, np.array([first]), np.array([end])),
+                    )
                 assert seconds[0, -1] <= estimate.iteration_s * (1 + 1e-9), seed

@@ -22,11 +22,11 @@ from simulator.arrays import Floats
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.roofline import Roofline
-from simulator.spec.job import Goal
-from simulator.spec.plan import Recompute
+from simulator.spec.job import Goal, RecomputePolicy
 from tests.planner.search.test_bound import just_enough, placed_somehow
 from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB, plan_of
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
+from tests.planner.search.tight_plans import any_recomputation, just_fitting
 from tests.planner.small_cases import is_possible
 from tests.simulator.worlds import random_plan, random_world
 
@@ -117,7 +117,7 @@ def put_shares(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 def tables_of(
     judge: EventEstimator,
     lots: tuple[Lot, ...],
-    recomputes: tuple[Recompute, ...],
+    recompute: RecomputePolicy,
     degrees: tuple[int, ...] = (1, 2, 4),
 ) -> StageTimeTables:
     maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
@@ -125,7 +125,7 @@ def tables_of(
         maker,
         lots,
         degrees=degrees,
-        recomputes=recomputes,
+        recompute=recompute,
         per_layer_sync=judge.overlaps,
         divides=True,
     )
@@ -172,22 +172,24 @@ def test_no_plan_is_below_the_bound(
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        plan, policy = any_recomputation(rng, plan)
         lots = lots_of(just_enough(plan, world), world.estimator.sites)
         plan = placed_somehow(plan, rng)
-        estimate = world.estimator.estimate(plan)
-        usd = estimate.money.total_usd
-        if not estimate.fits or usd is None:
-            continue
-        score = usd if goal == "cost" else estimate.iteration_s
-        bounds = EventBound(
-            tables_of(world.estimator, lots, ("none", "full")),
-            lots,
-            (),
-            Limits(replace(world.job.objective, goal=goal)),
-            plan.samples_per_iteration,
-            [plan.micro_batch_size],
-            gap=1e-9,
-        ).bounds(2 * estimate.iteration_s, 2 * score)
+        with just_fitting(rng, world, plan):
+            estimate = world.estimator.estimate(plan)
+            usd = estimate.money.total_usd
+            if not estimate.fits or usd is None:
+                continue
+            score = usd if goal == "cost" else estimate.iteration_s
+            bounds = EventBound(
+                tables_of(world.estimator, lots, policy),
+                lots,
+                (),
+                Limits(replace(world.job.objective, goal=goal)),
+                plan.samples_per_iteration,
+                [plan.micro_batch_size],
+                gap=1e-9,
+            ).bounds(2 * estimate.iteration_s, 2 * score)
         assert bounds.objective <= score, seed
         assert bounds.seconds <= estimate.iteration_s, seed
 
@@ -226,7 +228,7 @@ def test_no_plan_of_a_small_case_is_below_its_bound(
         lots = lots_of(case.cluster, judge.sites)
         sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
         bounds = EventBound(
-            tables_of(judge, lots, ("none",)),
+            tables_of(judge, lots, "none"),
             lots,
             (),
             Limits(case.job.objective),

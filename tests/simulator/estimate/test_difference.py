@@ -64,6 +64,13 @@ def test_another_tp_degree_counts_for_the_layers_that_it_runs() -> None:
     assert error(BASE, other) == pytest.approx(math.hypot(REPEATED, OTHER_TP / 2))
 
 
+def test_recomputed_layers_count_by_themselves() -> None:
+    some = plan_of(replace(HALVES[0], recompute=3), HALVES[1])
+    assert error(BASE, some) == pytest.approx(math.hypot(REPEATED, OTHER_SHAPE * 3 / 8))
+    fewer = plan_of(replace(HALVES[0], recompute=2), HALVES[1])
+    assert error(fewer, some) == pytest.approx(math.hypot(REPEATED, OTHER_SHAPE / 8))
+
+
 def test_kinds_of_gpus_have_independent_errors() -> None:
     other = plan_of(HALVES[0], replace(HALVES[1], places=(V100,)))
     assert error(BASE, other) == pytest.approx(math.hypot(REPEATED, 0.5 / 2))
