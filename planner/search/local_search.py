@@ -336,6 +336,12 @@ class EventSearch(EventDrafts):
         for s, one in enumerate(stages):
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
+            if one.recompute == "auto":
+                # The layers as they would be if this stage took longer.
+                slower = (*stages[:s], replace(one, recompute="full"), *stages[s + 1 :])
+                lighter = maker.template(slower, b, total)
+                if lighter is not None and lighter.cuts != cuts:
+                    yield maker.timed(stages, b, lighter.cuts)
             for other in (replace(one, tp=tp) for tp in near):
                 if self.lots[other.lot].room(other.tp):
                     changed = (*stages[:s], other, *stages[s + 1 :])

@@ -147,9 +147,9 @@ def test_each_stage_of_a_deep_pipeline_keeps_its_limits(
     assert isinstance(judge, EventEstimator)
     plan = divided(plan_of((0, 5, 9, 13, 17, 21, 25, 29, 34), count))
     seconds = judge.estimate(plan).iteration_s * (1 + 1e-9)
-    tables = tables_of(judge, lots_of(CLUSTER, judge.sites), ("full",), degrees=(1,))
+    tables = tables_of(judge, lots_of(CLUSTER, judge.sites), "full", degrees=(1,))
     most, stages = tables.most(1, seconds, 1, 1), plan.pipelines[0].stages
-    choice = tables.index_of("A100-40", 1, "full")
+    choice = tables.index_of("A100-40", 1)
     for s, each in enumerate(stages):
         assert most[len(stages) - 1 - s, choice, *each.layers] >= count, s
     trips = RoundTrips.of(tables, 1, 1, 1)
