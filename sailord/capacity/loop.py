@@ -87,7 +87,7 @@ class CapacityLoop:
     clock: Clock
     tell: Callable[[str, str, bool], None] = lambda _job, _text, _is_at_risk: None
     """Tells what is rented for the deadline of a job, and whether the deadline is at risk."""
-    ended: Callable[[str, str], None] = lambda _name, _id: None
+    ended: Callable[[str, str], None] | None = None
     """Told, on a thread, the name and the number of each instance that is no more."""
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """A globally unique id."""
@@ -159,7 +159,7 @@ class CapacityLoop:
             if _there(self.state) != _there(before):
                 self._moved.set()
                 self._unsaved.set()
-            if isinstance(event, model.Observed):
+            if isinstance(event, model.Observed) and self.ended is not None:
                 for id_ in before.machines.keys() - self.state.machines.keys():
                     name = before.machines[id_].instance.name
                     self._tasks.start(asyncio.to_thread(self.ended, name, id_))

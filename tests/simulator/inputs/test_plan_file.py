@@ -395,9 +395,6 @@ def test_problem_of_many_stages_is_reported_once() -> None:
     assert "(and so in 999 more stages)" in lost
 
 
-# Properties
-
-
 PLACES = st.builds(
     Place,
     gpu=st.sampled_from(["A100-40", "T4", "x"]),
