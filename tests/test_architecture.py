@@ -56,11 +56,12 @@ WINGS: dict[str, dict[str, str]] = {
     "worker": {
         "types": "",
         "plain_file": "",
+        "forked_process": "",
         "spec_protocol": "",
         "layout": "types simulator",
         "devices": "simulator",
         "distributed": "devices",
-        "data": "simulator",
+        "data": "simulator forked_process",
         "data.sources": "data",
         "data.datasets": "data.sources",
         "profiling": "layout",

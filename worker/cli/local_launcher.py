@@ -7,7 +7,6 @@ Ranks send JSON lines to the parent, which also notices their exits at once.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from simulator.documents.problems import InputError, Problem
+from worker.forked_process import end_with_parent
 from worker.profiling.activity_board import ActivityBoard
 from worker.script.script_error import print_script_traceback, sentence
 from worker.types import ACTIVITIES, Activity
@@ -40,7 +40,6 @@ _REPORT_S = 1.0
 """Seconds for the other ranks to report after one has failed."""
 _EXIT_S = 60.0
 """Seconds for the other ranks to exit after one has exited successfully."""
-_PR_SET_PDEATHSIG = 1
 
 # The last message of a rank: a peer failed, it failed itself, or the input was wrong.
 _BROKEN, _FAILED, _REFUSED = "broken", "failed", "refused"
@@ -299,12 +298,7 @@ def _run_rank(body: Body, number: int, writing: int, parent: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # The parent died before prctl took effect.
-        # The parent alone decides when to end.
-        for each in _ENDING:
-            signal.signal(each, signal.SIG_IGN)
+        end_with_parent(parent, ignored=_ENDING)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
         def send(message: dict[str, Any]) -> None:

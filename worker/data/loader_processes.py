@@ -7,7 +7,6 @@ drawn at random depends on the sample alone, so a batch does not depend on who l
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import stat
@@ -20,10 +19,10 @@ from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DataSource, Samples
+from worker.forked_process import end_with_parent
 
 Micro = tuple[int, range]
 """A micro batch: the step, and the positions of its samples in the step's batch."""
-_PR_SET_PDEATHSIG = 1
 
 
 class LoaderProcesses:
@@ -121,13 +120,7 @@ def _sentence(error: Exception) -> str:
 
 def _begin_process(parent: int) -> None:
     """Make a forked process one that only loads."""
-    # It ends with its parent, however that ends.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    # The parent decides what signals to both of them mean.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    end_with_parent(parent, ignored=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     _let_go_of_sockets()
 
 
