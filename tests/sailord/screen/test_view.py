@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -28,9 +29,10 @@ STORM = json.loads((HERE / "storm.json").read_text(encoding="utf-8"))
 
 def eight() -> Seen:
     """The storm as it was recorded."""
+    storm = copy.deepcopy(STORM)  # Some tests change it.
     seen = Seen()
-    seen.take(STORM["status"], STORM["nodes"], STORM["events"])
-    seen.losses = [tuple(pair) for pair in STORM["losses"]]
+    seen.take(storm["status"], storm["nodes"], storm["events"])
+    seen.losses = [tuple(pair) for pair in storm["losses"]]
     seen.say("b1 is killed, and its memory is lost", STORM["status"]["at"])
     return seen
 
