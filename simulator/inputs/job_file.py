@@ -249,7 +249,7 @@ def _data(table: Table) -> Data:
         images=images,
         labels=labels,
         samples=table.integers("samples"),
-        num_workers=table.integer("num_workers", default=0, least=0),
+        num_workers=table.integer("num_workers", default=0, least=0, most=256),
     )
     table.finish()
     return data

@@ -7,6 +7,8 @@ drawn at random depends on the sample alone, so a batch does not depend on who l
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -34,41 +36,49 @@ class LoaderProcesses:
         """``following`` returns the micro batch after one, if there is one."""
         self._source, self._following, self._processes = source, following, processes
         self._next: Micro | None = None
-        self._running: Iterator[Samples | None] | None = None
+        self._running: Iterator[Samples | str] | None = None
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         """Return a micro batch; others than the expected one start the processes anew."""
         assert isinstance(positions, range), "a rank's micro batches are ranges"
+        if self._processes == 0:
+            return self._source.batch(step, positions)
         micro = (step, positions)
-        if self._running is None or micro != self._next:
-            self.close()
-            self._running = self._started(micro)
-        self._next = self._following(micro)
         try:
+            if self._running is None or micro != self._next:
+                self.close()
+                self._running = self._started(micro)
+            self._next = self._following(micro)
             found = next(self._running)
         except (RuntimeError, OSError, EOFError) as error:
-            # A process was killed, or died in the middle of its answer.
+            # A process could not be started, was killed, or died in the middle of its answer.
             self.close()
             what = f"cannot be loaded by {self._processes} processes: {_sentence(error)}"
             cure = "give a smaller num_workers if memory is short, or 0 to load in a thread"
             raise InputError(Problem("data", what, cure)) from None
-        if found is None:
-            # Its error is raised here, where its traceback can be shown.
+        if isinstance(found, str):
+            # An error of the data is raised here, too, where its traceback can be shown.
             self.close()
-            return self._source.batch(step, positions)
+            loaded = self._source.batch(step, positions)
+            self._processes = 0
+            print(f"note: samples are loaded in a thread; processes cannot: {found}", flush=True)
+            return loaded
         return found
 
     def close(self) -> None:
         """End the processes."""
         self._next = None
         running, self._running = self._running, None
-        shut_down = getattr(running, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        if running is None:
+            return
+        ending: Any = running
+        ending._shutdown_workers()
+        for each in ending._workers:
+            each.kill()  # One that hangs in its data is waited for in vain.
 
-    def _started(self, first: Micro) -> Iterator[Samples | None]:
+    def _started(self, first: Micro) -> Iterator[Samples | str]:
         parent = os.getpid()
-        loader: DataLoader[Samples | None] = DataLoader(
+        loader: DataLoader[Samples | str] = DataLoader(
             _Tried(self._source),  # type: ignore[arg-type]  # torch asks for no more than items
             batch_size=None,
             sampler=_Order(first, self._following),
@@ -98,15 +108,15 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """The source as a data set of micro batches; ``None`` for one that cannot be loaded."""
+    """The source as a data set of micro batches; an error's text for one that cannot be loaded."""
 
     source: DataSource
 
-    def __getitem__(self, micro: Micro) -> Samples | None:
+    def __getitem__(self, micro: Micro) -> Samples | str:
         try:
             return self.source.batch(*micro)
-        except Exception:
-            return None
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def _as_it_is(samples: Any) -> Any:
@@ -114,6 +124,8 @@ def _as_it_is(samples: Any) -> Any:
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in {errno.EAGAIN, errno.ENOMEM}:
+        return str(error.strerror)
     said = str(error).strip().partition("\n")[0].rstrip(".")
     return said if isinstance(error, RuntimeError) else "one of them has ended"
 
@@ -121,16 +133,30 @@ def _sentence(error: Exception) -> str:
 def _begin_process(parent: int) -> None:
     """Make a forked process one that only loads."""
     end_with_parent(parent, ignored=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    _let_go_of_sockets()
+    _part_with_files()
 
 
-def _let_go_of_sockets() -> None:
-    """Let a connection of the parent end when the parent closes it, which peers wait for."""
+def _part_with_files() -> None:
+    """Share no connection and no place in a file with the parent and its other processes.
+
+    A connection ends when the parent closes it, which peers wait for. A file that the parent has
+    opened for reading would be read from where another process has gone to.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         try:
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                os.dup2(nothing, int(name), inheritable=False)
+            _part_with(int(name), nothing)
         except OSError:
             continue
     os.close(nothing)
+
+
+def _part_with(fd: int, nothing: int) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        os.dup2(nothing, fd, inheritable=False)
+    elif stat.S_ISREG(mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, fd, inheritable=False)
+        os.close(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -103,6 +104,77 @@ def test_an_error_of_a_data_set_is_raised_with_its_own_traceback(ahead):
     with pytest.raises(KeyError, match="what is wrong") as told:
         loading.batch(1, POSITIONS[1])
     assert told.traceback[-1].name == "fail"
+
+
+class Records:
+    """Numbered records of a file, which is opened when it is first read and stays open."""
+
+    def __init__(self, path):
+        self.path, self.file = path, None
+
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(4096 * index)
+        record = self.file.read(4096)
+        return torch.tensor([index, record[0], record[-1], len(set(record))])
+
+
+def test_processes_do_not_move_each_other_in_a_file(ahead, tmp_path):
+    path = tmp_path / "records"
+    path.write_bytes(b"".join(bytes([number]) * 4096 for number in range(256)))
+    data = Records(path)
+    assert data[0].tolist() == [0, 0, 0, 1]  # Opened before there are processes.
+    loading = ahead(MapData(data, default_collate, 6, seed=1), steps=600)
+    for step in range(600):
+        for positions in POSITIONS:
+            for index, first, last, kinds in loading.batch(step, positions).inputs.tolist():
+                assert first == last == index
+                assert kinds == 1
+    data.file.close()
+
+
+def test_data_that_only_the_rank_can_read_is_loaded_in_its_thread_and_noted_once(ahead, capsys):
+    rank, forks = os.getpid(), []
+    os.register_at_fork(after_in_parent=lambda: forks.append(1))
+
+    def read(step, positions):
+        if os.getpid() != rank:
+            raise ConnectionError("nobody answers")
+        return step, positions.start
+
+    found = [each.inputs for each in all_of(ahead(Asked(read)))]
+    assert found == [(step, each.start) for step in range(3) for each in POSITIONS]
+    assert len(forks) == 2
+    told = capsys.readouterr().out
+    assert told.count("loaded in a thread; processes cannot: ConnectionError: nobody answers") == 1
+
+
+def test_processes_that_cannot_be_started_are_told_with_the_cure(ahead, monkeypatch):
+    def full():
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", full)
+    with pytest.raises(InputError, match=r"by 2 processes: Resource temporarily.+num_workers"):
+        all_of(ahead(Asked(lambda *_: 0)))
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_ended_when_others_take_over(ahead, tmp_path):
+    def hang(step, _positions):
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(3600 if step == 1 else 0)
+
+    loading = ahead(Asked(hang))
+    loading.batch(0, POSITIONS[0])
+    before = {int(each.name) for each in tmp_path.iterdir()}
+    loading.batch(2, POSITIONS[0])
+    for pid in before:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_a_killed_process_is_told_with_its_cure(ahead):
