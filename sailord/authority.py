@@ -197,6 +197,10 @@ class Authority:
         except (ValueError, TypeError, AttributeError) as error:
             raise InputError(Problem(str(place), f"has an unreadable line: {error}")) from None
 
+    def last_of(self, uri: str) -> Issued | None:
+        """Return the last certificate that a member was issued."""
+        return next((each for each in reversed(self.issued()) if each.uri == uri), None)
+
     # ---- what it does ---------------------------------------------------------------------------
 
     def issue(
@@ -243,7 +247,7 @@ class Authority:
         if owner is not None and owner != wanted:
             raise InputError(Problem("body", f"asks for {wanted}, and is of {owner}"))
         with self._locked():
-            last = self._last_of(wanted.uri)
+            last = self.last_of(wanted.uri)
             if owner is not None:
                 instance = "" if last is None else last.instance
             elif last is not None and last.was_of_another(instance):
@@ -253,6 +257,9 @@ class Authority:
 
     def _check_name(self, wanted: Identity, last: Issued | None, *, is_renewal: bool) -> None:
         """Refuse a name that was revoked, or that another certificate has."""
+        if is_renewal and last is not None and last.revoked is not None:
+            # A name may return, but not by what was revoked.
+            raise InputError(Problem(str(wanted), "was revoked", "enrol without that certificate"))
         if last is None or last.may_return or last.state(time.time()) == "expired":
             return
         if is_renewal and last.revoked is None:
@@ -276,16 +283,13 @@ class Authority:
         """
         uri = self._identity("agent", name).uri
         with self._locked():
-            last = self._last_of(uri)
+            last = self.last_of(uri)
             if last is None or last.instance != instance or last.state(time.time()) != "valid":
                 return False
             self._revoke(uri, may_return=True)
         return True
 
     # ---- within ---------------------------------------------------------------------------------
-
-    def _last_of(self, uri: str) -> Issued | None:
-        return next((each for each in reversed(self.issued()) if each.uri == uri), None)
 
     def _revoke(self, which: str, *, may_return: bool) -> list[Issued]:
         """Revoke all certificates of a URI, or one serial number."""

@@ -114,6 +114,8 @@ class Tls:
     _looked_s: float = float("-inf")
     _client: ssl.SSLContext = field(init=False)
     _server: ssl.SSLContext | None = None
+    _pair: tuple[bytes, Any] | None = None
+    """Our certificate, as DER, and its key."""
     _revoked: frozenset[int] = frozenset()
     """Serial numbers."""
 
@@ -141,20 +143,14 @@ class Tls:
 
     def sign(self, text: bytes) -> tuple[bytes, bytes]:
         """Sign as the owner of our certificate; return it, as DER, and the signature."""
-        from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 - slow to import, too
         from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
 
-        files = self.files
-        assert files.certificate is not None
-        assert files.key is not None
-        certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
-        key = serialization.load_pem_private_key(files.key.read_bytes(), None)
-        if certificate.public_key() != key.public_key():
-            raise InputError(Problem(str(files.certificate), f"is not of the key {files.key}"))
+        self._look()
+        assert self._pair is not None, "who signs has a certificate"
+        der, key = self._pair
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        signature = key.sign(text, ec.ECDSA(hashes.SHA256()))
-        return certificate.public_bytes(serialization.Encoding.DER), signature
+        return der, key.sign(text, ec.ECDSA(hashes.SHA256()))
 
     def check_signed(self, text: bytes, der: bytes, signature: bytes) -> tuple[Identity, int]:
         """Return who signed a text, and the serial number of the certificate.
@@ -166,7 +162,10 @@ class Tls:
         from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 - as above
         from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
 
-        found, key = x509.load_der_x509_certificate(der), None
+        try:
+            found, key = x509.load_der_x509_certificate(der), None
+        except (x509.InvalidVersion, ValueError):
+            raise ValueError("the certificate is malformed") from None
         for authority in x509.load_pem_x509_certificates(self.files.ca.read_bytes()):
             with contextlib.suppress(ValueError, TypeError, InvalidSignature):
                 found.verify_directly_issued_by(authority)
@@ -228,8 +227,9 @@ class Tls:
             # not be checked against the list of revoked certificates.
             server.verify_mode, server.num_tickets = ssl.CERT_OPTIONAL, 0
             server.owner = self
+        pair, revoked = _read_pair(self.files), _read_revoked(self.files.revoked)
         self._client, self._server, self.own, self.until = client, server, own, until
-        self._revoked = _read_revoked(self.files.revoked)
+        self._pair, self._revoked = pair, revoked
         if self.cluster is None and own is not None:
             self.cluster = own.cluster
 
@@ -301,6 +301,24 @@ def read_certificate(path: Path) -> tuple[Identity, float]:
         what = "is not a certificate of a cluster's authority"
         raise InputError(Problem(str(path), what, "make one: sailorctl ca issue"))
     return owner, until
+
+
+def _read_pair(files: TlsFiles) -> tuple[bytes, Any] | None:
+    """Read our certificate, as DER, and its key, together: either may have been written anew."""
+    from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
+
+    if files.certificate is None or files.key is None:
+        return None
+    problem = Problem(str(files.certificate), f"is not of the key {files.key}")
+    try:
+        certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+        key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    except (OSError, ValueError, TypeError, x509.InvalidVersion):
+        raise InputError(problem) from None
+    if certificate.public_key() != key.public_key():
+        raise InputError(problem)
+    return certificate.public_bytes(serialization.Encoding.DER), key
 
 
 def _owner_of(certificate: Any) -> Identity | None:

@@ -44,6 +44,8 @@ class Readers:
                 self._check_proof(request, self._grant(job, request.headers[GRANT_HEADER]))
             else:
                 await self._check_ticket(job, request.headers.get(TICKET_HEADER))
+        except UnicodeError:  # Of bytes in a header that are no text.
+            raise web.HTTPUnauthorized(text="the grant or ticket is malformed\n") from None
         except SignatureError as error:
             raise web.HTTPUnauthorized(text=f"{error}\n") from None
         note_authenticated(request)

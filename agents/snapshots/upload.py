@@ -84,17 +84,22 @@ class Uploader:
             try:
                 await self._send(snapshot, target, copy)
             except snapshot_file.SnapshotError as error:
-                self.failed(snapshot, str(error))
+                self._report(snapshot, str(error))
                 return None
             except Exception as error:
                 # Each backend of fsspec raises errors of its own; none of them may end the agent.
-                self.failed(snapshot, f"{target}: {reason_of(error)}")
+                self._report(snapshot, f"{target}: {reason_of(error)}")
             else:
                 held = holdings([snapshot], lambda piece: piece.is_written)
                 checksum = head_checksum(copy)
                 return Uploaded(snapshot.point, target, copy.total_bytes, checksum, held)
             await asyncio.sleep(backoff.next_s())
         return None
+
+    def _report(self, snapshot: SnapshotFile, reason: str) -> None:
+        """Report a failure, unless it is of a past generation: nothing would end that trouble."""
+        if self.is_wanted(snapshot):
+            self.failed(snapshot, reason)
 
     async def _send(self, snapshot: SnapshotFile, target: str, copy: snapshot_file.Header) -> None:
         """Upload in a thread, and report when the store takes nothing more: it may hang.

@@ -125,6 +125,8 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
         private = request_of(Identity("local", "agent", vm.name), key)[0]
         tls = tls_with(folder / "stolen", thief, certificate, private)
         assert thief.ask("GET", tls=tls)[0] == 200
+        renewal = request_of(Identity("local", "agent", vm.name))[1]
+        assert thief.ask("POST", renewal, tls)[0] == 200, "it renews its own"
 
         late = new_key()
         unused = proof(other, late)
@@ -133,11 +135,21 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
         wait_until(lambda: gone in thief.enrol(other.name, unused, late))
 
         life.kill_head()  # It hears of the end when it is back.
+        lists = [life.place.folder / "ca" / name for name in ("issued.jsonl", "revoked.pem")]
+        before = [path.read_bytes() for path in lists]
         life.cloud.preempt(vm.name, notice_s=0)
         life.start_head()
         wait_until(lambda: _state(life, vm) == "revoked")
         wait_until(lambda: gone in thief.enrol(vm.name, proof(vm, more), more))
         wait_until(lambda: "revoked" in str(thief.ask("GET", tls=tls)))
+
+        # As if the leader had not been able to revoke it.
+        for path, content in zip(lists, before, strict=True):
+            path.write_bytes(content)
+        wait_until(lambda: thief.ask("GET", tls=tls)[0] == 200)
+        status, said = thief.ask("POST", renewal, tls)
+        assert status == 422, said
+        assert gone in said["problems"][0]["what"]
     cost(
         "the cluster's key, a rented instance's proof and its certificate stolen",
         "the key alone enrolled any new name, for a week",

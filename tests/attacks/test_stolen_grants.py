@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import http.client
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -169,6 +171,34 @@ async def test_the_clusters_key_alone_reads_no_snapshots_under_tls(authority, co
             assert await server.read(Reader("", *made)) == 401, who
         assert await server.read(Reader("", *make_grant(KEY, b, "job", 1, "b", at=now))) == 206
     cost("the cluster's key stolen, under TLS", "read all snapshots", "refused")
+
+
+async def test_a_malformed_certificate_in_a_grant_is_refused(authority):
+    about = f"until={int(time.time()) + 60}, generation=1, reader=b, holder={'0' * 64}"
+    async with two_agents(authority, is_tls=True) as (server, _, b):
+        der, signature = b.sign(b"text")
+        version_3, version_6 = (bytes((0xA0, 3, 2, 1, number)) for number in (2, 5))
+        assert version_3 in der
+        for wrong in (der.replace(version_3, version_6, 1), b"no certificate"):
+            certificate = base64.b64encode(wrong).decode()
+            shown = f"{about}, certificate={certificate}, signature={signature.hex()}"
+            assert await server.ask({GRANT_HEADER: shown}) == 401
+
+
+async def test_bytes_that_are_no_text_in_a_grant_or_ticket_are_refused(authority):
+    start, mac = f"until={int(time.time()) + 60}, generation=1, reader=\xff", f"mac={'0' * 64}"
+    shown = {
+        TICKET_HEADER: f"{start}, {mac}",
+        GRANT_HEADER: f"{start}, holder={'0' * 64}, {mac}",
+    }
+
+    def ask(name: str) -> int:
+        with contextlib.closing(http.client.HTTPConnection(server.address, timeout=20)) as caller:
+            caller.request("GET", FILE, headers={name: shown[name]})
+            return caller.getresponse().status
+
+    async with two_agents(authority, is_tls=False) as (server, _, __):
+        assert [await asyncio.to_thread(ask, name) for name in shown] == [401, 401]
 
 
 async def test_a_revoked_node_reads_no_snapshots(authority, monkeypatch):

@@ -122,6 +122,8 @@ def test_the_end_of_an_instance_revokes_what_it_has_and_no_more(authority):
     assert not authority.end_instance("n2", "1")
     assert authority.end_instance("n1", "1")
     assert [each.state(0.0) for each in authority.issued()] == ["revoked"]
+    with pytest.raises(InputError, match="was revoked; enrol without that certificate"):
+        authority.enrol(request_of(NODE)[1], NODE)
     assert authority.enrol(request_of(NODE)[1], None, instance="2")
     authority.revoke("agent/n1")
     assert not authority.end_instance("n1", "2")

@@ -62,6 +62,8 @@ async def _answer(request: web.Request) -> web.Response:
         instance = ""
         if body is not None and owner is None:
             instance = await _proven_instance(request.app[CONTEXT], body)
+        elif body is not None and owner is not None:
+            await _check_rented(request.app[CONTEXT], folder, owner)
         return answer(await asyncio.to_thread(_view, folder, body, owner, instance))
     except InputError as error:
         return refusal(422, *error.problems)  # Signed as well, or the agent would not believe it.
@@ -85,18 +87,39 @@ async def _proven_instance(api: ApiContext, request: bytes) -> str:
     try:
         keys = await api.instance_keys.find(key_id_of(asked.proof))
         proven = check_proof(asked.proof, keys, audience=asked.audience, project=provider.project)
-        books = await read_capacity(api.gateway)
     except TokenError as error:
         what = f"does not prove that it is an instance: {error}"
         raise InputError(Problem(place, what)) from None
-    except (StoreError, WireError) as error:
-        what = f"cannot be compared with what is rented: {error}"
-        raise InputError(Problem(place, what)) from None
-    rented = {m.instance.id: m.instance.name for m in books.machines if m.ended_at is None}
+    rented = await _rented(api, place)
     if proven.name != asked.wanted.name or rented.get(proven.id) != proven.name:
         what = f"is of {proven.name} ({proven.id}), which is not rented now"
         raise InputError(Problem(place, what, "an instance that was just made asks again"))
     return proven.id
+
+
+async def _check_rented(api: ApiContext, folder: Path, owner: Identity) -> None:
+    """Raise ``InputError`` if a certificate is of a rented instance that is no more.
+
+    Its revocation may have failed, and a renewal would outlive the instance for ever.
+    """
+    if api.instance_keys is None:
+        return
+    last = await asyncio.to_thread(lambda: Authority.open(folder).last_of(owner.uri))
+    if last is None or not last.instance:
+        return
+    if last.instance not in await _rented(api, str(owner)):
+        what = f"is of an instance ({last.instance}) that is not rented now"
+        raise InputError(Problem(str(owner), what, "an instance of that name enrols anew"))
+
+
+async def _rented(api: ApiContext, place: str) -> dict[str, str]:
+    """Return the names of the instances that are rented now, by their numbers."""
+    try:
+        books = await read_capacity(api.gateway)
+    except (StoreError, WireError) as error:
+        what = f"cannot be compared with what is rented: {error}"
+        raise InputError(Problem(place, what)) from None
+    return {m.instance.id: m.instance.name for m in books.machines if m.ended_at is None}
 
 
 def _view(

@@ -171,6 +171,28 @@ async def test_plain_http_meets_tls_with_an_error_at_both_ends(authority, tmp_pa
             await ask(session, address, head)
 
 
+async def test_files_that_do_not_fit_leave_the_pair_that_signs(authority, tmp_path, monkeypatch):
+    """A copy may stop between the two files, or within one."""
+    monkeypatch.setattr("agents.rpc.tls.LOOK_S", 0.0)
+    node = member(authority, "agent", "n1", tmp_path / "n1")
+    server = member(authority, "agent", "n2", tmp_path / "n2")
+    authority.issue("agent", "n1", tmp_path / "new")
+    old = (tmp_path / "n1" / "certificate.pem").read_bytes()
+    new = (tmp_path / "new" / "certificate.pem").read_bytes()
+
+    def signer() -> bytes:
+        der, signature = node.sign(b"text")
+        assert server.check_signed(b"text", der, signature)[0].name == "n1"
+        return ssl.DER_cert_to_PEM_cert(der).encode()
+
+    for broken in (new, b"-----BEGIN", b""):
+        (tmp_path / "n1" / "certificate.pem").write_bytes(broken)
+        assert [signer() for _ in range(3)] == [old] * 3
+    for name in ("key.pem", "certificate.pem"):
+        (tmp_path / "n1" / name).write_bytes((tmp_path / "new" / name).read_bytes())
+    assert signer() == new
+
+
 async def test_new_certificates_are_used_without_a_restart(
     authority, tmp_path, session, monkeypatch
 ):

@@ -251,6 +251,35 @@ async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeyp
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("error", [OSError("no route"), snapshot_file.SnapshotError("changed")])
+async def test_an_upload_of_a_past_generation_that_fails_is_no_trouble(
+    tmp_path, monkeypatch, error
+):
+    """Nothing would end that trouble: it is not uploaded again."""
+    answers, hangs = threading.Event(), threading.Event()
+
+    def fail(_, __, ___):
+        hangs.set()
+        answers.wait()
+        raise error
+
+    monkeypatch.setattr(upload, "write_once", fail)
+    run = Run(f"file://{tmp_path}/far")
+
+    def has_ended() -> bool:
+        if hangs.is_set():
+            run.is_wanted = False
+            answers.set()
+        return run.ended > 0
+
+    try:
+        await run.until(has_ended, snapshot_of(tmp_path / "memory"))
+    finally:
+        answers.set()
+    assert (run.troubles, run.votes) == ([], [])
+
+
+@pytest.mark.asyncio
 async def test_an_agent_that_ends_waits_for_no_upload(tmp_path, monkeypatch):
     """Training waits for the next agent, and an upload may take hours, or hang."""
     taken, answers, given_up = threading.Event(), threading.Event(), threading.Event()
