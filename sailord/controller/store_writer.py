@@ -12,7 +12,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.protocol.codec import WireError
-from agents.protocol.records import JobId
+from agents.protocol.records import LIVE, JobId
 from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway
 from sailord.controller.cluster_state import ClusterState
@@ -157,6 +157,8 @@ class StoreWriter:
                 *([self.gateway.forget_order(write.settles)] if write.settles else ()),
             ],
         )
+        if is_written and is_new:
+            self._drop_plans_of_ended_jobs(but=job)
         if is_written and write.replaces is not None and is_new:
             kept = {write.record.plan, write.replaces.plan}
             for key in [key for key in self.plans if key[0] == job and key[1] not in kept]:
@@ -164,6 +166,12 @@ class StoreWriter:
             with contextlib.suppress(WriteRejected):  # They only take room.
                 await self.gateway.forget_plans(job, but=kept, term=write.record.term)
         return is_written
+
+    def _drop_plans_of_ended_jobs(self, but: JobId) -> None:
+        jobs = self.cluster.state.jobs
+        live = {but, *(id_ for id_, job in jobs.items() if job.state in LIVE)}
+        for key in [key for key in self.plans if key[0] not in live]:
+            del self.plans[key]
 
     async def _commit(self, term: int, write: CommitCheckpoint) -> bool:
         job, durable = write.record.job, write.durable
