@@ -12,6 +12,7 @@ from sailord.core.model.phases import Held, Running, Starting, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.replan_triggers import usable
+from sailord.core.queries.restore_choice import unsaved_steps
 from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of
 
 Wanted = tuple[JobId, tuple[NodeId, ...]]
@@ -27,11 +28,14 @@ def next_handover(parts: Parts) -> Wanted | None:
 
 def job_to_recall(parts: Parts) -> JobId | None:
     """Return the job that has to wait in line again, so that others have the nodes."""
-    jobs = sorted((part.job for part in parts.others.values()), key=queue_order, reverse=True)
-    waiting = [job.id for job in jobs if _is_without_plan(parts.others[job.id])]
+    there = [part for part in parts.others.values() if _may_be_recalled(part)]
+    there.sort(key=lambda part: queue_order(part.job), reverse=True)
+    waiting = [part.job.id for part in there if _is_without_plan(part)]
     if waiting:
         return waiting[0]
-    return jobs[0].id if jobs and _is_without_plan(parts.first) else None
+    is_needed = bool(there) and _is_without_plan(parts.first)
+    is_later = is_needed and queue_order(there[0].job) > queue_order(parts.first.job)
+    return there[0].job.id if is_later else None
 
 
 def _for_newcomer(parts: Parts) -> Wanted | None:
@@ -73,18 +77,24 @@ def _to_the_smallest(parts: Parts) -> Wanted | None:
     receivers = [part for part in parts.all() if _grows(part)] if parts.others else []
     if not receivers:
         return None
-    smallest = min(receivers, key=lambda part: (_size(part), queue_order(part.job)))
     if parts.first.active is None:
+        smallest = _smallest(receivers)
         free = _to_give(parts.first)
         return (smallest.job.id, free) if free and next_in_queue(parts.first) is None else None
-    givers = [part for part in parts.all() if part.active is not None and _trains(part)]
-    largest = max(givers, key=_size, default=None)
-    count = 0 if largest is None else _surplus(largest, smallest)
-    if largest is None or count < 1:
+    count = nodes_in_all(parts)
+    receivers = [part for part in receivers if count > parts.too_few.get(part.job.id, 0)]
+    if not receivers:
         return None
-    if nodes_in_all(parts) <= parts.too_few.get(smallest.job.id, 0):
+    smallest = _smallest(receivers)
+    givers = [part for part in parts.all() if _trains(part) and _surplus(part, smallest) >= 1]
+    if not givers:
         return None
-    return smallest.job.id, _to_give(largest)[:count]
+    largest = max(givers, key=_size)
+    return smallest.job.id, _to_give(largest)[: _surplus(largest, smallest)]
+
+
+def _smallest(parts: list[State]) -> State:
+    return min(parts, key=lambda part: (_size(part), queue_order(part.job)))
 
 
 def _size(part: State) -> float:
@@ -121,11 +131,20 @@ def _grows(part: State) -> bool:
     return active is not None and isinstance(active.phase, Waiting | Starting | Running)
 
 
-def _is_without_plan(part: State) -> bool:
-    """Whether its job has been waiting for a while, and there is no plan for its nodes."""
+def _may_be_recalled(part: State) -> bool:
+    """Whether no step is lost by that; one that trains stops at the end of a step."""
     active = part.active
-    if active is None or not isinstance(active.phase, Waiting) or not active.asked.is_refused:
+    if active is None or isinstance(active.phase, Held):
         return False
-    patience_s = part.options.additions_gather_s
-    is_same = active.asked.nodes == frozenset(usable(part, active))
-    return is_same and part.now >= active.phase.since + patience_s
+    return not isinstance(active.phase, Waiting) or not unsaved_steps(part, active)
+
+
+def _is_without_plan(part: State) -> bool:
+    """Whether its job has been waiting for a while, and there is no plan for its nodes, or none."""
+    active = part.active
+    if active is None or not isinstance(active.phase, Waiting):
+        return False
+    nodes, asked = frozenset(usable(part, active)), active.asked
+    is_refused = asked.is_refused and asked.nodes == nodes
+    is_due = part.now >= active.phase.since + part.options.additions_gather_s
+    return is_due and (is_refused or not nodes)

@@ -60,19 +60,26 @@ def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Chan
     # Answers of the planner name the number of their question alone.
     asked = max(part.requests for part in parts.all())
     after, commands = _decided(replace(before, requests=asked), event)
+    if key is None and _has_ended(before, after):
+        parts = replace(parts, too_few={})
     if key is None or after.active is not None or after.term is None:
         return Change(parts.with_part(key, after), commands)
     others = {id_: part for id_, part in parts.others.items() if id_ != key}
     left = _back_in_line(parts, before, after.jobs[key])
     first = joined(parts.first, replace(after, jobs={key: left}))
-    too_few = (
-        {**parts.too_few, key: nodes_in_all(parts)} if left.state == "queued" else parts.too_few
-    )
+    is_queued = left.state == "queued"
+    too_few = {**parts.too_few, key: nodes_in_all(parts)} if is_queued else {}
     rest = tuple(each for each in commands if not _tells_of(each, key))
     parts = replace(
         parts, first=first, others=others, recalled=parts.recalled - {key}, too_few=too_few
     )
     return Change(parts, (WriteJob(left), state_note(left), *rest))
+
+
+def _has_ended(before: State, after: State) -> bool:
+    """Whether the job that had the part leaves it, so that others may get what it had."""
+    was, now = before.active, after.active
+    return was is not None and (now is None or now.job != was.job)
 
 
 def _back_in_line(parts: Parts, before: State, job: JobRecord) -> JobRecord:

@@ -37,7 +37,10 @@ class Parts:
     dealt_at: float = 0.0
     """When nodes last changed hands, or a handover was taken back."""
     too_few: Mapping[JobId, int] = field(default_factory=dict)
-    """Jobs that did not get what they should have, and how many nodes there were in all."""
+    """Jobs that did not get what they should have, and how many nodes there were in all.
+
+    Forgotten when a job ends.
+    """
     recalled: frozenset[JobId] = frozenset()
     """Jobs that are being paused to wait in line again."""
 
@@ -76,8 +79,11 @@ class Change(NamedTuple):
 
 
 def nodes_of(part: State) -> tuple[NodeId, ...]:
-    """Return the nodes that a job could use, sorted by where they are."""
-    usable = [node.record for node in part.nodes.values() if node.is_usable(is_member=True)]
+    """Return the nodes that any job could use, sorted by where they are.
+
+    A cordoned member is none: only the job that is there may stay.
+    """
+    usable = [part.nodes[id_].record for id_ in part.nodes.free]
     usable.sort(key=lambda each: (each.zone, each.gpu, each.machine, each.name, each.id))
     return tuple(each.id for each in usable)
 

@@ -1,0 +1,205 @@
+"""What changes hands between jobs, and which of them waits in line again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import GenerationRecord, JobId, NodeId, Order
+from sailord.core.model.commands import RequestPlan
+from sailord.core.model.events import (
+    Elected,
+    JobSubmitted,
+    NodesObserved,
+    OrderGiven,
+    PlanRefused,
+    Reported,
+    Ticked,
+)
+from sailord.core.model.phases import Running, Waiting
+from sailord.core.model.state import State
+from sailord.core.queries.restore_choice import unsaved_steps
+from sailord.core.sharing.deal import job_to_recall, next_handover
+from sailord.core.sharing.parts import Parts, nodes_of
+from tests.sailord.core.sharing.test_decide_parts import (
+    OTHER,
+    SHARED,
+    act,
+    elected,
+    job,
+    of_kind,
+    running,
+    says,
+)
+from tests.sailord.core.states import (
+    JOB,
+    NOW,
+    TERM,
+    A,
+    B,
+    C,
+    D,
+    durable,
+    generation,
+    record,
+    report,
+)
+
+THIRD = JobId("third")
+
+
+def of(id_: JobId, *members: NodeId) -> GenerationRecord:
+    return replace(generation(*members), job=id_)
+
+
+def train(parts: Parts, id_: JobId, members: tuple[NodeId, ...], at: float) -> Parts:
+    """All members say that they train, and hold steps 39 and 40."""
+    reports = [report(each, "running", job=id_) for each in members]
+    parts, _ = act(parts, Reported(at, reports[0], tuple(reports[1:])))
+    assert isinstance(parts.of_job(id_).active.phase, Running)  # type: ignore[union-attr] # it is active
+    return parts
+
+
+def both_train() -> Parts:
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(C, D)),
+        generations=(of(JOB, A, B), of(OTHER, C, D)),
+        durables=((JOB, durable(10)), (OTHER, durable(10))),
+    )
+    return train(train(parts, JOB, (A, B), NOW + 1), OTHER, (C, D), NOW + 1)
+
+
+def test_a_job_keeps_its_part_while_its_last_steps_are_in_memory_alone():
+    """Paused without a plan it would end at once: nothing stores what its last node holds."""
+    parts, left = both_train(), tuple(map(record, (A, B, D)))
+    for at in range(5, 100):
+        alive = report(A, number=at), report(B, number=at)
+        broken = report(D, "broken", job=OTHER, number=at)
+        told = Reported(NOW + at, broken, alive)
+        parts, commands = act(parts, NodesObserved(NOW + at, left), told, Ticked(NOW + at))
+        for asked in of_kind(RequestPlan, commands):
+            if asked.job == OTHER:
+                refusal = PlanRefused(NOW + at, asked.request, "it does not fit")
+                parts, _ = act(parts, refusal)
+        assert OTHER in parts.others
+    active = parts.others[OTHER].active
+    assert active.asked.is_refused
+    assert isinstance(active.phase, Waiting)
+    assert active.phase.since < NOW + 60
+    assert unsaved_steps(parts.others[OTHER], active)
+
+
+def with_b_cordoned() -> Parts:
+    cordon = Order("c", "cordon", "machine-b", life=B)
+    parts, _ = elected(
+        job(),
+        nodes=(record(A), record(B)),
+        orders=(cordon,),
+        generations=(of(JOB, A),),
+        durables=((JOB, durable(10)),),
+    )
+    return train(parts, JOB, (A,), NOW + 1)
+
+
+def test_a_newcomer_gets_no_cordoned_node():
+    parts, _ = act(with_b_cordoned(), Reported(NOW + 2, says(B, "idle")))
+    newcomer = JobSubmitted(NOW + 40, job(OTHER, "queued"))
+    parts, _ = act(parts, newcomer, *(Ticked(NOW + at) for at in range(41, 60)))
+    assert parts.handover is None
+    assert not parts.others
+
+
+def test_a_newcomer_gets_no_cordoned_member():
+    """The job that trains there may stay; another one could not begin."""
+    parts, _ = act(running(), OrderGiven(NOW + 2, Order("c", "cordon", "machine-d")))
+    parts, _ = act(parts, JobSubmitted(NOW + 40, job(OTHER, "queued")), Ticked(NOW + 41))
+    assert parts.handover is not None
+    assert parts.handover.nodes == (C,)
+    assert nodes_of(parts.first) == (A, B)
+
+
+def test_a_job_whose_nodes_are_lost_before_it_began_waits_in_line_again():
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(D,)),
+        nodes=(record(A), record(D)),
+        generations=(of(JOB, A),),
+        durables=((JOB, durable(10)),),
+    )
+    parts, _ = act(train(parts, JOB, (A,), NOW + 1), NodesObserved(NOW + 2, (record(A),)))
+    parts, _ = act(parts, *(Ticked(NOW + at) for at in range(3, 90)))
+    assert not parts.others
+    assert parts.first.jobs[OTHER].state == "queued"
+
+
+@pytest.mark.parametrize(("priority", "recalled"), [(10, False), (0, True)])
+def test_only_a_job_that_comes_later_makes_room_for_the_first(priority, recalled):
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(C, D), priority=priority),
+        generations=(of(OTHER, C, D),),
+        durables=((OTHER, durable(10)),),
+    )
+    parts = train(parts, OTHER, (C, D), NOW + 1)
+    parts, asked = act(parts, Ticked(NOW + 5))
+    (question,) = of_kind(RequestPlan, asked)
+    parts, _ = act(parts, PlanRefused(NOW + 6, question.request, "it does not fit"))
+    parts, _ = act(parts, *(Ticked(NOW + at) for at in range(7, 60)))
+    assert bool(parts.recalled) == recalled
+
+
+def test_a_held_job_is_not_recalled():
+    parts, _ = elected(job(), job(OTHER, "held", part=(C, D)))
+    parts, asked = act(parts, Ticked(NOW + 5))
+    (question,) = of_kind(RequestPlan, asked)
+    parts, _ = act(parts, PlanRefused(NOW + 6, question.request, "it does not fit"))
+    parts, _ = act(parts, *(Ticked(NOW + at) for at in range(7, 60)))
+    assert parts.first.active.asked.is_refused
+    assert job_to_recall(parts) is None
+    assert parts.others[OTHER].job.state == "held"
+
+
+def test_what_was_too_few_is_forgotten_when_a_job_ends():
+    parts, _ = elected(job(), job(OTHER, part=(C, D)))
+    parts = replace(parts, too_few={JOB: 4, THIRD: 4})
+    ended, _ = act(parts, OrderGiven(NOW + 2, Order("o", "cancel", JOB)))
+    assert ended.too_few == {}
+    ended, _ = act(parts, OrderGiven(NOW + 2, Order("o", "cancel", OTHER)))
+    assert ended.too_few == {}
+
+
+def three(sizes: tuple[int, int, int], weights: tuple[float, float, float]) -> Parts:
+    """Three jobs that train, each on so many nodes."""
+    ids = tuple(NodeId(f"n{number:02}") for number in range(sum(sizes)))
+    first, second, third = ids[: sizes[0]], ids[sizes[0] : -sizes[2]], ids[-sizes[2] :]
+    jobs = (
+        job(weight=weights[0]),
+        job(OTHER, part=second, weight=weights[1]),
+        job(THIRD, part=third, weight=weights[2]),
+    )
+    shares = ((JOB, first), (OTHER, second), (THIRD, third))
+    event = Elected(
+        NOW, TERM, tuple(map(record, ids)), jobs,
+        tuple(of(id_, *members) for id_, members in shares),
+        durables=tuple((id_, durable(10)) for id_, _ in shares),
+    )  # fmt: skip
+    parts, _ = act(Parts(State(options=SHARED)), event)
+    for id_, members in shares:
+        parts = train(parts, id_, members, NOW + 1)
+    return parts
+
+
+def test_a_part_that_is_largest_by_weight_alone_does_not_keep_others_from_giving():
+    wanted = next_handover(three((9, 2, 1), (1.0, 1.0, 0.1)))
+    assert wanted is not None
+    assert (wanted[0], len(wanted[1])) == (OTHER, 3)
+
+
+def test_a_job_for_which_there_are_too_few_does_not_keep_others_from_getting():
+    parts = three((9, 2, 1), (1.0, 1.0, 1.0))
+    assert next_handover(parts)[0] == THIRD
+    wanted = next_handover(replace(parts, too_few={THIRD: 12}))
+    assert wanted is not None
+    assert wanted[0] == OTHER
