@@ -62,7 +62,7 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
         follows = service.following(members[0])
         assert isinstance(follows, NextPlan)
         assert follows.nodes > 0
-        assert follows.gpus == 2 * follows.nodes
+        assert follows.nodes <= follows.gpus <= 2 * follows.nodes
         assert first.proposal.iteration_s <= follows.step_s
         for lost in members:
             left = tuple(record for record in NODES if record.id != lost)

@@ -46,7 +46,8 @@ def test_each_step_prints_a_line_and_losses_do_not_depend_on_the_plan(warm, file
     alone, many = run(warm, files, plan=False), run(warm, files)
     assert (alone.code, many.code) == (0, 0), many.err
     for one, other in zip(alone.steps, many.steps, strict=True):
-        assert set(one) == {
+        # A step of a millisecond may wait for its samples for some of it.
+        assert set(one) - {"data_wait_s"} == {
             *("step", "loss", "grad_norm", "learning_rate", "samples", "seconds", "sample_hash"),
             *("samples_per_s", "tokens_per_s", "skipped_steps"),
         }
