@@ -74,6 +74,7 @@ class Place:
     worker: str = "tests.fakes.worker"
     more: str = ""
     """Further keys of each agent's file."""
+    lease_s: float = 2.0
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
@@ -83,7 +84,7 @@ class Place:
         config = self.folder / ("agent.toml" if name == "a" else f"agent-{name}.toml")
         config.write_text(
             f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
-            f'key = "key"\nlease_s = 2.0\nmemory = "memory-{name}"\n'
+            f'key = "key"\nlease_s = {self.lease_s}\nmemory = "memory-{name}"\n'
             f'worker = "{self.worker}"\nthreads = 1\nstore = "unix://{self.folder}/store.sock"\n'
             f'zone = "{zone}"\n{self.more}[listen]\nport = 0\n',
             encoding="utf-8",

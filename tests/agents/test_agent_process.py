@@ -173,6 +173,7 @@ async def test_all_mistakes_of_the_configuration_are_reported_together(tmp_path)
 @pytest.mark.slow
 async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraws_it(tmp_path):
     async with place(tmp_path) as here:
+        here.lease_s = 60.0  # The node's record outlives its agent for as long as this test looks.
         here.more = "drain_s = 0.5\n"
         agent, node = await here.train()
         workers = here.workers(1)

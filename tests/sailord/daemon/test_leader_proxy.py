@@ -40,6 +40,18 @@ def etcd():
         yield place
 
 
+def leader_first(made):
+    """All of them, once each is ready and one leads."""
+
+    def found():
+        told = [each.ask("GET", "/readyz") for each in made]
+        if {code for code, _ in told} != {200} or sum(said["leads"] for _, said in told) != 1:
+            return None
+        return sorted(made, key=lambda each: not told[made.index(each)][1]["leads"])
+
+    return wait_until(found)
+
+
 @pytest.fixture
 def heads(tmp_path, etcd):
     """The leader and a standby."""
@@ -49,11 +61,11 @@ def heads(tmp_path, etcd):
     made = [Place(tmp_path, name=n, store=etcd.url, webhooks=hooks) for n in ("one", "two")]
     for each in made:
         each.start()
-    for each in made:
-        wait_until(lambda each=each: each.ask("GET", "/readyz")[0] == 200)
-    yield sorted(made, key=lambda each: not each.ask("GET", "/readyz")[1]["leads"])
-    for each in made:
-        each.stop_all()
+    try:
+        yield leader_first(made)
+    finally:
+        for each in made:
+            each.stop_all()
 
 
 @pytest.fixture
@@ -73,9 +85,7 @@ def heads_with_tls(tmp_path, etcd):
         made.append(place)
         place.start()
     try:
-        for each in made:
-            wait_until(lambda each=each: each.ask("GET", "/readyz")[0] == 200)
-        yield sorted(made, key=lambda each: not each.ask("GET", "/readyz")[1]["leads"])
+        yield leader_first(made)
     finally:
         for each in made:
             each.stop_all()
