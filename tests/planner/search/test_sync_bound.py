@@ -59,6 +59,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
         # Gloo sums in threads side by side; the GPUs of these worlds would use NCCL.
         for module in (event_estimator, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
+    compared = 0
     for seed in range(examples):
         rng = random.Random(f"stage floors {seed}")
         world = random_world(rng, over_tcp=seed % 2 == 1)
@@ -69,6 +70,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
         estimate = judge.estimate(plan)
         if not estimate.fits:
             continue
+        compared += 1
         tables = StageTimeTables(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
@@ -89,3 +91,4 @@ def test_no_pipeline_is_quicker_than_its_stages(
                         where=(choice, np.array([first]), np.array([end])),
                     )
                 assert seconds[0, -1] <= estimate.iteration_s * (1 + 1e-9), seed
+    assert compared >= examples / 3, "most random plans fit"
