@@ -17,9 +17,14 @@ from simulator.documents.problems import InputError, Problem
 
 async def back_up(config: Config, file: Path) -> int:
     """Write all entries that have no lease to a new file; return how many there are."""
-    if isinstance(read_address(config.store), Etcd):
+    place = read_address(config.store)
+    if isinstance(place, Etcd):
         cure = "back etcd up with `etcdctl snapshot save FILE` (docs/operations.md)"
         raise InputError(Problem("store", "is not embedded", cure))
+    if place.kind == "embedded" and not place.path.exists():
+        # To open it would make an empty one, which would replace the last good backup.
+        cure = "check state and store in the configuration, or restore a backup first"
+        raise InputError(Problem(str(place.path), "does not exist: nothing to back up", cure))
     try:
         world = await _read(config)
     except StoreError as error:

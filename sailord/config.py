@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from agents.daemon.allowed_uris import CHECKPOINTS, MOUNTS, read_allowed
 from agents.daemon.credentials import check_mode, secret_path
@@ -368,4 +369,13 @@ def _event_kinds(value: object) -> tuple[str, ...]:
 def _url(value: object) -> str:
     if not isinstance(value, str) or not re.match(r"https?://[^/\s]+", value):
         raise InvalidValue(f"is {quote(value)}", "give an https:// or http:// URL")
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+        (parts.hostname or "").encode("idna")
+    except UnicodeError:
+        what = "has a host name with an empty part, or one of more than 63 characters"
+        raise InvalidValue(what, "give an https:// or http:// URL") from None
+    except ValueError as error:
+        raise InvalidValue(f"is no address ({error})", "give an https:// or http:// URL") from None
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,6 +60,8 @@ TICK_S = 0.1
 READ_S = 1.0
 """How often the store is read if no watch reports a change."""
 READ_S_MIN = 0.05
+STORE_WAIT_S = 10.0
+"""For a store's file that another process has open."""
 SHUTDOWN_SAVE_S = 1.0
 """How long a shutdown waits for the store to save node lifetimes, which may be lost."""
 PERMISSIONS = "its user must be allowed to read and write the four prefixes in docs/operations.md"
@@ -306,11 +309,7 @@ async def run_daemon(config: Config) -> None:
     state = lock_state_folder(config.state)
     key, tls = ClusterKey.read(config.key, config.cluster_name), open_tls(config)
     async with contextlib.AsyncExitStack() as stack:
-        try:
-            store = await StoreThread.open(config.store, socket=config.store_socket)
-        except StoreUnavailable as error:
-            cure = "stop the process that uses it"
-            raise InputError(Problem("store", str(error), cure)) from None
+        store = await open_store_of(config)
         stack.push_async_callback(store.close)
         daemon = _assemble(config, store, state, key, tls)
         stack.push_async_callback(daemon.controller.effects.agents.close)
@@ -320,6 +319,19 @@ async def run_daemon(config: Config) -> None:
         await _listen(daemon, stack)
         begin_log(config.log_format, daemon.controller.cluster.log_fields)
         await daemon.run(stop)
+
+
+async def open_store_of(config: Config) -> StoreThread:
+    """Open the store; wait a moment for `sailord backup`, which may be reading its file."""
+    end_s = time.monotonic() + STORE_WAIT_S
+    while True:
+        try:
+            return await StoreThread.open(config.store, socket=config.store_socket)
+        except StoreUnavailable as error:
+            if time.monotonic() >= end_s:
+                cure = "stop the process that uses it"
+                raise InputError(Problem("store", str(error), cure)) from None
+        await asyncio.sleep(0.2)
 
 
 def _assemble(

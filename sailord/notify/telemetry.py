@@ -180,6 +180,8 @@ class TraceSender:
                     why = f"the receiver answered {answer.status}"
                     if answer.status not in RETRYABLE:
                         return why
+            except ValueError as error:
+                return f"its address is not valid: {error}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
         return why

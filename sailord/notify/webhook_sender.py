@@ -169,7 +169,7 @@ class _ReceiverTask:
                 self.receiver.url, data=body, headers=headers, allow_redirects=False
             ) as reply:
                 return ("", True) if reply.status < 300 else (f"answered {reply.status}", True)
-        except aiohttp.InvalidURL:  # Its text is the address.
+        except ValueError:  # An address that no client takes; the text may hold it.
             return "its address is not valid", False
         except aiohttp.ClientResponseError as error:  # Its text holds the address.
             return f"its answer is no valid HTTP ({error.status})", True

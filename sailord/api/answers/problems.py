@@ -67,9 +67,12 @@ def problems_of(
 
 
 def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
-    """Yield the jobs that were held, and gave the cluster to the next one."""
+    """Yield the jobs that were held and gave the cluster to the next one, or train beside it."""
     for job in paused:
-        if why := why_yielded(job.reason):
+        if job.state == "held":
+            cure = cure_of_hold(job.id, {"unpaid": job.unpaid})
+            yield f"{job.id} is held: {job.reason}; {cure}"
+        elif why := why_yielded(job.reason):
             cure = SPEND_MORE if job.unpaid else f"mend that, then sailorctl resume {job.id}"
             yield f"{job.id} was held ({why}) and has not been resumed; {cure}"
 

@@ -110,7 +110,8 @@ async def list_moves(request: web.Request) -> web.Response:
 async def list_checkpoints(request: web.Request) -> web.Response:
     """List the checkpoints of a job in its storage."""
     api, job = request.app[CONTEXT], job_of(request)
-    active = api.last_led.active
+    led = api.led_of(job.id)
+    active = led.active
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, (), job.saving.keep))
@@ -120,7 +121,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     )
     durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
-    ordered = pending_rollback(api.last_led, JobId(job.id))
+    ordered = pending_rollback(led, JobId(job.id))
     at_of = api.controller.announcer.outbox.at_of
     shown = _views(JobId(job.id), folders, complete, durable, ordered, at_of)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
@@ -197,7 +198,7 @@ async def roll_back(request: web.Request) -> web.Response:
     body = await read_object(request, {"id": str, "reason": str}, ())
     id_ = body.get("id") or uuid.uuid4().hex
     check_id(id_, "id")
-    active = api.last_led.active
+    active = api.led_of(job.id).active
     is_active = active is not None and active.job == job.id
     if not is_active and job.state not in ("paused", "queued"):
         cure = "a job that has the cluster, waits for it or is paused can be rolled back"

@@ -126,6 +126,11 @@ class ApiContext:
         parts = self.controller.cluster.last_parts
         return parts.others.get(JobId(job), self.last_led)
 
+    def may_stream_on(self, term: int | None) -> bool:
+        """Return False once the term of a stream has changed, or another sailord leads."""
+        is_elsewhere = self.leader is not None and self.leader.address != self.config.address
+        return self.state.term == term and not (term is None and is_elsewhere)
+
     @property
     def gateway(self) -> Gateway:
         """Access to the store; raises ``StoreUnavailable`` at once while it is known to be down."""

@@ -47,7 +47,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
         def goes_on() -> bool:
             # Once another sailord leads, events are there: the client asks again and gets them.
-            return api.state.term == term and request[STILL_ADMITTED]()
+            return api.may_stream_on(term) and request[STILL_ADMITTED]()
 
         return await _stream(reply, feed.follow(int(given)), goes_on)
 

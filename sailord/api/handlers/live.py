@@ -106,7 +106,7 @@ async def live(request: web.Request) -> web.StreamResponse:
         try:
             await reply.prepare(request)
             await stream.send("hello", hello)
-            while stream.may_go_on() and request[STILL_ADMITTED]():
+            while api.may_stream_on(stream.term) and request[STILL_ADMITTED]():
                 await stream.tell(await shared.look(api))
                 await asyncio.sleep(LOOK_S)
         except ConnectionError:
@@ -131,12 +131,6 @@ class _Stream:
         kept = self.api.controller.announcer.feed.kept
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
-
-    def may_go_on(self) -> bool:
-        """Return False once our term has changed, or another sailord leads."""
-        leader, term = self.api.leader, self.api.state.term
-        is_elsewhere = leader is not None and leader.address != self.api.config.address
-        return term == self.term and not (term is None and is_elsewhere)
 
     async def send(self, kind: str, value: object) -> None:
         """Send one event."""

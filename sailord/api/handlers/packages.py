@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -121,17 +120,22 @@ async def delete_unused(api: ApiContext, storage: Storage, submitted: str) -> No
     """Delete the packages that no job needs any more; one that failed may be resumed.
 
     Those that were uploaded or asked for lately stay: another submission may be under way. Only the
-    leader knows all jobs.
+    leader knows all jobs. While a record of a job cannot be read, nothing is deleted: another
+    version may read it, and let the job go on.
     """
-    if api.state.term is None:
+    of_jobs, unreadable = api.own_gateway.keys.jobs, api.own_gateway.unreadable.found
+    if api.state.term is None or any(key.startswith(of_jobs) for key in unreadable):
         return
     needed = {submitted, *api.lately_used_packages()}
     for job in api.last_led.jobs.values():
         if job.state not in ("done", "cancelled"):
             text = await api.gateway.read_spec(job.id) or ""
-            with contextlib.suppress(InputError):
+            try:
                 work = work_of(parse_document(text.encode(), name="job", flaws_raise=False))
-                needed.add("" if work is None else work.package)
+            except InputError:
+                return  # Of a newer version: which package it needs is not known.
+            needed.add("" if work is None else work.package)
+    needed |= api.lately_used_packages()  # Another may have come while jobs were read.
 
     def delete() -> None:
         for entry in storage.entries(""):

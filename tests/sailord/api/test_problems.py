@@ -180,3 +180,11 @@ def test_a_held_job_is_to_be_mended_before_it_is_resumed() -> None:
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
     (said,) = problems_of(WELL, view, (NODE,), NOW)
     assert "mend the cause, then sailorctl resume job" in said
+
+
+def test_a_held_job_beside_another_one_is_told_with_its_cure() -> None:
+    (said,) = problems_of(
+        WELL, None, (NODE,), NOW, [PausedJob("other", "held", "3 attempts failed")]
+    )
+    assert said.startswith("other is held: 3 attempts failed; mend the cause")
+    assert "sailorctl resume other" in said

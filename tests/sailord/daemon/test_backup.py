@@ -1,13 +1,16 @@
-"""`sailord backup` where there is no room."""
+"""`sailord backup` where there is no room or no store, and beside a sailord that starts."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from pathlib import Path
 
 import pytest
 
-from sailord import backup
+from agents.store.locations import read_address
+from agents.store.sqlite_file import SqliteFile
+from sailord import backup, daemon
 from sailord.config import load_config
 from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import Place
@@ -20,7 +23,35 @@ def test_full_disk_is_told_and_leaves_no_part_of_a_backup(tmp_path, monkeypatch)
 
     monkeypatch.setattr(backup, "write_backup", fill)
     config, target = load_config(Place(tmp_path).config), tmp_path / "backups" / "store.db"
+    config.state.mkdir()
+    SqliteFile(Path(read_address(config.store).path), history_max=1).close()
     target.parent.mkdir()
     with pytest.raises(InputError, match="cannot be written: database or disk is full"):
         asyncio.run(backup.back_up(config, target))
     assert list(target.parent.iterdir()) == []
+
+
+def test_a_missing_store_does_not_replace_a_backup(tmp_path):
+    """As where the disk of the head was replaced, and the timer runs before the restore."""
+    config, target = load_config(Place(tmp_path).config), tmp_path / "store.backup"
+    target.write_text("the last one")
+    with pytest.raises(InputError, match="does not exist: nothing to back up"):
+        asyncio.run(backup.back_up(config, target))
+    assert target.read_text() == "the last one"
+    assert not Path(read_address(config.store).path).exists()
+
+
+@pytest.mark.asyncio
+async def test_sailord_waits_for_a_backup_that_reads_the_store(tmp_path, monkeypatch):
+    """Else it would exit with the code after which systemd starts it no more."""
+    config = load_config(Place(tmp_path).config)
+    config.state.mkdir()
+    held = SqliteFile(Path(read_address(config.store).path), history_max=1)
+    monkeypatch.setattr(daemon, "STORE_WAIT_S", 0.0)
+    with pytest.raises(InputError, match="stop the process that uses it"):
+        await daemon.open_store_of(config)
+    monkeypatch.setattr(daemon, "STORE_WAIT_S", 60.0)
+    asyncio.get_running_loop().call_later(0.3, held.close)
+    store = await daemon.open_store_of(config)
+    assert (await store.snapshot("")).entries == ()
+    await store.close()

@@ -117,3 +117,24 @@ def test_jobs_do_not_share_the_nodes_of_a_provider(place):
     file.write_text(begin.replace("share = true", "share = 1"))
     with pytest.raises(InputError, match="share"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    "address", ["https://hooks..example/x", "https://[::1/way/in", "https://host:port/in"]
+)
+def test_an_address_that_no_client_takes_is_refused(address: str, tmp_path) -> None:
+    """The first message to it ended sailord."""
+    (tmp_path / "hidden").write_text(f"{address}\n")
+    (tmp_path / "hidden").chmod(0o600)
+    file = tmp_path / "sailord.toml"
+    receiver = '[[webhooks.receiver]]\nformat = "slack"\n'
+    file.write_text(
+        f'[telemetry]\notlp = "{address}"\n{receiver}url = "{address}"\n'
+        f'{receiver}url_file = "hidden"\n'
+    )
+    with pytest.raises(InputError) as told:
+        load_config(file)
+    text = str(told.value)
+    for place in ("[webhooks.receiver[0]]: url: ", "[webhooks.receiver[1]]: url_file: holds no",
+                  "[telemetry] otlp: "):  # fmt: skip
+        assert place in text, text

@@ -9,14 +9,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from sailord.config import Receiver
 from sailord.core.model.events import Reported
 from sailord.core.model.phases import Running
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import telemetry
 from sailord.notify.telemetry import TraceSender, trace_of
+from sailord.notify.webhook_sender import _ReceiverTask
 from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, act, report, state
 
 MOVE = ReconfigurationTiming(
@@ -178,3 +181,13 @@ async def test_waiting_traces_are_bounded_and_none_wait_without_a_receiver() -> 
         dead.offer(MOVE, JOB, ran())
     assert silent._waiting.qsize() == 0
     assert dead._waiting.qsize() == telemetry.WAITING_MAX
+
+
+@pytest.mark.asyncio
+async def test_an_address_that_no_client_takes_ends_no_trace_sender() -> None:
+    async with aiohttp.ClientSession() as session:
+        why = await TraceSender("http://a..b", "test")._send(session, b"{}")
+        receiver = Receiver("http://a..b/x", b"secret", "sailor", ())
+        task = _ReceiverTask(None, receiver, session)  # type: ignore[arg-type]  # unused here
+        assert "address is not valid" in why
+        assert await task._post(b"{}") == ("its address is not valid", False)

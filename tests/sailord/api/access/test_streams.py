@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 from sailord.api.access.load_limits import STREAMS_MAX, Load
+from sailord.api.handlers.context import ApiContext
 
 
 def test_one_person_cannot_take_all_streams():
@@ -18,3 +22,23 @@ def test_one_person_cannot_take_all_streams():
         assert load.in_progress == 0
     assert load.may_stream("vera")
     assert (load.in_progress, load.streams) == (STREAMS_MAX, {})
+
+
+def test_a_stream_ends_where_another_sailord_leads(monkeypatch):
+    """Else one that began while the store was away would stay open, without an event."""
+    monkeypatch.setattr(ApiContext, "__post_init__", lambda _: None)
+    about: dict[str, Any] = dict.fromkeys(
+        ("controller", "own_gateway", "clock", "key", "network", "goodput")
+    )
+    config: Any = SimpleNamespace(address="one:1")
+    api = ApiContext(config=config, **about, store_changed=asyncio.Event())
+    state = SimpleNamespace(term=None)
+    monkeypatch.setattr(ApiContext, "state", state)
+    leader: Any = SimpleNamespace(address="one:1")
+    api.leader = leader
+    assert api.may_stream_on(None)
+    leader.address = "two:1"
+    assert not api.may_stream_on(None)
+    state.term = 3
+    assert api.may_stream_on(3)
+    assert not api.may_stream_on(None)

@@ -12,7 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.records import JobId, JobRecord
+from agents.protocol.store_keys import Keys
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.signing import ClusterKey
 from agents.work.package import BYTES_MAX, PART_BYTES, Package
@@ -104,13 +106,24 @@ async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
         return f'[work]\npackage = "{specs[id_]}"\n'
 
     state: Any = SimpleNamespace(term=None, jobs=jobs)
-    gateway = SimpleNamespace(read_spec=read_spec)
+    gateway: Any = SimpleNamespace(
+        read_spec=read_spec, keys=Keys("c"), unreadable=UnreadableRecords()
+    )
+    api.own_gateway = gateway
     for name, value in {"state": state, "last_led": state, "gateway": gateway}.items():
         monkeypatch.setattr(ApiContext, name, value)
     api.use_package(names[2])
     await delete_unused(api, storage, names[3])
     assert kept(storage) == set(names), "who does not lead does not know all jobs"
     state.term = 1
+    gateway.unreadable.found = {gateway.keys.generation(JobId("other")): "is of a newer version"}
+    await delete_unused(api, storage, names[3])
+    assert kept(storage) == set(names), "the job of the record may need any of them"
+    gateway.unreadable.found = {}
+    specs[JobId("running")] = 'no name"\nof = a package'
+    await delete_unused(api, storage, names[3])
+    assert kept(storage) == set(names), "what the job needs cannot be read"
+    specs[JobId("running")] = names[0]
     await delete_unused(api, storage, names[3])
     assert kept(storage) == set(names) - {names[1]}
     api.packages_used_s[names[2]] -= PACKAGE_KEPT_S
