@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster import Cluster, Machines
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import Problem
 from simulator.inputs.supply_check import groups_by_place, pools_by_place
@@ -23,8 +23,7 @@ class Lot(Located):
     zone: str
     gpus: int
     gpus_per_machine: int
-    machines: tuple[tuple[int, int], ...]
-    """Pairs (GPUs of a machine, number of such machines)."""
+    machines: Machines
     price_usd_per_gpu_hour: float | None
     spot_gpus: int = 0
 
@@ -69,10 +68,8 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
     for key, pools in sorted(pools_by_place(cluster).items()):
         sizes: Counter[int] = Counter()
         for pool in pools:
-            whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
-            sizes[pool.gpus_per_machine] += whole
-            sizes[rest] += 1
-        machines = tuple((size, sizes[size]) for size in sorted(sizes) if size and sizes[size])
+            sizes.update(dict(pool.machines(pool.gpus)))
+        machines = tuple(sorted(sizes.items()))
         count = sum(size * times for size, times in machines)
         if count:
             price = sites.price_usd_per_gpu_hour(Place(*key))

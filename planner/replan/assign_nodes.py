@@ -164,17 +164,19 @@ def _ways(
     not run yet; then by pipeline; then by group.
     """
     if plan.together is not None and nodes and any(group.home is None for group in groups):
-        size = max(node.gpus for node in nodes)
-        yield _units(groups, _machines(plan, groups, size)), False
+        yield _units(groups, _machines(plan, groups, nodes)), False
         yield _units(groups, {(g.pipeline, g.stage): g.pipeline for g in groups}), False
     yield [_Unit.of([group]) for group in groups], True
 
 
-def _machines(plan: Plan, groups: Iterable[_Group], size: int) -> dict[tuple[int, int], object]:
+def _machines(
+    plan: Plan, groups: Iterable[_Group], nodes: Iterable[Node]
+) -> dict[tuple[int, int], object]:
     """The machine of each group of the pipelines that do not run yet, by the estimator's rule."""
     new = sorted({group.pipeline for group in groups if group.home is None})
     pipelines = tuple(_unplaced(plan.pipelines[p]) for p in new)
-    layout = lay_out(replace(plan, pipelines=pipelines), lambda _: size)
+    sizes = tuple((size, 1) for size in sorted((node.gpus for node in nodes), reverse=True))
+    layout = lay_out(replace(plan, pipelines=pipelines), lambda *_: sizes)
     return {(new[p], s): node for (p, s, _), node in layout.node_of.items()}
 
 

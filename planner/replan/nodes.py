@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.problem.inventory import Lot
-from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster import Cluster, Machines, Pool
 from simulator.estimate.machine_layout import lay_out
 from simulator.inputs.supply_check import groups_by_place
 from simulator.spec.plan import Located, Place, PlaceKey, Plan, Stage
@@ -116,14 +116,14 @@ def nodes_used(plan: Plan) -> frozenset[str]:
     )
 
 
-def placement_of(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> int | None:
+def placement_of(plan: Plan, machines_of: Callable[[Place, int], Machines]) -> int | None:
     """How a placed plan places its pipelines: one by one, or by the rule of layout.
 
     One by one if more neighbouring stages share a node than by the rule.
     """
 
     def shared(one: Plan) -> int:
-        layout = lay_out(one, gpus_per_machine)
+        layout = lay_out(one, machines_of)
         hops = layout.groups.hops
         return int((layout.node[hops.source] == layout.node[hops.target]).sum())
 

@@ -106,7 +106,7 @@ class ReplanTables:
             if key not in known:
                 known[key] = template_of(pipeline, plan, maker, lot_of)
             templates.append(known[key])
-        together = placement_of(plan, self.judge.sites.gpus_per_machine)
+        together = placement_of(plan, self.judge.sites.machines)
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
         return Running(plan, estimate, tuple(templates), together)
 

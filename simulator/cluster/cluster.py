@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from simulator.hardware.catalogue import Catalogue
 from simulator.spec.plan import Located, PlaceKey
 
+Machines = tuple[tuple[int, int], ...]
+"""Pairs (GPUs of a machine, number of such machines)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool(Located):
@@ -25,6 +28,12 @@ class Pool(Located):
     price_usd_per_gpu_hour: float | None = None
     """``None`` if neither the cluster file nor the catalogue has a price."""
     price_source: str = "unknown"
+
+    def machines(self, gpus: int) -> Machines:
+        """Return the machines of so many GPUs of the pool: whole ones, and one for the rest."""
+        whole, rest = divmod(gpus, self.gpus_per_machine)
+        found = (self.gpus_per_machine, whole), (rest, 1)
+        return tuple((size, count) for size, count in found if size and count)
 
 
 @dataclass(frozen=True, slots=True)

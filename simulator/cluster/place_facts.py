@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster import Cluster, Machines, Pool
 from simulator.network.network import MeasuredNetwork
 from simulator.spec.plan import Place
 
@@ -17,11 +17,26 @@ class PlaceFacts:
     measured: MeasuredNetwork
 
     def gpus_per_machine(self, place: Place) -> int:
+        """Return the GPUs of the largest machine that is up, or else of the largest pool."""
         pools = self._pools(place)
         if pools:
-            return max(pool.gpus_per_machine for pool in pools)
+            up = [min(pool.gpus, pool.gpus_per_machine) for pool in pools if pool.gpus]
+            return max(up or (pool.gpus_per_machine for pool in pools))
         known = self.measured.gpus_per_node.get(place.gpu)
         return known or self.cluster.catalogue.machine(place.machine).gpus
+
+    def machines(self, place: Place, gpus: int) -> Machines:
+        """Return the machines that so many GPUs may take, in this order; the last never run out.
+
+        Those that are up, the largest first; obtainable ones where these are too few.
+        """
+        pools = self._pools(place)
+        found = sorted(some for pool in pools for some in pool.machines(pool.gpus))[::-1]
+        if sum(size * count for size, count in found) < gpus:
+            more = (some for pool in pools for some in pool.machines(pool.obtainable_gpus))
+            found += sorted(more)[::-1]
+        largest = max((size for size, _ in found), default=self.gpus_per_machine(place))
+        return (*found, (largest, gpus))
 
     def capacity_bytes(self, place: Place) -> float:
         """Return the usable memory of one device."""

@@ -108,7 +108,7 @@ class EventEstimator:
 
         The passes on some nodes may be slowed down by a factor (stragglers).
         """
-        layout = lay_out(plan, self.sites.gpus_per_machine)
+        layout = lay_out(plan, self.sites.machines)
         groups = layout.groups
         costs = self.costs_of(plan)
         work = plan_times(layout, costs, self._messages)
@@ -169,7 +169,7 @@ class EventEstimator:
 
     def details(self, plan: Plan) -> IterationDetails:
         """Return every pass, sync and optimizer step, for timelines and plots."""
-        layout = lay_out(plan, self.sites.gpus_per_machine)
+        layout = lay_out(plan, self.sites.machines)
         pipelines = self.pipeline_times(plan, layout)
         different = {id(times): times for times in pipelines}
         replays = {key: self._replay(plan, times) for key, times in different.items()}
@@ -190,7 +190,7 @@ class EventEstimator:
 
     def bytes_between_zones(self, plan: Plan) -> dict[tuple[str, str], float]:
         """Return the bytes that an iteration sends from zone to zone."""
-        layout = lay_out(plan, self.sites.gpus_per_machine)
+        layout = lay_out(plan, self.sites.machines)
         return self._egress(layout.groups, self._sync(layout))
 
     @property

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 
 import numpy as np
 
 from simulator.arrays import Ints
+from simulator.cluster.cluster import Machines
 from simulator.estimate.device_groups import DeviceGroups, GroupId
 from simulator.spec.plan import Place, Plan
 
@@ -44,8 +46,11 @@ class MachineLayout:
         return self.node_of[one] == self.node_of[other]
 
 
-def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayout:
-    """Assign each device group the machine that the plan names, else the next free one."""
+def lay_out(plan: Plan, machines_of: Callable[[Place, int], Machines]) -> MachineLayout:
+    """Assign each device group the machine that the plan names, else the next free one.
+
+    ``machines_of`` returns those that so many GPUs of a place take, in this order.
+    """
     groups = DeviceGroups.of(plan)
     node = np.empty(len(groups), dtype=np.int64)
     nodes: dict[MachineId, int] = {}
@@ -64,9 +69,9 @@ def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayo
     order = _queue(groups, owning[goal >= 0], goal[goal >= 0])
     for pool, number in pools.items():
         queue = order[goes_to[groups.place[order]] == number]
-        size = gpus_per_machine(Place(pool[2], pool[1], pool[0]))
-        in_turn = plan.together is None
-        machines = _machines(groups.tp[queue], size, in_turn=in_turn)
+        tp = groups.tp[queue]
+        sizes = machines_of(Place(pool[2], pool[1], pool[0]), int(tp.sum()))
+        machines = _machines(tp, sizes, in_turn=plan.together is None)
         node[queue] = len(nodes) + machines
         for machine in range(int(machines.max()) + 1):
             nodes[*pool, machine] = len(nodes)
@@ -84,25 +89,35 @@ def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
     return queue
 
 
-def _machines(tp: Ints, size: int, *, in_turn: bool) -> Ints:
+def _machines(tp: Ints, machines: Machines, *, in_turn: bool) -> Ints:
     """Return the machine number of each group, given the groups' devices in order.
 
-    ``in_turn`` leaves a machine for good once a group does not fit; otherwise a group takes the
-    first machine with room, so that pipelines side by side need no more machines than there are.
+    Groups that the machines have no room for take more of the largest size. ``in_turn`` leaves a
+    machine for good once a group does not fit; otherwise a group takes the first machine with room,
+    so that pipelines side by side need no more machines than there are.
     """
+    largest = max(int(tp.max()), *(size for size, _ in machines))
     if (tp == tp[0]).all():
-        numbers: Ints = np.arange(len(tp)) // max(1, size // int(tp[0]))
-        return numbers
+        each = int(tp[0])
+        if all(size == largest for size, _ in machines):
+            numbers: Ints = np.arange(len(tp)) // (largest // each)
+            return numbers
+        rooms = [(size // each, min(count, len(tp))) for size, count in machines]
+        rooms.append((largest // each, len(tp)))
+        room = np.repeat([room for room, _ in rooms], [count for _, count in rooms])
+        return np.repeat(np.arange(len(room)), room)[: len(tp)]
+    sizes = chain(*(repeat(size, count) for size, count in machines), repeat(largest))
     found: list[int] = []
     free: list[int] = []
     # By number of devices, the first machine that may have room for that many.
     first: dict[int, int] = {}
     for devices in tp.tolist():
         number = max(0, len(free) - 1) if in_turn else first.get(devices, 0)
-        while number < len(free) and free[number] < devices:
-            number += 1
-        if number == len(free):
-            free.append(size)
+        while number == len(free) or free[number] < devices:
+            if number == len(free):
+                free.append(next(sizes))
+            else:
+                number += 1
         first[devices] = number
         free[number] -= devices
         found.append(number)

@@ -114,7 +114,9 @@ def _check_machines(
     sizes: Mapping[int, int], pools: list[Pool], name: str, place: str, problems: Problems
 ) -> None:
     """Check that the device groups fit machine by machine, since no group spans machines."""
-    machines = [size for pool in pools for size in _machine_sizes(pool)]
+    machines = [
+        some for p in pools for gpus in (p.gpus, p.obtainable_gpus) for some in p.machines(gpus)
+    ]
     # place_problem has reported groups that are larger than any machine.
     largest = max(pool.gpus_per_machine for pool in pools)
     sizes = {tp: count for tp, count in sizes.items() if tp <= largest}
@@ -128,14 +130,6 @@ def _check_machines(
             )
             problems.add(place, what, "a TP group stays within one machine")
             return
-
-
-def _machine_sizes(pool: Pool) -> Iterator[tuple[int, int]]:
-    """Yield the sizes of a pool's machines, obtainable ones included, with their numbers."""
-    for gpus in (pool.gpus, pool.obtainable_gpus):
-        whole, rest = divmod(gpus, pool.gpus_per_machine)
-        yield pool.gpus_per_machine, whole
-        yield rest, 1
 
 
 def _check_quotas(

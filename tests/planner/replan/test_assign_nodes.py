@@ -293,7 +293,7 @@ def neighbours(plan: Plan) -> set[frozenset[tuple[int, int]]]:
 def laid_out(plan: Plan) -> set[frozenset[tuple[int, int]]]:
     """The same, as the estimator lays the plan out on machines of four."""
     found: dict[object, set[tuple[int, int]]] = {}
-    for (p, s, _), machine in lay_out(plan, lambda _: 4).node_of.items():
+    for (p, s, _), machine in lay_out(plan, lambda *_: ((4, 1),)).node_of.items():
         found.setdefault(machine, set()).add((p, s))
     return {frozenset(some) for some in found.values()}
 

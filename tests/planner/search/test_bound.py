@@ -143,3 +143,32 @@ def test_layers_that_fit_only_with_shared_moments_count() -> None:
     lots = lots_of(world.cluster, world.estimator.sites)
     bounds = bound_of(plan, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
     assert bounds.objective <= usd
+
+
+@pytest.mark.parametrize(("whole", "pipelines"), [(0, 4), (4, 8)])
+def test_machines_that_lost_gpus_are_not_estimated_as_whole_ones(
+    whole: int, pipelines: int
+) -> None:
+    """Nor does the bound of the GPUs that are left exceed the estimate."""
+    pool = Pool(
+        "us-central1-a", "A100-40", "a2-highgpu-4g", 4, whole, price_usd_per_gpu_hour=1.0,
+        price_source="x",
+    )  # fmt: skip
+    halves = replace(pool, gpus_per_machine=2, gpus=4)
+    model = build_model("gpt2", layers=4, hidden=1024, heads=16, vocab=50_257, sequence=1024)
+    job = Job("halves", model, 128, 1024, micro_batches=(16,))
+    world = world_of(job, cluster=Cluster((pool, halves), load_catalogue()))
+
+    def on(*nodes: str | None) -> Plan:
+        layers = (0, len(model.layers))
+        places = (replace(pool.place, node=node) for node in nodes)
+        return Plan(
+            16, tuple(Pipeline(8 // pipelines, (Stage(layers, 1, (one,)),)) for one in places)
+        )
+
+    plan, names = on(*[None] * pipelines), [*"aaaa"[:whole], *"bbcc"]
+    estimate = world.estimator.estimate(plan)
+    assert estimate.iteration_s == world.estimator.estimate(on(*names)).iteration_s
+    lots = lots_of(world.cluster, world.estimator.sites)
+    bound = bound_of(plan, world, lots, "throughput")
+    assert bound.least(10.0, 10.0, is_cost=False, trips=False) <= estimate.iteration_s

@@ -27,7 +27,7 @@ from tests.simulator.worlds import World, random_plan, random_world
 
 def cases_of(plan: Plan, trips: RoundTrips, world: World) -> list[list[tuple[int, bool]]]:
     """By pipeline and stage: the stage's case, and whether it is the first of its machine's."""
-    layout = lay_out(plan, world.estimator.sites.gpus_per_machine)
+    layout = lay_out(plan, world.estimator.sites.machines)
     groups, node = layout.groups, layout.node.tolist()
     first, end = groups.first.tolist(), groups.end.tolist()
 

@@ -33,7 +33,7 @@ from tests.simulator.worlds import (
 def judged_iteration_s(world: World, plan: Plan) -> float:
     """The iteration as the oracle sees it."""
     estimator, job = world.estimator, world.job
-    layout = lay_out(plan, estimator.sites.gpus_per_machine)
+    layout = lay_out(plan, estimator.sites.machines)
     works = estimator.pipeline_times(plan, layout)
     overlap = job.gradient_sync == "overlap" and job.runtime == "sailor"
     sync = GradientSync(plan, layout, world.estimator.costs_of(plan), world.network)

@@ -23,7 +23,7 @@ def chain(*tps: int, first: int = 0) -> Pipeline:
 
 def machines(pipelines: tuple[Pipeline, ...], together: int | None) -> Rows:
     """The machine number of each stage of each pipeline, with four GPUs on each machine."""
-    nodes = lay_out(Plan(1, pipelines, together=together), lambda _: 4).node_of
+    nodes = lay_out(Plan(1, pipelines, together=together), lambda *_: ((4, 1),)).node_of
     return [
         [int(nodes[p, s, 0][3]) for s in range(len(one.stages))] for p, one in enumerate(pipelines)
     ]
@@ -85,7 +85,7 @@ def test_named_nodes_give_the_estimate_of_the_placement(examples: int) -> None:
         world = random_world(rng)
         plan = random_plan(rng, world, splits=False, schedules=("1f1b", "gpipe"))
         plan = replace(plan, together=rng.choice([None, 1, 2, 3]))
-        by_hand = with_nodes(plan, lay_out(plan, world.estimator.sites.gpus_per_machine))
+        by_hand = with_nodes(plan, lay_out(plan, world.estimator.sites.machines))
         ours, theirs = (world.estimator.estimate(one) for one in (plan, by_hand))
         assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9), seed
 
@@ -103,3 +103,23 @@ def test_the_order_of_pipelines_does_not_matter(examples: int) -> None:
         shuffled = replace(plan, pipelines=tuple(plan.pipelines[p] for p in order))
         before, after = (world.estimator.estimate(one) for one in (plan, shuffled))
         assert after.iteration_s == pytest.approx(before.iteration_s, rel=1e-9), seed
+
+
+@pytest.mark.parametrize(
+    ("tps", "together", "expected"),
+    [
+        ((1,) * 9, None, [0, 0, 0, 0, 1, 1, 2, 2, 3]),
+        ((2,) * 5, None, [0, 0, 1, 2, 3]),
+        ((4, 4, 4), None, [0, 3, 4]),
+        ((4, 2, 1, 1), None, [0, 1, 2, 2]),
+        ((1, 2, 4, 1), None, [0, 0, 3, 4]),
+        ((1, 2, 4, 1), 1, [0, 0, 3, 0]),
+    ],
+)
+def test_machines_of_several_sizes_are_filled_in_turn(
+    tps: tuple[int, ...], together: int | None, expected: list[int]
+) -> None:
+    """A machine of four GPUs, two of two, and then more of four."""
+    plan = Plan(1, (chain(*tps),), together=together)
+    nodes = lay_out(plan, lambda *_: ((4, 1), (2, 2))).node_of
+    assert [nodes[0, s, 0][3] for s in range(len(tps))] == expected
