@@ -132,9 +132,11 @@ def _counted(
     for key, count in sorted(groups.items()):
         machines = up.get(key, [])
         size = max([sizes[key], *(node.gpus for node in machines)])
+        # One that lost GPUs may be too small for what ran.
+        missing = max(0, count - sum(node.gpus >= sizes[key] for node in machines))
         more = (
             Node(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)
-            for number in range(len(machines) + 1, count + 1)
+            for number in range(len(machines) + 1, len(machines) + missing + 1)
         )
         before += [*machines, *more]
     return MatchedNodes(tuple(before), tuple(node for key in sorted(up) for node in up[key]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -197,6 +198,24 @@ def test_limits_that_no_plan_keeps_end_with_a_reason(tmp_path: Path) -> None:
     done = run(tmp_path, job=JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
     assert done.exit_code == 1
     assert "no plan: objective.max_usd_per_hour" in done.stderr
+
+
+def test_plans_that_miss_the_deadline_are_left_out(tmp_path: Path) -> None:
+    def with_deadline(at: datetime, steps: int) -> str:
+        job = JOB_FILE.replace("[training]", f"[training]\nsteps = {steps}")
+        return job + f'[objective]\ndeadline = "{at:%Y-%m-%dT%H:%M:%SZ}"\n'
+
+    done = run(tmp_path, job=with_deadline(datetime(2001, 1, 1, tzinfo=UTC), 10))
+    assert done.exit_code == 1
+    assert "objective.deadline: has passed" in done.stderr
+
+    few, steps = ("--points", "2", "--json"), 1_000_000
+    ends = json.loads(run(tmp_path, *few).stdout)["points"]
+    between_s = sum(end["iteration_s"] for end in ends) / 2
+    soon = datetime.now(UTC) + timedelta(seconds=steps * between_s)
+    told = json.loads(run(tmp_path, *few, job=with_deadline(soon, steps)).stdout)["points"]
+    assert told[0]["iteration_s"] == ends[0]["iteration_s"]
+    assert max(point["iteration_s"] for point in told) <= between_s < ends[1]["iteration_s"]
 
 
 @pytest.mark.parametrize(

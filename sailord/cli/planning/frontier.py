@@ -60,7 +60,9 @@ def frontier(
     check_outputs((plot,), (job.path, cluster))
     if plot is not None:
         check_picture(plot)
-    question = read_question(job, cluster, profiles, estimator_name, budget=budget)
+    question = read_question(
+        job, cluster, profiles, estimator_name, budget=budget, has_deadline=True
+    )
     started = time.perf_counter()
     found = find_frontier(question, points=points)
     seconds = time.perf_counter() - started

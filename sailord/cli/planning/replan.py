@@ -94,6 +94,9 @@ def replan(
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     gone = tuple(name for name in matched.lost if name in nodes_used(placed))
+    if the_job.objective.deadline is not None:
+        what = "how many steps are done is unknown"
+        click.echo(f"note: objective.deadline is not checked: {what}", err=True)
     result = _Result(running, found, matched, gone, verdict, the_job, seconds)
     show(_document(result), as_json, lambda _: _text(result))
 

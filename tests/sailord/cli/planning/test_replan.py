@@ -129,6 +129,28 @@ def test_a_plan_without_nodes_is_placed_first(tmp_path: Path) -> None:
     assert nodes(document) == {"us-central1-a/A100-40x2/1"}
 
 
+@pytest.mark.parametrize("obtainable", [0, 1])
+def test_a_plan_without_nodes_ran_on_whole_machines(tmp_path: Path, obtainable: int) -> None:
+    """Of two machines of two GPUs one lost a GPU: a stage on two GPUs did not run there."""
+    pipelines = [
+        {"micro_batches": 4, "stages": [{**stage(0, 6), "tp": 2}]} for _ in ("one", "other")
+    ]
+    cluster = CLUSTER.replace("obtainable = 1", f"obtainable = {obtainable}")
+    plan = {"micro_batch_size": 2, "pipelines": pipelines}
+    document = told(run(tmp_path, plan, "--json", gpus=3, cluster=cluster))
+    assert document["running"]["lost_nodes"] == ["us-central1-a/A100-40x2/3"]
+    assert nodes(document) <= {"us-central1-a/A100-40x2/1", "us-central1-a/A100-40x2/2"}
+
+
+def test_a_deadline_that_is_not_checked_is_told(tmp_path: Path) -> None:
+    job = JOB.replace("max_tp", "steps = 10\nmax_tp")
+    job += '[objective]\ndeadline = "2001-01-01T00:00:00Z"\n'
+    for text, is_told in ((job, True), (JOB, False)):
+        result = run(tmp_path, two_nodes(), "--json", gpus=2, job=text)
+        assert result.exit_code == 0, result.stderr
+        assert ("objective.deadline is not checked" in result.stderr) == is_told
+
+
 def test_text_output_names_losses_transfers_and_downtime(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), gpus=2)
     assert result.exit_code == 0
