@@ -98,6 +98,7 @@ def formula_search(
         lots,
         tuple(float(cluster.catalogue.gpu(lot.gpu).memory_bytes) for lot in lots),
         batch,
+        PlaceFacts(cluster, question.measurements.network).usd_per_hour,
     )
     if question.space == "paper":
         regions = dict(cluster.zone_regions)

@@ -57,7 +57,7 @@ class _PaperEstimator:
             job=self.job,
             profile=self.profile,
             network=self.network,
-            price_usd_per_gpu_hour=self.sites.price_usd_per_gpu_hour,
+            usd_per_hour=self.sites.usd_per_hour,
             capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
             gpus_per_node=self.sites.gpus_per_machine,
         ).estimate(plan)

@@ -17,6 +17,7 @@ from planner.pipelines.plan_shape import PlanShape, Run, paired
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.documents.problems import InputError
+from simulator.estimate.dollars import UsdPerHour
 from simulator.estimate.paper_formula import (
     BUCKET_BYTES,
     FLOAT_BYTES,
@@ -66,8 +67,11 @@ class PaperModel:
     capacity_bytes: tuple[float, ...]
     """Per lot."""
     global_batch: int
+    usd_per_hour_of: UsdPerHour
     _sums: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
     _sends: dict[tuple[int, int, int, int, float], float] = field(default_factory=dict)
+    _rents: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """Dollars per hour by lot and number of GPUs."""
 
     def __post_init__(self) -> None:
         whole = self.profile.sizes[1]
@@ -229,13 +233,19 @@ class PaperModel:
 
     def usd_per_hour(self, shape: PlanShape) -> float | None:
         """Hourly rent of a shape's GPUs; ``None`` where a price is unknown."""
-        total = 0.0
+        gpus: dict[int, int] = {}
         for column in shape.columns:
             for lot, tp, count in column:
-                price = self.lots[lot].price_usd_per_gpu_hour
-                if price is None:
-                    return None
-                total += price * tp * count
+                gpus[lot] = gpus.get(lot, 0) + tp * count
+        total = 0.0
+        for lot, count in gpus.items():
+            key = (lot, count)
+            if key not in self._rents:
+                self._rents[key] = self.usd_per_hour_of(self.lots[lot].place, count, None)
+            usd = self._rents[key]
+            if usd is None:
+                return None
+            total += usd
         return total
 
     def fits(self, shape: PlanShape) -> bool:

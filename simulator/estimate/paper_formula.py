@@ -8,12 +8,14 @@ doubtful choice, the formula here makes the same one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
 from simulator.documents.problems import InputError, Problems
+from simulator.estimate.dollars import UsdPerHour, usd_per_hour_by_pool
 from simulator.estimate.result import DeviceMemory, Estimate, Money
 from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
@@ -86,7 +88,7 @@ def paper_estimate(
     job: Job,
     profile: Profile,
     network: Network,
-    price_usd_per_gpu_hour: Callable[[Place], float | None],
+    usd_per_hour: UsdPerHour,
     capacity_bytes: Callable[[Place], float],
     gpus_per_node: Callable[[Place], int],
 ) -> PaperResult:
@@ -117,7 +119,7 @@ def paper_estimate(
     return PaperResult(
         **times,
         memory=_memory(plan, profile, capacity_bytes),
-        money=_money(plan, sum(times.values()), egress, price_usd_per_gpu_hour),
+        money=_money(plan, sum(times.values()), egress, usd_per_hour),
         bottleneck=f"gradient sync of stage {sync_s.index(max(sync_s))}"
         if syncing
         else f"stage {slowest}",
@@ -404,25 +406,20 @@ def _money(
     plan: Plan,
     iteration_s: float,
     egress: dict[str, float],
-    price_usd_per_gpu_hour: Callable[[Place], float | None],
+    usd_per_hour: UsdPerHour,
 ) -> Money:
-    by_pool: dict[str, float] = {}
-    unpriced: set[str] = set()
+    devices: Counter[Place] = Counter()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            pool = f"{stage.place.gpu}@{stage.place.zone}"
-            price = price_usd_per_gpu_hour(stage.place)
-            if price is None:
-                unpriced.add(pool)
-                continue
-            usd = stage.tp * price / 3600 * iteration_s
-            by_pool[pool] = by_pool.get(pool, 0.0) + usd
+            devices[stage.place] += stage.tp
+    by_pool, unpriced = usd_per_hour_by_pool(devices, {}, usd_per_hour)
+    compute = {pool: usd / 3600 * iteration_s for pool, usd in by_pool.items()}
     return Money(
-        compute_usd=None if unpriced else math.fsum(by_pool.values()),
+        compute_usd=None if unpriced else math.fsum(compute.values()),
         egress_usd=math.fsum(egress.values()),
-        by_pool_usd=tuple(sorted(by_pool.items())),
+        by_pool_usd=tuple(compute.items()),
         by_egress_usd=tuple(egress.items()),
-        unpriced=tuple(sorted(unpriced)),
+        unpriced=unpriced,
     )
 
 

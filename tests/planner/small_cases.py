@@ -64,7 +64,7 @@ class SmallCase:
                 job=self.job,
                 profile=self.profile,
                 network=Network(catalogue, self.measurements.network),
-                price_usd_per_gpu_hour=sites.price_usd_per_gpu_hour,
+                usd_per_hour=sites.usd_per_hour,
                 capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
                 gpus_per_node=sites.gpus_per_machine,
             ).estimate(plan)

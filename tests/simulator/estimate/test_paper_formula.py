@@ -106,12 +106,15 @@ def estimate(plan: Plan, **changes: Any) -> PaperResult:
         "job": JOB,
         "profile": PROFILE,
         "network": toy_network(),
-        "price_usd_per_gpu_hour": {"fast": 36.0, "slow": 18.0}.get,
         "capacity_bytes": lambda _: 1e10,
         "gpus_per_node": lambda _: 4,
     }
-    price = changes.pop("prices", arguments["price_usd_per_gpu_hour"])
-    arguments["price_usd_per_gpu_hour"] = lambda place: price(place.gpu)
+    prices = changes.pop("prices", {"fast": 36.0, "slow": 18.0})
+
+    def usd_per_hour(place: Place, gpus: int, _spot: bool | None) -> float | None:
+        return prices[place.gpu] * gpus if place.gpu in prices else None
+
+    arguments["usd_per_hour"] = usd_per_hour
     return paper_estimate(plan, **{**arguments, **changes})
 
 
@@ -280,7 +283,7 @@ def test_compute_is_paid_by_gpu_for_the_whole_iteration() -> None:
 
 def test_pool_without_a_price_is_named_and_the_total_unknown() -> None:
     plan = toy_plan((stage(0, 4), stage(0, 4, "slow")))
-    money = estimate(plan, prices={"fast": 36.0}.get).money
+    money = estimate(plan, prices={"fast": 36.0}).money
     assert money.compute_usd is None
     assert money.unpriced == ("slow@here",)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,7 @@ def published_network(folder: Path) -> tuple[Network, dict[str, Any]]:
     return Network(catalogue, measured), raw
 
 
-def published(
-    folder: Path, plan: Plan, model: str, price: Callable[[Place], float | None]
-) -> PaperResult:
+def published(folder: Path, plan: Plan, model: str, prices: Mapping[str, float]) -> PaperResult:
     network, raw = published_network(folder)
     gibibytes = raw["gpu_memory_bytes"]["simulator_GPU_MEMORY_GiB"]
     return paper_estimate(
@@ -51,7 +49,7 @@ def published(
         job=JOB,
         profile=published_profile(folder, model),
         network=network,
-        price_usd_per_gpu_hour=price,
+        usd_per_hour=lambda place, gpus, _: prices[place.gpu] * gpus,
         capacity_bytes=lambda place: gibibytes[place.gpu] * 2**30,
         gpus_per_node=lambda place: raw["gpus_per_node"][place.gpu],
     )
@@ -97,7 +95,7 @@ def test_published_plans_have_the_published_cost(reference: Path, name: str) -> 
     (case,) = (case for case in document["cases"] if case["name"] == name)
     prices = document["prices_usd_per_gpu_hour"]
     plan = plan_of_case(case)
-    result = published(reference, plan, case["model"], lambda place: prices[place.gpu])
+    result = published(reference, plan, case["model"], prices)
     assert plan.samples_per_iteration == case["gbs"]
     assert result.iteration_s == pytest.approx(case["sailor_iter_time_s"], rel=1e-12)
     assert result.money.egress_usd == pytest.approx(case["sailor_comm_cost_per_iter"], rel=1e-12)
