@@ -15,6 +15,7 @@ gradients, this holds because all schedules pair forwards with backwards alike
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -100,6 +101,7 @@ class PipelineRank:
         # All schedules begin the micro batches in their order.
         self._all_positions = [self._positions(number) for number in range(count)]
         self._check = transport.check
+        self._source = data
         self._data = ReadAhead(
             data, self._all_positions, steps=steps, check=self._check, processes=loaders
         )
@@ -241,6 +243,19 @@ class PipelineRank:
         """Load no more samples."""
         self._data.close()
 
+    def first_digest(self, step: int) -> int | None:
+        """Load a step's first sample, which no other rank may see differently; ``None``: none."""
+        if not any(self._needs_samples(chunk.stage) for chunk in self._place.chunks):
+            return None
+        first, processes = range(1), min(self._loaders, 1)
+        with closing(
+            ReadAhead(self._source, [first], steps=step + 1, check=self._check, processes=processes)
+        ) as ahead:
+            return int(ahead.batch(step, first).digests[0])
+
+    def _needs_samples(self, stage: int) -> bool:
+        return stage == 0 or self._is_loss(stage) or self._of_module
+
     def _positions(self, micro_batch: int) -> range:
         """Return the positions of a micro batch's samples in the global batch."""
         return sample_positions(self._plan, pipeline=self._place.pipeline, micro_batch=micro_batch)
@@ -280,8 +295,7 @@ class PipelineRank:
 
     def _load(self, op: Op, step: int) -> Samples | None:
         """Return the samples of a forward pass, if this stage needs them."""
-        is_needed = op.stage == 0 or self._is_loss(op.stage) or self._of_module
-        if op.kind == "B" or not is_needed:
+        if op.kind == "B" or not self._needs_samples(op.stage):
             return None
         with self._recorder.span("data", micro_batch=op.micro_batch):
             samples = self._samples_of(op, self._data, step)

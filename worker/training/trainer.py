@@ -51,6 +51,7 @@ from worker.training.optimizer import (
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, on_device, precision_of
+from worker.training.same_samples import check_same_sample
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
@@ -127,6 +128,8 @@ class RankTrainer:
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._begin_s, self._summed = 0.0, -1
         """When the last step began, and the one whose gradients are complete here."""
+        self._compared = False
+        """Whether all ranks are known to see the same samples."""
         self._waited_s = 0.0
         """How long this rank had waited for samples when the last step began."""
         self.update_complete = True
@@ -231,6 +234,12 @@ class RankTrainer:
 
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
+        if not self._compared and self.world_group is not None:
+            step = self.progress.step
+            with self.recorder.span("data"):
+                digest = self._pipeline.first_digest(step)
+            check_same_sample(digest, step, self.world_group, self.plan, self.device)
+        self._compared = True
         self._begin_s = time.perf_counter()
         self._waited_s = self._pipeline.waited_for_data_s
         before = self.progress

@@ -223,6 +223,11 @@ class DeepSpeedTrainer:
         self._bad[-1] |= ~torch.isfinite(loss.detach())
         return loss
 
+    def first_digest(self, step: int) -> int | None:
+        """Load a step's first sample, which no other rank may see differently; ``None``: none."""
+        reads = self.place.is_first or self.place.is_last
+        return int(self.data.batch(step, range(1)).digests[0]) if reads else None
+
     def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int, int]:
         """Return the micro batches, and over all ranks: digest sum, labels, stop requests."""
         place = self.place

@@ -35,6 +35,7 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
+from worker.training.same_samples import check_same_sample
 from worker.training.snapshot_hook import NoSnapshots, ReplicaMismatchError, SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.trainer import NotANumberError, TrainingProgress
@@ -66,6 +67,8 @@ class DeepSpeedEngine:
         self.precision = precision_of(job)
         self.recorder = recorder
         self.update_complete = True
+        self._compared = False
+        """Whether all ranks are known to see the same samples."""
         self.holdings = holdings_for(plan, job)
         self._transport = transport
         self.world_group: Collective | None = None
@@ -101,6 +104,11 @@ class DeepSpeedEngine:
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
         self.recorder.at_step(self.progress.step)
+        if not self._compared and self.world_group is not None:
+            step = self.progress.step
+            digest = self._trainer.first_digest(step)
+            check_same_sample(digest, step, self.world_group, self.plan, self.device)
+        self._compared = True
         # An interrupted step may have changed anything, so only the last snapshot counts.
         self.update_complete = False
         with self.recorder.span("step"):

@@ -1,0 +1,79 @@
+"""Ranks whose data differs train on nothing: they say so before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.documents.problems import InputError
+from simulator.spec.plan import Place, Plan
+from tests.worker.threads import ThreadTransport, run_as_threads
+from tests.worker.training_runs import SomeLabels, plan_of, small_job
+from worker.data.batch import Samples
+from worker.training.trainer import RankTrainer
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job()
+LAST = len(JOB.model.layers)
+STAGES = plan_of(1, (JOB.global_batch, [(0, 2, 1), (2, LAST, 1)]))
+PIPELINES = plan_of(1, *[(JOB.global_batch // 2, [(0, LAST, 1)])] * 2)
+MIDDLE = plan_of(1, (JOB.global_batch, [(0, 1, 1), (1, 2, 1), (2, LAST, 1)]))
+
+
+class Reordered(SomeLabels):
+    """The samples of a machine that lists a folder in another order."""
+
+    def batch(self, step: int, positions: range) -> Samples:
+        return super().batch(step + 1, positions)
+
+
+def on_nodes(plan: Plan) -> Plan:
+    """The plan with its n-th stage on the n-th node."""
+    names = iter("abc")
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(
+                line,
+                stages=tuple(
+                    replace(stage, places=(Place("A100-40", "m", "z", node=next(names)),))
+                    for stage in line.stages
+                ),
+            )
+            for line in plan.pipelines
+        ),
+    )
+
+
+def told(plan: Plan, *, odd: int) -> list[str]:
+    """What each rank says where one of them has other data; empty: it trained a step."""
+
+    def body(transport: ThreadTransport) -> str:
+        data = (Reordered if transport.rank == odd else SomeLabels)(JOB)
+        trainer = RankTrainer(JOB, plan, transport.rank, transport, data)
+        try:
+            trainer.step()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    return run_as_threads(plan.device_count, body)
+
+
+@pytest.mark.parametrize("plan", [STAGES, PIPELINES], ids=["stages", "pipelines"])
+def test_ranks_with_other_samples_are_named_by_all(plan: Plan) -> None:
+    said = told(on_nodes(plan), odd=1)
+    assert len(set(said)) == 1
+    assert "rank 0 on a and rank 1 on b load different samples: the first of step 0" in said[0]
+    assert "glob" in said[0]
+
+
+@pytest.mark.parametrize(("plan", "odd"), [(STAGES, -1), (PIPELINES, -1), (MIDDLE, 1)])
+def test_equal_samples_are_trained_whatever_a_rank_has_that_loads_none(
+    plan: Plan, odd: int
+) -> None:
+    assert set(told(plan, odd=odd)) == {""}
