@@ -31,6 +31,7 @@ _NOT_SUPPORTED = {
 _OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "prediction_step")
 _OWN_CALLBACKS = ("DefaultFlowCallback", "PrinterCallback", "ProgressCallback")
 """Callbacks that every trainer has; loggers are taken from ``report_to``."""
+_LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 
 def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: Any) -> Trainer:
@@ -99,6 +100,10 @@ def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
     if trainer.compute_metrics is not None and "metrics" not in more:
         cure = "give metrics=, functions of output and batch by name, or leave it out"
         yield Problem(_PLACE, "has compute_metrics, which wants all predictions at once", cure)
+    unknown = sorted({*(trainer.args.report_to or [])} - {*_LOGGERS, "none"})
+    if unknown and "loggers" not in more:
+        cure = "report to tensorboard, wandb or mlflow, or give loggers=, your own among them"
+        yield Problem(_PLACE, f"reports to {', '.join(unknown)}, which Sailor does not know", cure)
     own = [
         type(each).__name__
         for each in trainer.callback_handler.callbacks

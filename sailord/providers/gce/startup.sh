@@ -52,7 +52,7 @@ if [[ -n '@PACKAGE@' && "$(cat /opt/sailor/.package 2>/dev/null || true)" != '@P
     fi
     /opt/sailor/bin/pip install --quiet --retries 10 '@TORCH@'
     /opt/sailor/bin/pip install --quiet --retries 10 "$package"
-    /opt/sailor/bin/pip install --quiet --retries 10 gcsfs
+    /opt/sailor/bin/pip install --quiet --retries 10 'gcsfs>=2026.7'
     echo '@PACKAGE@' >/opt/sailor/.package
 fi
 [[ -x /opt/sailor/bin/sailor-agent ]] || { echo 'this image has no agent in /opt/sailor' >&2; exit 1; }

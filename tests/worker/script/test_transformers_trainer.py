@@ -124,6 +124,14 @@ def test_what_would_be_ignored_is_refused_by_name(model, tmp_path, given, named)
         sailor.from_transformers(theirs(model, tmp_path, **given))
 
 
+def test_a_logger_that_sailor_does_not_have_is_refused_by_name(model, tmp_path):
+    trainer = theirs(model, tmp_path)
+    trainer.args.report_to = ["tensorboard", "comet_ml"]
+    with pytest.raises(InputError, match="reports to comet_ml, which Sailor does not know"):
+        sailor.from_transformers(trainer)
+    assert sailor.from_transformers(trainer, loggers=[]).recipe.loggers == ()
+
+
 @pytest.mark.parametrize("given", [{"steps": 6}, {"epochs": 2}])
 def test_a_schedule_is_made_for_the_steps_that_replace_those_of_the_arguments(
     model, tmp_path, given
