@@ -7,14 +7,9 @@ import pytest
 from tests.conftest import the_first_quick
 from tests.sim.lives import run_life
 
-OPEN = {72}
-"""Lives that are known to fail (docs/open.md)."""
-
 
 @pytest.mark.sim
-@pytest.mark.parametrize(
-    "seed", the_first_quick([n for n in range(1, 81) if n not in OPEN], quick=3)
-)
+@pytest.mark.parametrize("seed", the_first_quick(range(1, 81), quick=3))
 def test_jobs_that_share_keep_the_invariants_and_settle(seed: int) -> None:
     run_life(seed, sharing=2 + seed % 2)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from agents.protocol.records import JobId, NodeId
 from sailord.core.model.commands import Command, Note
 from sailord.core.model.nodes import UNTROUBLED, Node, Nodes
-from sailord.core.model.phases import Held
+from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.rule import write_job
 from sailord.core.model.state import State
 from sailord.core.queries.active_job import is_writing
@@ -108,8 +108,10 @@ def _why_kept(giver: State, since: float) -> str:
         return ""
     if isinstance(active.phase, Held):
         return f"{active.job} is held"
-    asked = active.asked
-    is_refused = asked.is_refused and asked.nodes == frozenset(usable(giver, active))
+    nodes, asked = frozenset(usable(giver, active)), active.asked
+    if isinstance(active.phase, Waiting) and not nodes:
+        return f"{active.job} has no other node"
+    is_refused = asked.is_refused and asked.nodes == nodes
     is_last_resort = asked.is_last_resort and asked.at >= since
     if is_last_resort or is_refused:
         return f"{active.job} has no plan without them"

@@ -170,6 +170,27 @@ def test_what_was_too_few_is_forgotten_when_a_job_ends():
     assert ended.too_few == {}
 
 
+def test_a_job_that_comes_back_keeps_the_last_of_its_nodes():
+    """They were to go since no job had them; without them it would wait until they are gone."""
+    closed = replace(of(JOB, A, B), state="closed")
+    parts, _ = elected(
+        job(JOB, "paused"),
+        job(OTHER, part=(C, D)),
+        generations=(closed, of(OTHER, C, D)),
+        durables=((JOB, durable(10)), (OTHER, durable(10))),
+    )
+    parts, _ = act(train(parts, OTHER, (C, D), NOW + 1), Ticked(NOW + 40))
+    assert set(parts.handover.nodes) == {A, B}
+    parts, _ = act(parts, Reported(NOW + 41, says(A, "idle")))
+    assert sorted(parts.others[OTHER].nodes) == [A, C, D]
+    parts, _ = act(parts, OrderGiven(NOW + 42, Order("r", "resume", JOB)))
+    holds = report(B, "idle", sealed=(10,))
+    parts, commands = act(parts, Reported(NOW + 43, holds), *map(Ticked, range(1044, 1060)))
+    assert parts.handover is None
+    assert not parts.first.nodes[B].is_draining
+    assert [each.nodes for each in of_kind(RequestPlan, commands) if each.job == JOB] == [(B,)]
+
+
 def three(sizes: tuple[int, int, int], weights: tuple[float, float, float]) -> Parts:
     """Three jobs that train, each on so many nodes."""
     ids = tuple(NodeId(f"n{number:02}") for number in range(sum(sizes)))
