@@ -14,7 +14,6 @@ from agents.protocol.versions import UNNUMBERED, Protocol
 NodeId = NewType("NodeId", str)
 """A node's id: one life of a machine, from an agent's first registration after a boot to its end. A
 machine that reboots, or returns under its name, is another node."""
-
 JobId = NewType("JobId", str)
 
 
@@ -29,7 +28,6 @@ JobState = Literal["queued", "running", "paused", "held", "done", "failed", "can
 LIVE: frozenset[JobState] = frozenset({"running", "held"})
 """States of a job that occupies the cluster."""
 ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
-"""States of a job that has ended."""
 Taking = Literal[
     "idle", "fetching", "rebuilding", "verifying", "running", "stopped", "broken", "failed"
 ]
@@ -157,6 +155,8 @@ class GenerationRecord:
     """Of its plan; ``None``: not predicted."""
     peaks: tuple[Peak, ...] = ()
     """By rank; empty: not predicted."""
+    worths: tuple[tuple[str, float], ...] = ()
+    """What one GPU of each kind is worth to the job, relative to the fastest; see ``Proposal``."""
     step_s: float = 0.0
     """The predicted duration of a step; 0: not predicted."""
     wait_s: float = 600.0

@@ -121,6 +121,7 @@ def repeat_plan(
         usd_per_hour=record.usd_per_hour,
         busy=record.busy,
         peaks=record.peaks,
+        worths=record.worths,
         move_phases=predicted_phases(again),
         move_uncorrected=predicted_phases(again, "uncorrected"),
         write_s=about.get("write_s", 0.0),

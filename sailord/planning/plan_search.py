@@ -34,6 +34,7 @@ from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
+from sailord.planning.gpu_worths import gpu_worths
 from sailord.planning.job_spec import in_haste, read_job
 from sailord.planning.live_cluster import cluster_of, planner_node, priced_nodes
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
@@ -66,7 +67,7 @@ def answer(request: PlanRequest) -> FoundPlan | str:
         if isinstance(found, str):
             return "; ".join([found, *left_out])
         told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
-        return _with_hazard(told, job, nodes, request.past)
+        return _completed(told, job, nodes, request)
     except InputError as error:
         return "; ".join(map(str, error.problems))
 
@@ -316,13 +317,23 @@ def _judged(
     )
 
 
-def _with_hazard(found: FoundPlan, job: Job, nodes: Sequence[Node], past: MoveContext) -> FoundPlan:
-    """Add what the interval of checkpoints follows from: observed losses, and the state's size."""
+def _completed(
+    found: FoundPlan, job: Job, nodes: Sequence[Node], request: PlanRequest
+) -> FoundPlan:
+    """Add what does not follow from the plan alone.
+
+    The interval of checkpoints follows from observed losses and the state's size, a job's part of
+    the cluster from what GPUs are worth to it.
+    """
+    past = request.past
     members = frozenset(found.proposal.members)
     pools = Counter(pool_name(node) for node in nodes if node.id in members)
     losses, observed_s = past.history.hits(pools, past.now_s)
     writes_s = write_s(job, len(members))
-    proposal = replace(found.proposal, losses=losses, observed_s=observed_s, write_s=writes_s)
+    worths = gpu_worths(replanner_for(request, nodes))
+    proposal = replace(
+        found.proposal, losses=losses, observed_s=observed_s, write_s=writes_s, worths=worths
+    )
     return replace(found, proposal=proposal, about={**found.about, "write_s": writes_s})
 
 
@@ -368,8 +379,7 @@ def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan | str] 
             past = current.request.past
             about = ahead.replanner, current.job, ahead.running, found, nodes, past
             judged = _judged(*about, is_hurried=True)
-            judged = _with_hazard(judged, current.job, nodes, past)
-            return lost, ahead.used, judged
+            return lost, ahead.used, _completed(judged, current.job, nodes, current.request)
     return None
 
 

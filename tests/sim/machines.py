@@ -44,8 +44,9 @@ class Machine:
     def __init__(self, world: World, id_: NodeId, name: str) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.id, self.name = id_, name
+        gpu = world.gpus[int(name.strip("m")) % len(world.gpus)]
         self.record = NodeRecord(
-            id_, name, "us-central1-a", "V100-16x1", "V100-16", 1, f"{name}:1",
+            id_, name, "us-central1-a", f"{gpu}x1", gpu, 1, f"{name}:1",
             lease_s=world.lease_s,
         )  # fmt: skip
         self.booted_at = self.clock.now

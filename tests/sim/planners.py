@@ -17,6 +17,8 @@ from sailord.planning.plan_search import answer
 
 MEMBERS_MIN = 2
 MOVE_S = 1.5
+WORTHS = (("V100-16", 1.0), ("T4", 0.4))
+"""What GPUs are worth to each job."""
 
 SPEC = """
 [model]
@@ -94,7 +96,7 @@ class QuickPlanner:
             return f"{len(nodes)} nodes are too few"
         members = tuple(sorted(node.id for node in nodes))
         gain = running is None or len(members) > len(running.members)
-        return Proposal("plan:" + ",".join(members), members, gain, "as many nodes")
+        return Proposal("plan:" + ",".join(members), members, gain, "as many nodes", worths=WORTHS)
 
 
 class RealPlanner:

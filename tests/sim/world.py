@@ -125,6 +125,8 @@ class World:
             start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0,
             unprepared_s=20.0,
         )  # fmt: skip
+        self.gpus = ("V100-16", "T4") if sharing and seed % 2 else ("V100-16",)
+        """Kinds of GPUs, in turn."""
         if sharing:
             self.options = replace(self.options, share=True, additions_gather_s=5.0)
         self.store = Store(self.clock, self.random)

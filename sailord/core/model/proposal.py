@@ -29,6 +29,9 @@ class Proposal:
     busy: Busy | None = None
     peaks: tuple[Peak, ...] = ()
     """By rank."""
+    worths: tuple[tuple[str, float], ...] = ()
+    """By GPU kind, also of other nodes: the samples of this job that one GPU computes in a second,
+    as predicted, relative to the fastest kind."""
     move_phases: tuple[tuple[str, float], ...] = ()
     """The parts of ``move_s``, under the names under which they are measured."""
     move_uncorrected: tuple[tuple[str, float], ...] = ()

@@ -33,6 +33,7 @@ def next_record(
         usd_per_hour=proposal.usd_per_hour,
         busy=proposal.busy,
         peaks=proposal.peaks,
+        worths=proposal.worths,
         step_s=step_s,
         wait_s=wait_s(state.options, proposal, step_s),
     )

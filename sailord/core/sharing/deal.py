@@ -1,29 +1,32 @@
-"""What should change hands: each job that can run has about as many nodes as its weight says.
+"""What should change hands: nodes go where they are worth more, each job counted by its weight.
 
-Jobs come to their parts in the order of the queue. Nodes go from the largest part, by weight, to
-the smallest, and only as many as leave the order of the two as it was, so that the deals end. A job
-without a plan for its part goes back to the queue, and tries again once there are more nodes.
+Jobs come to their parts in the order of the queue. Each handover raises the sum that ``worth``
+names, so that they end. A job without a plan for its part goes back to the queue, and tries again
+once there are more nodes.
 """
 
 from __future__ import annotations
 
-from agents.protocol.records import JobId, JobRecord, NodeId
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId
 from sailord.core.model.phases import Held, Running, Starting, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import unsaved_steps
 from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of
+from sailord.core.sharing.worth import Kind, Stake, Wanted, best_handover
 
-Wanted = tuple[JobId, tuple[NodeId, ...]]
-"""A job, and the nodes to give to it."""
+NOBODY = JobId("")
+"""Has the first part's nodes while that has no job."""
 
 
 def next_handover(parts: Parts) -> Wanted | None:
     """Return what should change hands next; ``None``: nothing."""
     if parts.first.unreadable:
         return None  # A job that cannot be read may have any of the nodes.
-    return _for_newcomer(parts) or _to_the_smallest(parts)
+    return _for_newcomer(parts) or _between_parts(parts)
 
 
 def job_to_recall(parts: Parts) -> JobId | None:
@@ -51,16 +54,9 @@ def _for_newcomer(parts: Parts) -> Wanted | None:
     count = sum(len(nodes_of(part)) for part in there)
     if count <= len(there) or nodes_in_all(parts) <= parts.too_few.get(job.id, 0):
         return None
-    left = {part.job: list(_to_give(part)) for part in there}
-    weights = job.weight + sum(each.weight for each in left)
-    given: list[NodeId] = []
-    while len(given) < max(1, int(count * job.weight / weights)):
-        givers = [each for each in left if len(left[each]) > 1]
-        if not givers:
-            break
-        largest = max(givers, key=lambda each: (len(left[each]) / each.weight, each.id))
-        given.append(left[largest].pop(0))
-    return job.id, tuple(given)
+    stakes = {part.job.id: replace(_stake(parts, part), gets=False) for part in there}
+    stakes[job.id] = Stake((), job.weight, _worths(parts, job), gives=False, gets=True)
+    return best_handover(stakes, _kinds(parts))
 
 
 def _may_share(part: State, job: JobRecord) -> bool:
@@ -72,41 +68,54 @@ def _may_share(part: State, job: JobRecord) -> bool:
     return job.saving.uri is not None and (not has_run or job.id in part.durables)
 
 
-def _to_the_smallest(parts: Parts) -> Wanted | None:
-    """Nodes of the largest part, or of the first one while that has no job."""
-    receivers = [part for part in parts.all() if _grows(part)] if parts.others else []
-    if not receivers:
+def _between_parts(parts: Parts) -> Wanted | None:
+    """Nodes from part to part; of the first one alone while that has no job."""
+    if not parts.others:
         return None
+    stakes = {part.job.id: _stake(parts, part) for part in parts.all() if part.active is not None}
     if parts.first.active is None:
-        smallest = _smallest(receivers)
-        free = _to_give(parts.first)
-        return (smallest.job.id, free) if free and next_in_queue(parts.first) is None else None
-    count = nodes_in_all(parts)
-    receivers = [part for part in receivers if count > parts.too_few.get(part.job.id, 0)]
-    if not receivers:
-        return None
-    smallest = _smallest(receivers)
-    givers = [part for part in parts.all() if _trains(part) and _surplus(part, smallest) >= 1]
-    if not givers:
-        return None
-    largest = max(givers, key=_size)
-    return smallest.job.id, _to_give(largest)[: _surplus(largest, smallest)]
+        if next_in_queue(parts.first) is not None:
+            return None
+        stakes = {id_: replace(stake, gives=False) for id_, stake in stakes.items()}
+        stakes[NOBODY] = Stake(_to_give(parts.first), 0.0, {}, gives=True, gets=False)
+    else:
+        count = nodes_in_all(parts)
+        full = (id_ for id_, too_few in parts.too_few.items() if count <= too_few)
+        stakes |= {id_: replace(stakes[id_], gets=False) for id_ in full if id_ in stakes}
+    return best_handover(stakes, _kinds(parts))
 
 
-def _smallest(parts: list[State]) -> State:
-    return min(parts, key=lambda part: (_size(part), queue_order(part.job)))
+def _stake(parts: Parts, part: State) -> Stake:
+    """Return what a job has in its part; more nodes are of use if it trains, or will."""
+    worths, nodes = _worths(parts, part.job), _to_give(part)
+    gets = part.active is not None and isinstance(part.active.phase, Waiting | Starting | Running)
+    return Stake(nodes, part.job.weight, worths, gives=_trains(part), gets=gets)
 
 
-def _size(part: State) -> float:
-    """Return how many nodes a part has for each unit of its job's weight."""
-    return len(nodes_of(part)) / part.job.weight
+def _worths(parts: Parts, job: JobRecord) -> dict[str, float]:
+    """Return what one GPU of each kind is worth to a job: as for others where it never ran."""
+    known: dict[str, float] = {}
+    for part in (*parts.others.values(), parts.first):
+        known |= _predicted(None if part.active is None else part.active.generation)
+    return known | _predicted(_last_generation(parts.of_job(job.id), job.id))
 
 
-def _surplus(larger: State, smaller: State) -> int:
-    """Return how many nodes may go without making the smaller part the larger one."""
-    has, gets = len(nodes_of(larger)), len(nodes_of(smaller))
-    heavy, light = larger.job.weight, smaller.job.weight
-    return min(int((has * light - gets * heavy) / (heavy + light)), has - 1)
+def _last_generation(part: State, job: JobId) -> GenerationRecord | None:
+    if part.active is not None and part.active.job == job:
+        return part.active.generation
+    return part.generations.get(job)
+
+
+def _predicted(record: GenerationRecord | None) -> dict[str, float]:
+    return {} if record is None else {gpu: worth for gpu, worth in record.worths if worth > 0}
+
+
+def _kinds(parts: Parts) -> dict[NodeId, Kind]:
+    return {
+        id_: (part.nodes[id_].record.gpu, part.nodes[id_].record.gpus)
+        for part in parts.all()
+        for id_ in part.nodes.free
+    }
 
 
 def _to_give(part: State) -> tuple[NodeId, ...]:
@@ -123,12 +132,6 @@ def _trains(part: State) -> bool:
 
 def _is_held(part: State) -> bool:
     return part.active is not None and isinstance(part.active.phase, Held)
-
-
-def _grows(part: State) -> bool:
-    """Whether more nodes would be of use: its job trains, or will."""
-    active = part.active
-    return active is not None and isinstance(active.phase, Waiting | Starting | Running)
 
 
 def _may_be_recalled(part: State) -> bool:

@@ -108,6 +108,14 @@ def test_a_proposal_says_how_often_its_nodes_are_lost_and_how_long_a_checkpoint_
     assert 0 < stormy.proposal.observed_s < 3 * 3600
 
 
+def test_a_proposal_says_what_gpus_are_worth_also_those_that_the_job_does_not_have():
+    found = answer(QUESTION)
+    assert isinstance(found, FoundPlan)
+    worths = dict(found.proposal.worths)
+    assert worths.keys() == {"A100-40", "V100-16"}
+    assert 0 < min(worths.values()) < max(worths.values()) == 1
+
+
 def test_unknown_machines_are_reconstructed_from_the_running_plan():
     first = answer(QUESTION)
     assert isinstance(first, FoundPlan)
