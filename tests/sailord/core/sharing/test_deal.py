@@ -6,69 +6,47 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import GenerationRecord, JobId, NodeId, Order
-from sailord.core.model.commands import RequestPlan
+from agents.protocol.records import Order
+from sailord.core.model.commands import RequestPlan, WriteGeneration
 from sailord.core.model.events import (
-    Elected,
     JobSubmitted,
     NodesObserved,
     OrderGiven,
+    PlanFound,
     PlanRefused,
     Reported,
     Ticked,
 )
-from sailord.core.model.phases import Running, Waiting
-from sailord.core.model.state import State
+from sailord.core.model.phases import Waiting
 from sailord.core.queries.restore_choice import unsaved_steps
 from sailord.core.sharing.deal import job_to_recall, next_handover
 from sailord.core.sharing.parts import Parts, nodes_of
-from tests.sailord.core.sharing.test_decide_parts import (
+from tests.sailord.core.sharing_states import (
     OTHER,
-    SHARED,
+    THIRD,
     act,
+    both_train,
     elected,
     job,
+    of,
     of_kind,
     running,
     says,
+    three,
+    train,
 )
 from tests.sailord.core.states import (
     JOB,
     NOW,
-    TERM,
     A,
     B,
     C,
     D,
     durable,
-    generation,
+    proposal,
     record,
     report,
 )
-
-THIRD = JobId("third")
-
-
-def of(id_: JobId, *members: NodeId) -> GenerationRecord:
-    return replace(generation(*members), job=id_)
-
-
-def train(parts: Parts, id_: JobId, members: tuple[NodeId, ...], at: float) -> Parts:
-    """All members say that they train, and hold steps 39 and 40."""
-    reports = [report(each, "running", job=id_) for each in members]
-    parts, _ = act(parts, Reported(at, reports[0], tuple(reports[1:])))
-    assert isinstance(parts.of_job(id_).active.phase, Running)  # type: ignore[union-attr] # it is active
-    return parts
-
-
-def both_train() -> Parts:
-    parts, _ = elected(
-        job(),
-        job(OTHER, part=(C, D)),
-        generations=(of(JOB, A, B), of(OTHER, C, D)),
-        durables=((JOB, durable(10)), (OTHER, durable(10))),
-    )
-    return train(train(parts, JOB, (A, B), NOW + 1), OTHER, (C, D), NOW + 1)
 
 
 def test_a_job_keeps_its_part_while_its_last_steps_are_in_memory_alone():
@@ -191,27 +169,6 @@ def test_a_job_that_comes_back_keeps_the_last_of_its_nodes():
     assert [each.nodes for each in of_kind(RequestPlan, commands) if each.job == JOB] == [(B,)]
 
 
-def three(sizes: tuple[int, int, int], weights: tuple[float, float, float]) -> Parts:
-    """Three jobs that train, each on so many nodes."""
-    ids = tuple(NodeId(f"n{number:02}") for number in range(sum(sizes)))
-    first, second, third = ids[: sizes[0]], ids[sizes[0] : -sizes[2]], ids[-sizes[2] :]
-    jobs = (
-        job(weight=weights[0]),
-        job(OTHER, part=second, weight=weights[1]),
-        job(THIRD, part=third, weight=weights[2]),
-    )
-    shares = ((JOB, first), (OTHER, second), (THIRD, third))
-    event = Elected(
-        NOW, TERM, tuple(map(record, ids)), jobs,
-        tuple(of(id_, *members) for id_, members in shares),
-        durables=tuple((id_, durable(10)) for id_, _ in shares),
-    )  # fmt: skip
-    parts, _ = act(Parts(State(options=SHARED)), event)
-    for id_, members in shares:
-        parts = train(parts, id_, members, NOW + 1)
-    return parts
-
-
 def test_a_part_that_is_largest_by_weight_alone_does_not_keep_others_from_giving():
     wanted = next_handover(three((9, 2, 1), (1.0, 1.0, 0.1)))
     assert wanted is not None
@@ -224,3 +181,28 @@ def test_a_job_for_which_there_are_too_few_does_not_keep_others_from_getting():
     wanted = next_handover(replace(parts, too_few={THIRD: 12}))
     assert wanted is not None
     assert wanted[0] == OTHER
+
+
+def test_nodes_of_two_kinds_are_dealt_by_what_the_records_say_they_are_worth():
+    """Also to a job that never ran: to it they are worth what they are to others."""
+    slow = {"gpu": "T4", "machine": "small"}
+    opened = replace(of(JOB, A, B, C, D), worths=(("A100-40", 1.0), ("T4", 0.2)))
+    parts, _ = elected(
+        job(),
+        nodes=(record(A), record(B), record(C, **slow), record(D, **slow)),
+        generations=(opened,),
+        durables=((JOB, durable(10)),),
+    )
+    parts = train(parts, JOB, (A, B, C, D), NOW + 1)
+    parts, _ = act(parts, JobSubmitted(NOW + 40, job(OTHER, "queued")), Ticked(NOW + 41))
+    assert parts.handover is not None
+    assert set(parts.handover.nodes) == {B, D}
+
+
+def test_what_gpus_are_worth_to_a_job_is_in_the_record_of_its_generation():
+    parts, asked = act(elected(job())[0], Ticked(NOW + 5))
+    (question,) = of_kind(RequestPlan, asked)
+    found = proposal(A, B, worths=(("A100-40", 1.0),))
+    _, opened = act(parts, PlanFound(NOW + 6, question.request, found))
+    (write,) = of_kind(WriteGeneration, opened)
+    assert write.record.worths == (("A100-40", 1.0),)

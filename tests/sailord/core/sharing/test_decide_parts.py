@@ -9,11 +9,9 @@ import pytest
 from agents.protocol.records import (
     Holding,
     JobId,
-    JobRecord,
     NodeId,
     Order,
     Point,
-    Report,
     Saving,
     Sealed,
 )
@@ -39,11 +37,22 @@ from sailord.core.model.events import (
     Ticked,
 )
 from sailord.core.model.options import Options
-from sailord.core.model.phases import Opening, Running, Waiting
+from sailord.core.model.phases import Opening, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.drain_status import drained
 from sailord.core.sharing.decide_parts import decide_parts
 from sailord.core.sharing.parts import Parts, whole
+from tests.sailord.core.sharing_states import (
+    NODES,
+    OTHER,
+    SHARED,
+    act,
+    elected,
+    job,
+    of_kind,
+    running,
+    says,
+)
 from tests.sailord.core.states import (
     JOB,
     NOW,
@@ -56,54 +65,7 @@ from tests.sailord.core.states import (
     generation,
     proposal,
     record,
-    report,
 )
-
-OTHER = JobId("other")
-NODES = (A, B, C, D)
-SHARED = Options(share=True)
-SAVED = Saving("file:///kept")
-
-
-def job(id_: JobId = JOB, state: str = "running", **others: object) -> JobRecord:
-    made = JobRecord(id_, "queued", saving=SAVED, submitted_at=float(id_ == OTHER))
-    return replace(made, state=state, **others)  # type: ignore[arg-type] # a record's fields
-
-
-def elected(
-    *jobs: JobRecord, options: Options = SHARED, **others: object
-) -> tuple[Parts, list[Command]]:
-    """A leader that has read these jobs, and four nodes."""
-    event = Elected(NOW, TERM, tuple(map(record, NODES)), jobs, ())
-    return act(Parts(State(options=options)), replace(event, **others))  # type: ignore[arg-type] # an event's fields
-
-
-def act(parts: Parts, *happened: Event) -> tuple[Parts, list[Command]]:
-    commands: list[Command] = []
-    for event in happened:
-        parts, told = decide_parts(parts, event)
-        commands += told
-    return parts, commands
-
-
-def of_kind(kind: type, commands: list[Command]) -> list[Command]:
-    return [each for each in commands if isinstance(each, kind)]
-
-
-def says(
-    id_: NodeId, taking: str, step: int = 0, of: int = 0, job: JobId = JOB, number: int = 1
-) -> Report:
-    return report(id_, taking, step=step, sealed=(), of=of, job=job, number=number)  # type: ignore[arg-type] # a word
-
-
-def running() -> Parts:
-    """The first job trains on all four nodes, and has a checkpoint."""
-    opened = generation(*NODES)
-    parts, _ = elected(job(), generations=(opened,), durables=((JOB, durable(10)),))
-    reports = [says(id_, "running", 40, 3) for id_ in NODES]
-    parts, _ = act(parts, Reported(NOW + 1, reports[0], tuple(reports[1:])))
-    assert isinstance(parts.first.active.phase, Running)  # type: ignore[union-attr] # it is active
-    return parts
 
 
 def test_without_the_option_it_is_decide():
@@ -339,8 +301,8 @@ def test_a_newcomer_gets_nodes_by_its_weight_and_leaves_one_to_each(weight, give
 
 
 @pytest.mark.parametrize(("weight", "given"), [(1.0, 1), (3.0, 2), (0.3, 0)])
-def test_the_largest_part_by_weight_gives_to_the_smallest(weight, given):
-    """And stays the larger one, so that no node comes back."""
+def test_a_larger_part_by_weight_gives_to_a_smaller_one(weight, given):
+    """While that gains, so that no node comes back."""
     parts, _ = elected(
         job(),
         job(OTHER, part=(D,), weight=weight),
