@@ -327,6 +327,11 @@ def part(name: str) -> str:
     return quote(name, safe="")
 
 
+def status_path(job: str | None) -> str:
+    """Return where the status is; of a job beside others, if one is named."""
+    return "/v1/status" if job is None else f"/v1/status?job={part(job)}"
+
+
 def _value(headers: http.client.HTTPMessage, text: bytes) -> Any:
     if "json" in (headers.get("Content-Type") or ""):
         with contextlib.suppress(ValueError):  # A proxy may send invalid JSON.

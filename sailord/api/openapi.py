@@ -91,6 +91,12 @@ _QUERIES: dict[str, dict[str, Any]] = {
         "after": {"type": "string", "pattern": r"^[0-9]{1,18}\Z"},
         "follow": {"type": "string", "enum": ["true", "false"]},
     },
+    "status": {
+        "job": {
+            "type": "string",
+            "description": "`job` is about this one, where several share the cluster.",
+        },
+    },
     "timeline": {"predicted": {"type": "string", "enum": ["true", "false"]}},
     "logs": {
         "rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"},

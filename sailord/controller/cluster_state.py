@@ -35,6 +35,9 @@ class ClusterState:
     """The parts of that state."""
     store: StoreHealth = field(default_factory=StoreHealth)
     step_rate: StepRate = field(default_factory=StepRate)
+    """Of the active job, ..."""
+    step_rates: dict[JobId, StepRate] = field(default_factory=dict)
+    """... and of the jobs beside it."""
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
     watchers: list[Callable[[State], None]] = field(default_factory=list)
     """Called with the state after each decision."""
@@ -51,6 +54,9 @@ class ClusterState:
         if state.term is not None:
             self.last_led, self.last_parts = state, parts
         self.step_rate.observe(state)
+        self.step_rates = {id_: self.step_rates.get(id_, StepRate()) for id_ in parts.others}
+        for id_, rate in self.step_rates.items():
+            rate.observe(parts.others[id_])
         self.lifetimes.observe(state)
         for watch in self.watchers:
             watch(state)
@@ -59,6 +65,10 @@ class ClusterState:
     def term(self) -> int | None:
         """Our term as leader; ``None`` while we are not."""
         return self.state.term
+
+    def step_rate_of(self, job: JobId | None) -> StepRate:
+        """The measured speed of a job; that of the active one for all that have no other."""
+        return self.step_rate if job is None else self.step_rates.get(job, self.step_rate)
 
     @property
     def move_context(self) -> MoveContext:

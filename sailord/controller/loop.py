@@ -112,9 +112,13 @@ class Controller:
         part = self.cluster.parts.of_job(key)
         return answer_to(part, report, self._releases[key].released(part, now))
 
-    def safe_point(self) -> Point | None:
-        """The newest point that survives the loss of any one node, or of a zone where asked."""
-        return self._releases[None].safe(self.cluster.parts.first, time.monotonic())
+    def safe_point(self, job: JobId | None = None) -> Point | None:
+        """The newest point that survives the loss of any one node, or of a zone where asked.
+
+        Of the job of the first part, or of one that has another part.
+        """
+        key = job if job in self.cluster.parts.others else None
+        return self._releases[key].safe(self.cluster.parts.of_job(key), time.monotonic())
 
 
 def build_controller(

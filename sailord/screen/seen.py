@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,13 @@ class Seen:
     """Commands for another terminal, shown if there is room."""
 
     @property
+    def running(self) -> Sequence[Mapping[str, Any]]:
+        """The jobs that share the cluster; none if one has it alone."""
+        return () if self.status is None else self.status.get("running", ())
+
+    @property
     def job(self) -> Mapping[str, Any] | None:
-        """The active job."""
+        """The active job, or the chosen one."""
         return None if self.status is None else self.status["job"]
 
     def take(

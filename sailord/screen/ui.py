@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-OrderKind = Literal["preempt", "drain", "kill", "quit"]
+OrderKind = Literal["preempt", "drain", "kill", "next_job", "quit"]
 VERBS: dict[str, OrderKind] = {"p": "preempt", "d": "drain", "k": "kill"}
 PAGE = 10
 
@@ -45,6 +45,8 @@ def press(ui: Ui, key: str, nodes: list[str], back_max: int) -> tuple[Ui, Asked 
         return replace(ui, back=0), None
     if key in ("q", "interrupt"):
         return ui, Asked("quit")
+    if key == "tab":
+        return ui, Asked("next_job")
     verb = VERBS.get(key)
     if verb is None or (verb == "kill" and not ui.can_kill):
         return ui, None

@@ -15,7 +15,14 @@ from sailord.screen.seen import Seen
 from sailord.screen.ui import Ui, matches
 from sailord.screen.zone_map import zone_map
 from sailord.text.causes import short_cause
-from sailord.text.cluster_text import cure_of_hold, eta_s, number, share_of_prediction, usd_to_come
+from sailord.text.cluster_text import (
+    cure_of_hold,
+    eta_s,
+    headline_of,
+    number,
+    share_of_prediction,
+    usd_to_come,
+)
 from sailord.text.event_lines import EventLine, fold
 from sailord.text.printable import printable
 from sailord.text.units import YEAR_S, clock, counted, duration
@@ -25,6 +32,8 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK_MAX = 24
 TROUBLE_LINES, TROUBLES_MAX = 3, 5
 """Most lines of one trouble, and of all together."""
+BESIDE_MAX = 4
+"""Most lines of jobs beside the one that is shown."""
 EVENTS_MIN = 4
 """Least lines for events, however many zones there are."""
 COLOUR_OF_PHASE = {
@@ -99,6 +108,7 @@ def headline(seen: Seen, width: int) -> list[Text]:
             _speed(seen, job, width),
             _safety(job),
         ]
+    lines += _beside(seen, width)
     parts = [part for said in _troubles(status, job) for part in wrap(said, width)[:TROUBLE_LINES]]
     return [*lines, *(Text(part, "red") for part in parts[:TROUBLES_MAX])]
 
@@ -127,6 +137,23 @@ def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int)
         rights.pop(0)
     right = " · ".join(rights)
     return line.append(right.rjust(max(width - line.cell_len, 0)), "dim")
+
+
+def _beside(seen: Seen, width: int) -> list[Text]:
+    """Return a line for each job that shares the cluster with the one that is shown."""
+    shown = None if seen.job is None else seen.job["id"]
+    others = [each for each in seen.running if each["id"] != shown]
+    names = max((len(each["id"]) for each in others[:BESIDE_MAX]), default=0)
+    lines = []
+    for each in others[:BESIDE_MAX]:
+        line = Text().append(each["id"][: width // 2].ljust(min(names, width // 2)), "bold")
+        phase, _, rest = headline_of(each).partition(",")
+        line.append("  ").append(phase, COLOUR_OF_PHASE.get(phase, "bold")).append(
+            f",{rest}", "dim"
+        )
+        lines.append(line)
+    more = len(others) - BESIDE_MAX
+    return [*lines, *([Text(f"{counted(more, 'more job')}: sailorctl jobs", "dim")] * (more > 0))]
 
 
 def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
@@ -286,6 +313,7 @@ def _keys(ui: Ui, seen: Seen, width: int) -> Text:
         line = Text(f"{ui.verb} which node? ", "bold yellow").append(ui.typed, "bold").append("_  ")
         return line.append(" ".join(names)[: max(width - line.cell_len, 0)], "dim")
     keys = [("p", "preempt"), ("d", "drain"), *([("k", "kill")] * ui.can_kill)]
+    keys += [("tab", "next job")] * (len(seen.running) > 1)
     keys += [("↑↓", "scroll"), ("q", "end" if ui.can_kill else "quit")]
     line = Text()
     for key, what in keys:

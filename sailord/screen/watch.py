@@ -13,9 +13,12 @@ from sailord.screen.view import back_max, screen
 LOOK_S = 1.0
 
 
-def watch(client: Client) -> str:
-    """Watch until q or Ctrl-C; return a summary. Raises if the first request is not answered."""
-    poller, ui = Poller(client), Ui()
+def watch(client: Client, job: str | None = None) -> str:
+    """Watch until q or Ctrl-C; return a summary. Raises if the first request is not answered.
+
+    ``job``: the one to show first, where several share the cluster.
+    """
+    poller, ui = Poller(client, job), Ui()
     poller.look()
     look_at = time.monotonic() + LOOK_S
     with Terminal() as terminal:

@@ -385,14 +385,20 @@ def submitted_text(submitted: dict[str, Any]) -> str:
 
 def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
     """Return the jobs that share the cluster with the one that is shown above."""
-    lines = []
-    for each in running:
-        if job is None or each["id"] != job["id"]:
-            of = "" if each["steps"] is None else f" of {each['steps']:,}"
-            on = f"{counted(len(each['nodes']), 'node')} ({_some(each['nodes'])})"
-            step = f"step {each['step']:,}{of}"
-            lines.append(f"beside it   {each['id']}: {each['phase']}, {step}, {on}")
-    return lines
+    return [
+        f"beside it   {each['id']}: {headline_of(each)} ({_some(each['nodes'])})"
+        for each in running
+        if job is None or each["id"] != job["id"]
+    ]
+
+
+def headline_of(running: Mapping[str, Any]) -> str:
+    """Return in a line how a job fares that shares the cluster; an older sailord tells less."""
+    of = "" if running["steps"] is None else f" of {running['steps']:,}"
+    step_s = running.get("step_s")
+    each = "" if step_s is None else f", {step_s:.3g} s each"
+    on = counted(len(running["nodes"]), "node")
+    return f"{running['phase']}, step {running['step']:,}{of}{each}, {on}"
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:

@@ -25,15 +25,20 @@ def test_two_jobs_train_side_by_side_and_the_last_one_gets_all_nodes(shared):
     shared.begin("a", "b", "c", "d", job=text)
     code, said = head.ask("POST", "/v1/jobs", {"job": text, "id": "k", "weight": 0})
     assert code == 422, said
-    code, said = head.ask("POST", "/v1/jobs", {"job": text, "id": "k", "weight": 1.2})
+    code, said = head.ask("POST", "/v1/jobs", {"job": text, "id": "k", "weight": 0.9})
     assert code == 201, said
-    assert said["weight"] == 1.2
+    assert said["weight"] == 0.9
     wait_until(lambda: trains(head, "j") and trains(head, "k"))
     parts = {each["id"]: each["nodes"] for each in head.status()["running"]}
     assert sorted(parts["j"] + parts["k"]) == ["a", "b", "c", "d"]
     assert len(parts["k"]) == 2
     assert members(head, "j") == parts["j"]
     assert members(head, "k") == parts["k"]
+
+    for name in "jk":
+        code, said = head.ask("GET", f"/v1/status?job={name}")
+        assert (code, said["job"]["id"]) == (200, name)
+        assert said["job"]["members"] == parts[name]
 
     # A new leader finds in the store whose each node is, and nobody moves.
     before = generation(head, "j"), generation(head, "k")

@@ -14,6 +14,7 @@ from agents.protocol.records import NodeId, Point
 from sailord.api.answers import render
 from sailord.api.answers.goodput_types import GoodputView, ShareView
 from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.running_job import RunningJob
 from sailord.api.answers.types import ActiveView, NodeView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
@@ -38,6 +39,8 @@ class Surroundings:
     leader: str
     schedule: Mapping[str, Any] | None = None
     """The plan's predicted schedule, if a page asked for it."""
+    running: tuple[RunningJob, ...] = ()
+    """The jobs that run beside each other, where several share the cluster."""
     risks: tuple[str, ...] = ()
     """Why the job's budget or deadline is at risk."""
 
@@ -148,6 +151,8 @@ def live_document(state: State, kept: Kept, about: Surroundings) -> dict[str, An
         "leader": about.leader,
         "store": plain(about.service.store),
         "job": None if job is None else _job(state, active, job),
+        "beside": [_beside(each) for each in about.running if job is None or each.id != job.id]
+        or None,
         "plan": _plan(active, about),
         "nodes": nodes,
         "busy": kept.busy.of(state, about.schedule),
@@ -207,6 +212,12 @@ def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any
             "unpriced_s": round(bill.unpriced_s),
         },
     }
+
+
+def _beside(job: RunningJob) -> dict[str, Any]:
+    row = {"id": job.id, "phase": job.phase, "step": job.step, "steps": job.steps}
+    row |= {"nodes": len(job.nodes), "step_s": _digits(job.step_s, 2)}
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:

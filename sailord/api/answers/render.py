@@ -243,6 +243,7 @@ def running_view(parts: Iterable[State]) -> tuple[RunningJob, ...]:
                     active.progress.step,
                     part.job.steps,
                     tuple(names),
+                    active.progress.step_s,
                 )
             )
     return tuple(found) if len(found) > 1 else ()

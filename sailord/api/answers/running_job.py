@@ -16,3 +16,5 @@ class RunningJob:
     steps: int | None
     nodes: tuple[str, ...]
     """The names of the nodes that it has."""
+    step_s: float | None = None
+    """Seconds of a step, as its nodes report them."""

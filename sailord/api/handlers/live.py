@@ -15,6 +15,7 @@ from agents.daemon.version import own_version
 from agents.protocol.codec import plain
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
+from sailord.api.answers import render
 from sailord.api.answers.goodput import goodput_view
 from sailord.api.answers.live import Kept, Surroundings, live_document
 from sailord.api.answers.responses import too_many
@@ -73,6 +74,7 @@ def _surroundings(
         safe=api.controller.safe_point(),
         goodput=goodput_view(api.goodput.ledger, api.goodput.shares, most=SHARES_SHOWN),
         service=service_of(api),
+        running=render.running_view(api.led_parts),
         risks=tuple(api.controller.announcer.risks(api.last_led).values()),
         leader="" if api.leader is None else api.leader.host,
         schedule=_schedule_seen(api),

@@ -11,6 +11,8 @@ from sailord.api.answers import render
 from sailord.api.handlers.context import ApiContext
 from sailord.core.model.state import Active, State
 
+PLANS_SEEN_MAX = 8
+"""Plans that are kept: of jobs that share the cluster, each has one."""
 PLAN_WITHIN_S = 1.0
 """How long a status request waits for the store's plan."""
 
@@ -30,7 +32,8 @@ async def read_plan(
         about = await api.gateway.read_about(job, sha)
         if text is None:
             return None, about
-        api.plans_seen = {sha: (render.read_plan(text), about)}
+        last = list(api.plans_seen.items())[1 - PLANS_SEEN_MAX :]
+        api.plans_seen = {**dict(last), sha: (render.read_plan(text), about)}
     return api.plans_seen[sha]
 
 

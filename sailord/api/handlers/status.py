@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from agents.protocol.records import JobId
 from agents.rpc.strangers import Strangers
 from sailord.api.answers import render, types
 from sailord.api.answers.problems import Service, problems_of
@@ -43,14 +44,19 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """Summarize the cluster, the active job and the store."""
+    """Summarize the cluster, a job that runs and the store."""
     api = request.app[CONTEXT]
     state, now = api.last_led, api.clock.now()
-    plan, about = await plan_of(api, state)
+    chosen = JobId(request.query["job"]) if "job" in request.query else None
+    part = state if chosen is None else api.led_of(chosen)
+    if chosen is not None and (part.active is None or part.active.job != chosen):
+        return refusal(404, Problem(f"job {chosen}", "does not run", "see `sailorctl jobs`"))
+    plan, about = await plan_of(api, part)
     leader, outbox = api.leader, api.controller.announcer.outbox
-    step_rate, safe = api.controller.cluster.step_rate, api.controller.safe_point()
+    step_rate = api.controller.cluster.step_rate_of(chosen)
+    safe = api.controller.safe_point(chosen)
     feed = api.controller.announcer.feed.kept
-    job = render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe, feed)
+    job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed)
     service = service_of(api)
     return answer(
         types.Status(

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from sailord.cli.shared.options import json_line, show
-from sailord.cli.shared.server import report_outage, server_command
-from sailord.client import Client, Patience, ServerProblem
+from sailord.cli.shared.server import ask_about, report_outage, server_command
+from sailord.client import Client, Patience, ServerProblem, status_path
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
 from sailord.text.event_lines import fold, line_text
@@ -23,20 +23,24 @@ WATCH_S = 1.0
 @click.option(
     "-w", "--watch", is_flag=True, help="Stay and redraw; with --json, one line each second."
 )
+@click.option("--job", help="Of jobs that share the cluster: the one to show, not the first.")
 @server_command
-def status(client: Client, watch: bool, as_json: bool) -> None:
+def status(client: Client, watch: bool, job: str | None, as_json: bool) -> None:
     """Show the job, its plan and the nodes."""
+    if job is not None:
+        path = "/v1/status?job={}"
+        job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", path.format(name)))
     if not watch:
-        show(client.ask("GET", "/v1/status"), as_json, text.status_text)
+        show(client.ask("GET", status_path(job)), as_json, text.status_text)
     elif not as_json and sys.stdout.isatty():
         from sailord.screen.watch import watch as watch_on_screen  # noqa: PLC0415 - see ADR 87
 
-        click.echo(watch_on_screen(client))
+        click.echo(watch_on_screen(client, job))
     else:
-        _print_repeatedly(client, as_json)
+        _print_repeatedly(client, job, as_json)
 
 
-def _print_repeatedly(client: Client, as_json: bool) -> None:
+def _print_repeatedly(client: Client, job: str | None, as_json: bool) -> None:
     """Print the status every second, for a pipe."""
 
     def report(problem: ServerProblem) -> None:
@@ -45,7 +49,7 @@ def _print_repeatedly(client: Client, as_json: bool) -> None:
 
     patience = Patience(report)
     while True:
-        value = patience.insist(lambda: client.ask("GET", "/v1/status"))
+        value = patience.insist(lambda: client.ask("GET", status_path(job)))
         click.echo(json_line(value) if as_json else text.status_text(value))
         sys.stdout.flush()
         time.sleep(WATCH_S)

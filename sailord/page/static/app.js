@@ -203,6 +203,7 @@ function renderNow(doc) {
   byId("phase").dataset.mood = MOODS[phase] ?? "calm";
   document.title = job ? `${job.id} ${phase}${job.steps ? ` ${Math.floor((100 * job.step) / job.steps)} %` : ""} · Sailor` : "Sailor";
   setText(byId("why"), whyText(job, doc) + queue);
+  renderBeside(doc.beside ?? []);
   byId("progress-box").hidden = !job?.steps;
   if (job?.steps) byId("progress").value = Math.min(job.step / job.steps, 1);
   const left = secondsLeft(job) ?? NaN;
@@ -224,6 +225,17 @@ function renderNow(doc) {
   if (box.dataset.key !== troubles.join("\n")) {
     box.dataset.key = troubles.join("\n");
     box.replaceChildren(...troubles.slice(0, 8).map((text) => make("li", {}, text)));
+  }
+}
+
+/** The jobs that share the cluster with the one that is shown, a line for each. */
+function renderBeside(jobs) {
+  const box = byId("beside");
+  box.hidden = jobs.length === 0;
+  const lines = jobs.map((each) => `${each.id}: ${each.phase}, step ${count(each.step)}${each.steps ? ` of ${count(each.steps)}` : ""}${each.step_s ? `, ${digits(each.step_s, 2)} s each` : ""}, ${plural(each.nodes, "node")}`);
+  if (box.dataset.key !== lines.join("\n")) {
+    box.dataset.key = lines.join("\n");
+    box.replaceChildren(...lines.map((text) => make("li", {}, text)));
   }
 }
 

@@ -39,6 +39,11 @@ def assert_refused(answer, status):
     assert "Traceback" not in json.dumps(value)
 
 
+def test_the_status_of_a_job_that_does_not_run_is_refused(head):
+    for name in ("none", ""):
+        assert_refused(head.ask("GET", f"/v1/status?job={name}"), 404)
+
+
 def test_requests_over_tcp_need_the_token(head):
     assert over_tcp(head, "GET", "/livez")[0] == 200
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic " + TOKEN}):

@@ -7,6 +7,7 @@ from typing import Any
 
 from agents.protocol.records import Busy, Report
 from sailord.api.answers.live import BUSY_S, Kept, live_document
+from sailord.api.answers.running_job import RunningJob
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.sight import Renting, sight_of
@@ -46,6 +47,16 @@ def test_measured_times_are_those_beside_the_schedule_with_two_digits() -> None:
     found = document(at(0, 0.23456), Kept())
     assert found["busy"] == {"0": [0.23, 0.2], "2": [0.47, 0.4]}
     assert document(at(0, 0.23456), Kept(), None)["busy"] == {}
+
+
+def test_jobs_beside_the_first_one_have_a_row_each() -> None:
+    row = RunningJob("job", "running", 3, 40, None, ("machine-a",))
+    other = RunningJob("other", "waiting", None, 7, 9, ("c", "d"), 0.1234)
+    about = replace(surroundings(Ledger(), PLAN, None), running=(row, other))
+    found = live_document(at(0, 0.2), Kept(), about)
+    told = {"id": "other", "phase": "waiting", "step": 7, "steps": 9, "nodes": 2, "step_s": 0.12}
+    assert found["beside"] == [told]
+    assert "beside" not in document(at(0, 0.2), Kept()), "one job has the cluster alone"
 
 
 def test_a_time_without_a_prediction_is_shown_alone() -> None:

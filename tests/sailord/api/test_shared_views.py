@@ -8,7 +8,7 @@ from agents.protocol.records import JobId
 from sailord.api.answers import render
 from sailord.core.model.phases import Running, Waiting
 from sailord.core.sharing.parts import Parts, whole
-from sailord.text.cluster_text import beside_lines
+from sailord.text.cluster_text import beside_lines, headline_of
 from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, C, D, job, node, report, state
 
 OTHER = JobId("other")
@@ -41,6 +41,9 @@ def test_jobs_beside_each_other_are_told_with_their_nodes():
     assert beside_lines(rows, {"id": JOB}) == [
         "beside it   other: waiting, step 40 of 200, 2 nodes (machine-c, machine-d)"
     ]
+    assert headline_of(rows[1] | {"step_s": 0.25}) == (
+        "waiting, step 40 of 200, 0.25 s each, 2 nodes"
+    )
 
 
 def test_a_node_of_another_job_is_not_called_idle():

@@ -74,3 +74,8 @@ def test_scrolling_stops_at_the_first_event():
 def test_q_and_ctrl_c_quit():
     assert pressed("q")[1] == pressed("interrupt")[1] == [Asked("quit")]
     assert pressed("p", "interrupt")[1] == [Asked("quit")]
+
+
+def test_tab_shows_the_next_job_unless_a_name_is_typed():
+    assert pressed("tab")[1] == [Asked("next_job")]
+    assert pressed("d", "tab")[1] == []
