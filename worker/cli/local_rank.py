@@ -116,6 +116,7 @@ def _train(
             found = trainer.evaluate_if_due()
             if found is not None and rank == 0:
                 send({"kind": "evaluation", "step": report.step, "metrics": found})
+        trainer.end_log()
         with recorder.span("end"):
             if spec.pieces is not None:
                 _save_shard(rank_tensors(trainer.buffers.values()), rank, spec.pieces)

@@ -327,6 +327,8 @@ class GenerationRun:
             self._report_evaluation(trainer.evaluate_if_due())
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
+        if is_done and has_begun:
+            trainer.end_log()
         self._milestone("stopping")
         # A generation that begins at the last step seals it, too: only its own can become durable.
         if has_begun or self.assignment.restore.source == "memory":

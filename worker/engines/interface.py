@@ -44,6 +44,9 @@ class TrainingEngine(Protocol):
     def log(self, report: StepReport) -> None:
         """Pass a step's report to a script's loggers."""
 
+    def end_log(self) -> None:
+        """Tell a script's loggers that training has ended."""
+
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""
 

@@ -8,16 +8,58 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+CLOSE_S = 10.0
+"""How long a training that has ended waits for its loggers."""
+
 
 class Logger(Protocol):
-    """Takes the figures of steps and evaluations."""
+    """Takes the figures of steps and evaluations; a method ``close``, if any, is called last."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the figures of a step."""
+
+
+def log_to_all(
+    loggers: Sequence[Logger], step: int, values: Mapping[str, float], *, failed: list[Logger]
+) -> None:
+    """Hand the figures of a step to all loggers but those that failed before."""
+    for logger in loggers:
+        if logger in failed:
+            continue
+        try:
+            logger.log(step, values)
+        except Exception as error:
+            # Training is worth more than its figures.
+            failed.append(logger)
+            kind = type(logger).__name__
+            print(f"{kind} is not used any more: {type(error).__name__}: {error}", flush=True)
+
+
+def close_all(loggers: Sequence[Logger]) -> None:
+    """Let each write what it holds back; a service that does not answer is not waited for long."""
+
+    def close(logger: Logger, end: Callable[[], None]) -> None:
+        try:
+            end()
+        except Exception as error:
+            kind = type(logger).__name__
+            print(f"{kind} was not closed: {type(error).__name__}: {error}", flush=True)
+
+    for logger in loggers:
+        end = getattr(logger, "close", None)
+        if end is None:
+            continue
+        closing = threading.Thread(target=close, args=(logger, end), daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            kind = type(logger).__name__
+            print(f"{kind} was not closed within {CLOSE_S:.0f} s", flush=True)
 
 
 class JsonLines:
@@ -51,6 +93,11 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def close(self) -> None:
+        """End the file of events."""
+        if self._writer is not None:
+            self._writer.close()
+
 
 class WandB:
     """Logs to Weights & Biases, by the package ``wandb``; takes ``wandb.init``'s arguments.
@@ -70,6 +117,11 @@ class WandB:
             self._run = wandb.init(**{"resume": "allow", **self.settings})
         self._run.log(dict(values), step=step)
 
+    def close(self) -> None:
+        """Send the last figures, and mark the run as finished."""
+        if self._run is not None:
+            self._run.finish()
+
 
 class MLflow:
     """Logs to a run of MLflow, by the package ``mlflow``; takes ``mlflow.start_run``'s arguments.
@@ -80,12 +132,19 @@ class MLflow:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         self._mlflow: Any = None
+        self._run = ""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the figures of a step."""
         if self._mlflow is None:
             import mlflow  # noqa: PLC0415 - an optional package
 
-            mlflow.start_run(**self.settings)
+            self._run = mlflow.start_run(**self.settings).info.run_id
             self._mlflow = mlflow
         self._mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        if self._mlflow is not None:
+            # end_run() knows the runs of its own thread only.
+            self._mlflow.MlflowClient().set_terminated(self._run)

@@ -40,7 +40,7 @@ from worker.models.user_module.module_splits import ModuleSplits, find_splits
 from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
 from worker.models.user_module.split_check import check_splits
-from worker.reporting.loggers import Logger
+from worker.reporting.loggers import Logger, close_all, log_to_all
 from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
@@ -336,16 +336,7 @@ class Recipe:
             self._report(step, values)
 
     def _report(self, step: int, values: Mapping[str, float]) -> None:
-        for logger in self.loggers:
-            if logger in self._failed:
-                continue
-            try:
-                logger.log(step, values)
-            except Exception as error:
-                # Training is worth more than its figures.
-                self._failed.append(logger)
-                kind = type(logger).__name__
-                print(f"{kind} is not used any more: {type(error).__name__}: {error}", flush=True)
+        log_to_all(self.loggers, step, values, failed=self._failed)
         uses = ParameterUses(self._trained)
         with uses:
             for callback in self.callbacks:
@@ -353,6 +344,11 @@ class Recipe:
         if uses.layers_of and not self._told:
             self._told.append("callbacks")
             print(f"note: callbacks see the model's initial weights; {_WEIGHTS}", flush=True)
+
+    def end_report(self) -> None:
+        """Close the loggers: no more figures come."""
+        with turn():
+            close_all([each for each in self.loggers if each not in self._failed])
 
     # -- data and job ------------------------------------------------------------------------------
 

@@ -189,6 +189,7 @@ class Trainer:
                 if found is not None:
                     self.evaluations[report.step] = found
                     display.evaluation(report.step, found)
+        rank.end_log()
         rank.close()
         recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
 

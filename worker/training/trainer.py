@@ -278,6 +278,11 @@ class RankTrainer:
         if self._module is not None and self.rank == 0:
             self._module.report(report.step, report.figures())
 
+    def end_log(self) -> None:
+        """Tell a script's loggers that training has ended."""
+        if self._module is not None and self.rank == 0:
+            self._module.end_report()
+
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""
         module, step = self._module, self.progress.step - 1

@@ -8,6 +8,8 @@ import os
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 import sailor
 from tests.worker.warm import ROOT
+from worker.reporting import loggers
 
 pytestmark = pytest.mark.torch
 
@@ -39,14 +42,27 @@ sailor.Trainer(
 """
 
 
-def run(folder: Path, logger: str, **environment: str) -> list[dict[str, float]]:
+PLAN = {
+    "micro_batch_size": 1,
+    "pipelines": [
+        {
+            "micro_batches": 2,
+            "stages": [{"layers": [0, 5], "tp": 1, "gpu": "A100-40", "machine": "m", "zone": "z"}],
+        }
+    ]
+    * 2,
+}
+
+
+def run(folder: Path, logger: str, *words: str, **environment: str) -> list[dict[str, float]]:
     """Train by a script that has a logger, and return its JSON lines to compare."""
     script = folder / "train.py"
     script.write_text(SCRIPT.replace("LOGGER", logger))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(
-        [sys.executable, script], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
+        [sys.executable, *words, script],
+        cwd=folder, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "is not used any more" not in done.stdout, done.stdout
     lines = [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
@@ -54,6 +70,30 @@ def run(folder: Path, logger: str, **environment: str) -> list[dict[str, float]]
     assert lines[1]["loss"] is None
     assert [line["skipped_steps"] for line in lines[:3]] == [0, 1, 1]
     return lines
+
+
+def test_one_that_hangs_or_fails_at_the_end_delays_no_other(monkeypatch, capsys):
+    closed, never = [], threading.Event()
+
+    class Kept:
+        def __init__(self, end: Callable[[], object]) -> None:
+            self.close = end
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            """Only its end matters."""
+
+    monkeypatch.setattr(loggers, "CLOSE_S", 0.05)
+    fails = Kept(lambda: 1 / 0)
+    loggers.close_all(
+        [Kept(never.wait), fails, Kept(lambda: closed.append(1)), sailor.JsonLines("x")]
+    )
+    never.set()
+    assert closed == [1]
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "Kept was not closed within 0 s",
+        "Kept was not closed: ZeroDivisionError: division by zero",
+    ]
 
 
 def same(told: list[float], lines: list[dict[str, float]]) -> bool:
@@ -75,18 +115,22 @@ def test_tensorboard_reads_its_events(tmp_path):
 
 
 @pytest.mark.slow
-def test_mlflow_reads_its_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_mlflow_reads_its_run(ranks, tmp_path, monkeypatch):
+    """Also where ranks run in processes of their own, which end without ``atexit``."""
     mlflow = pytest.importorskip("mlflow")
     kept = {
         "MLFLOW_TRACKING_URI": f"file://{tmp_path}/runs",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
-    lines = run(tmp_path, 'sailor.MLflow(run_name="mine")', **kept)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    words = ("-m", "worker", "run", "--plan", "plan.json", "--job") * (ranks == 2)
+    lines = run(tmp_path, 'sailor.MLflow(run_name="mine")', *words, **kept)
     for name, value in kept.items():
         monkeypatch.setenv(name, value)
     client = mlflow.MlflowClient(kept["MLFLOW_TRACKING_URI"])
     (found,) = client.search_runs(["0"])
-    assert found.info.run_name == "mine"
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     told = client.get_metric_history(found.info.run_id, "loss")
     assert same([metric.value for metric in sorted(told, key=lambda m: m.step)], lines)
     assert found.data.metrics["eval/loss"] == pytest.approx(lines[3]["eval/loss"])

@@ -119,6 +119,9 @@ class DeepSpeedEngine:
     def log(self, report: StepReport) -> None:
         pass
 
+    def end_log(self) -> None:
+        pass
+
     def evaluate_if_due(self) -> dict[str, float] | None:
         return None
 

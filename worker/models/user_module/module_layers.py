@@ -84,6 +84,9 @@ class ModuleSource(Protocol):
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
 
+    def end_report(self) -> None:
+        """Close the loggers: no more figures come."""
+
     def evaluation_after(self, step: int) -> MapData | None:
         """Return the data of the evaluation that follows a step, if one does."""
 
