@@ -60,6 +60,8 @@ class Assignment:
         self.spec = spec
         self.job: str = spec["job"]
         self.generation: int = spec["generation"]
+        self.named = {"job": self.job, "generation": self.generation}
+        """In each line of the log."""
         self.rank: int = spec["rank"]
         self.threads: int = spec["threads"]
         self.fail_at: str | None = spec.get("fail_at")

@@ -357,8 +357,7 @@ class GenerationRun:
         self._extra_status["busy_s"] = self._busy.typical_s
         # The log has every step's loss; a later status may replace this one before it is sent.
         line = {
-            "job": self.assignment.job,
-            "generation": self.assignment.generation,
+            **self.assignment.named,
             **step_report.line(),
             "step": self.step,
             "at": time.time(),
@@ -369,10 +368,9 @@ class GenerationRun:
     def _report_evaluation(self, found: dict[str, float] | None) -> None:
         if found is not None and self.assignment.rank == 0:
             metrics = finite(found)
-            about = {"job": self.assignment.job, "generation": self.assignment.generation}
-            print(json.dumps({**about, "step": self.step, "evaluation": metrics}), flush=True)
-            rows = [list(each) for each in metrics.items()]
-            self._evaluations.append({"step": self.step, "metrics": rows})
+            line = {**self.assignment.named, "step": self.step, "evaluation": metrics}
+            print(json.dumps(line), flush=True)
+            self._evaluations.append({"step": self.step, "metrics": [*map(list, metrics.items())]})
             *earlier, last = self._evaluations
             self._extra_status |= {"evaluation": last, "earlier_evaluations": earlier}
             self.report(self._status(), True)
