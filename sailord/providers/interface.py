@@ -148,12 +148,14 @@ class Quota:
     """The provider's name of the quota."""
     pools: tuple[Pool, ...]
     """The pools that share it."""
-    limit_gpus: float
+    limit_gpus: float | None
+    """``None``: unknown, so that what exceeds it shows as a refusal."""
     used_gpus: float
+    why_unknown: str = ""
 
     @property
-    def free_gpus(self) -> float:
-        return max(self.limit_gpus - self.used_gpus, 0.0)
+    def free_gpus(self) -> float | None:
+        return None if self.limit_gpus is None else max(self.limit_gpus - self.used_gpus, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Provider(ABC):
         """Return dollars an hour per instance; a pool without a price is never requested."""
 
     async def quotas(self) -> Sequence[Quota]:
-        """Return the quotas now; a pool without one is unlimited."""
+        """Return the quotas now, those of unknown limit among them."""
         return ()
 
     async def notices(self) -> AsyncIterator[Notice]:

@@ -69,6 +69,9 @@ def _cooldown(pool: dict[str, Any], rest: dict[str, Any]) -> str:
 
 
 def _quota(quota: dict[str, Any]) -> str:
+    if quota["limit_gpus"] is None:
+        why = quota["why_unknown"]
+        return f"quota {quota['name']}: {quota['used_gpus']:g} GPUs used of an unknown limit: {why}"
     return f"quota {quota['name']}: {quota['used_gpus']:g} of {quota['limit_gpus']:g} GPUs used"
 
 

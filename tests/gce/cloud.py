@@ -44,6 +44,7 @@ def config(address: str, *pools: Pool) -> GceConfig:
         package="sailor[worker]==0.1.0",
         endpoint=address,
         billing_endpoint=address,
+        quotas_endpoint=address,
         iam_endpoint=address,
         call_s=10.0,
         operation_s=10.0,

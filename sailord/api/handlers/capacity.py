@@ -35,8 +35,10 @@ class QuotaView:
     """A quota that the pool draws on, alone or with other pools."""
 
     name: str
-    limit_gpus: float
+    limit_gpus: float | None
+    """Null: unknown."""
     used_gpus: float
+    why_unknown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History
         obtainable=obtainable(capacity, pool),
         rest=None if rest is None or capacity.now >= rest.until else rest,
         stopped=why_stopped(capacity, pool),
-        quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus) for q in quotas),
+        quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus, q.why_unknown) for q in quotas),
         life_s=life.node_life_s,
     )
 

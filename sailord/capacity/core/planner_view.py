@@ -151,12 +151,13 @@ def pool_supplies(
 def possible_supplies(capacity: CapacityState, offered: Sequence[Pool]) -> tuple[PoolSupply, ...]:
     """Return how many instances of each pool there could ever be, whatever is refused now."""
     most, quotas = capacity.policy.machines_per_pool_max, capacity.quotas or ()
+    limits = [(q.limit_gpus, q.pools) for q in quotas if q.limit_gpus is not None]
     return tuple(
         PoolSupply(
             **asdict(pool),
             up=0,
             obtainable=min(
-                [most, *(int(q.limit_gpus) // pool.gpus for q in quotas if pool in q.pools)]
+                [most, *(int(gpus) // pool.gpus for gpus, pools in limits if pool in pools)]
             ),
             usd_per_hour=capacity.prices.get(pool),
         )

@@ -30,6 +30,7 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
         return 0
     if rest is not None and state.now < rest.until:
         return 0
-    limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
+    free = [q.free_gpus for q in state.quotas if pool in q.pools]
+    limits = [gpus // pool.gpus for gpus in free if gpus is not None]
     most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
     return max(min([most, *map(int, limits)]), 0)

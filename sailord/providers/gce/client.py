@@ -162,8 +162,10 @@ def _errors_of(errors: Iterable[Any]) -> Iterable[tuple[str, str]]:
 
 def _details_of(details: Iterable[Any]) -> Iterable[tuple[str, str]]:
     for one in details:
-        if getattr(one, "reason", ""):
-            yield str(one.reason), ""
+        # A message in the client library, a dictionary in the answers of other APIs.
+        reason = one.get("reason") if isinstance(one, dict) else getattr(one, "reason", "")
+        if reason:
+            yield str(reason), ""
 
 
 def _retry_after(error: Any) -> float | None:

@@ -92,6 +92,7 @@ class GceConfig:
     """Of sailord, as far as its address is an IPv4 address of a network."""
     iam_endpoint: str = "https://iam.googleapis.com"
     billing_endpoint: str = "https://cloudbilling.googleapis.com"
+    quotas_endpoint: str = "https://cloudquotas.googleapis.com"
     call_s: float = 30.0
     """Timeout of a request."""
     operation_s: float = 180.0

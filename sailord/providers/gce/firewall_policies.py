@@ -1,7 +1,8 @@
 """Reads firewall policies, and in which order Google asks them and a network's own rules.
 
-Policies of a folder or an organization come first. Those of the network come after its own rules,
-or before them where the network says so. Regional policies of the network are not read.
+Policies of a folder or an organization come first, then those that Google itself keeps in a region.
+Policies of the network come after its own rules, or before them where the network says so: global
+ones, then those of the region where the packets arrive.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any, Literal
 from sailord.providers.gce.firewalls import Rule, Tier, tcp_ports
 
 ANYWHERE = IPv4Network("0.0.0.0/0")
-HIERARCHY, OF_NETWORK, BEFORE = "HIERARCHY", "NETWORK", "BEFORE_CLASSIC_FIREWALL"
+OF_NETWORK, OF_REGION, BEFORE = "NETWORK", "NETWORK_REGIONAL", "BEFORE_CLASSIC_FIREWALL"
+FIRST = {"HIERARCHY": 0, OF_NETWORK: 2, OF_REGION: 3}
+"""In which order policies are asked, by their type; others are Google's own."""
 _OTHER = tuple(
     f"{end}_{what}"
     for end in ("src", "dest")
@@ -32,24 +35,30 @@ def tiers(
     account: str | None,
     *,
     order: str,
+    region: str,
 ) -> tuple[Tier, ...]:
-    """Return all that decides on packets to instances in a network, first things first."""
-    of_network = sorted(
-        (each for each in policies if each.type_ == OF_NETWORK), key=lambda each: each.priority
-    )
-    above = [each for each in policies if each.type_ == HIERARCHY]
-    above += [each for each in policies if each.type_ not in (HIERARCHY, OF_NETWORK)]
-    found = [_tier(each, network, account) for each in above]
-    later = [_tier(each, network, account) for each in of_network]
+    """Return all that decides on packets to instances of a region in a network, in its order."""
+    # Policies of a folder or an organization are listed in their order.
+    listed = sorted(policies, key=lambda each: FIRST.get(each.type_, 1))
+    above = [each for each in listed if each.type_ not in (OF_NETWORK, OF_REGION)]
+    below = sorted(listed[len(above) :], key=lambda each: (each.type_, each.priority))
+    found = [_tier(each, network, account, region) for each in above]
+    later = [_tier(each, network, account, region) for each in below]
     rules = Tier("", own)
     return (*found, *later, rules) if order == BEFORE else (*found, rules, *later)
 
 
-def _tier(policy: Any, network: str, account: str | None) -> Tier:
-    name = policy.short_name or policy.display_name or policy.name.rpartition("/")[2]
-    shown = f"network-firewall-policies describe {name} --global"
-    if policy.type_ != OF_NETWORK:
-        shown = f"firewall-policies describe {policy.name.rpartition('/')[2] or name}"
+def _tier(policy: Any, network: str, account: str | None, region: str) -> Tier:
+    # Effective policies of a region have no short name.
+    name = getattr(policy, "short_name", "") or policy.display_name
+    number = policy.name.rpartition("/")[2]
+    match policy.type_:
+        case "NETWORK":
+            shown = f"network-firewall-policies describe {name or number} --global"
+        case "NETWORK_REGIONAL":
+            shown = f"network-firewall-policies describe {name or number} --region={region}"
+        case _:
+            shown = f"firewall-policies describe {number or name}"
     read = (_rule(each, network, account) for each in policy.rules)
     return Tier(shown, tuple(rule for rule in read if rule is not None))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -69,27 +70,38 @@ async def check_network(
     async for found in _check_way_out(api, config, subnets):
         yield found
     order = network.network_firewall_policy_enforcement_order
-    async for found in _check_firewalls(api, config, [subnet for _, subnet in subnets], order):
+    async for found in _check_firewalls(api, config, subnets, order):
         yield found
 
 
 async def _check_firewalls(
-    api: GceClient, config: GceConfig, subnets: Sequence[Any], order: str
+    api: GceClient, config: GceConfig, subnets: Sequence[tuple[str, Any]], order: str
 ) -> AsyncIterator[Finding]:
-    told = await api.call("Networks", "get_effective_firewalls", network=config.network)
+    """Check all rules and policies of each region: they decide on packets that arrive there."""
     account = None if config.service_account == DEFAULT_ACCOUNT else config.service_account
-    own = read_rules(told.firewalls, frozenset(config.tags), account)
-    asked = tiers(own, told.firewall_policys, config.network, account, order=order)
-    sources = [IPv4Network(each.ip_cidr_range) for each in subnets]
-    ways = [(f"from nodes in {each} to nodes", each, NODE_TO_NODE, True) for each in sources]
+    sources = [IPv4Network(subnet.ip_cidr_range) for _, subnet in subnets]
+    ways = [(f"from nodes in {each}", each, NODE_TO_NODE, True) for each in sources]
     if config.head_ip is not None:
         head = IPv4Network(config.head_ip)
         if not any(head.subnet_of(each) for each in sources):
-            ways.append((f"from sailord at {config.head_ip} to nodes", head, HEAD_TO_NODE, False))
-    for what, source, wanted, is_node in ways:
-        for problem in _closed(config, asked, what, source, wanted, is_node=is_node):
-            # Policies have more kinds of rules than are understood here.
-            yield problem, not told.firewall_policys
+            ways.append((f"from sailord at {config.head_ip}", head, HEAD_TO_NODE, False))
+    regions: dict[Finding, list[str]] = {}
+    for region, _ in subnets:
+        told = await api.call(
+            *("RegionNetworkFirewallPolicies", "get_effective_firewalls"),
+            region=region,
+            network=f"projects/{config.project}/global/networks/{config.network}",
+        )
+        own = read_rules(told.firewalls, frozenset(config.tags), account)
+        policies = told.firewall_policys
+        asked = tiers(own, policies, config.network, account, order=order, region=region)
+        for what, source, wanted, is_node in ways:
+            for problem in _closed(config, asked, what, source, wanted, is_node=is_node):
+                # Policies have more kinds of rules than are understood here.
+                regions.setdefault((problem, not policies), []).append(region)
+    for (problem, is_mistake), found in regions.items():
+        where = "" if len(found) == len(subnets) else f" in {', '.join(found)}"
+        yield replace(problem, what=f"{problem.what} to nodes{where}"), is_mistake
 
 
 def _closed(
@@ -101,7 +113,10 @@ def _closed(
     *,
     is_node: bool,
 ) -> Iterator[Problem]:
-    """Yield what is closed, and then what a rule may close that cannot be told here."""
+    """Yield what is closed, and then what a rule may close that cannot be told here.
+
+    Where the packets arrive is left to be added.
+    """
     sure = closed_ports(asked, source, wanted, is_node=is_node)
     maybe = closed_ports(asked, source, wanted, is_node=is_node, hopes=False)
     known = frozenset[int]().union(*sure.values())

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from sailord.providers.gce.client import LOGIN, GceClient
+from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import DEFAULT_ACCOUNT, GceConfig, machine_shape, region_of
+from sailord.providers.gce.cures import cure_of, permission_cure
 from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.family_quotas import FamilyLimits, FamilyQuotas
 from sailord.providers.gce.network_preflight import Finding, check_network, or_none
 from sailord.providers.gce.observe import read_aggregated
-from sailord.providers.gce.quotas import EVERY_GPU, Limits, quota_metric, read_limits
+from sailord.providers.gce.quotas import (
+    EVERY_GPU,
+    FAMILY,
+    PREEMPTIBLE,
+    Limits,
+    family_of,
+    limits_by_region,
+    needs_families,
+    quota_metric,
+    read_limits,
+)
 from sailord.providers.gce.requests import CLUSTER_LABEL
 from sailord.providers.interface import Pool, ProviderError
 from simulator.documents.problems import Problem, Problems, nearest
 
-ROLE = "sailor"
-"""The custom role of docs/gce.md, which ``role.yaml`` beside this file makes."""
-MACHINE_ROLE = "roles/iam.serviceAccountUser"
-"""To make instances with a service account of their own."""
 ACT_AS = "iam.serviceAccounts.actAs"
 IMAGE_NAME = re.compile(
     r"\bprojects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)\Z"
 )
 LISTED = {"MachineTypes": "machine_types", "AcceleratorTypes": "accelerator_types"}
-NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 
 
-async def check(api: GceClient, config: GceConfig) -> Sequence[Problem]:
+async def check(api: GceClient, config: GceConfig, families: FamilyQuotas) -> Sequence[Problem]:
     """Check all that the configuration names.
 
     Raise ``InputError`` with every mistake; return what does not prevent renting.
@@ -58,7 +65,7 @@ async def check(api: GceClient, config: GceConfig) -> Sequence[Problem]:
     for findings, is_needed in (
         (_check_listing(api, config), True),
         (_check_machines(api, pools), True),
-        (_check_quotas(api, pools, limits), True),
+        (_check_quotas(api, pools, limits, families), True),
         # The cluster may work without the right to look at these.
         (check_network(api, config, regions), False),
         (_check_image(api, config), False),
@@ -111,22 +118,26 @@ async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> AsyncIterato
 
 
 async def _check_quotas(
-    api: GceClient, pools: Sequence[Pool], project: Limits
+    api: GceClient, pools: Sequence[Pool], project: Limits, families: FamilyQuotas
 ) -> AsyncIterator[Finding]:
     by_region = await limits_by_region(api, {region_of(pool.zone) for pool in pools})
+    told = await families.limits() if needs_families(pools, by_region) else FamilyLimits()
     for pool in pools:
         region, contract = region_of(pool.zone), "spot" if pool.spot else "on demand"
-        limits = by_region[region]
-        metric = quota_metric(pool, limits)
-        if metric is None or metric not in limits:
-            # What is not listed is not unlimited.
+        limits, family = by_region[region], family_of(pool.gpu)
+        metric, usual = quota_metric(pool, limits), quota_metric(pool, {})
+        if metric in limits:
+            limit: float | None = limits[metric][0]
+        else:
+            limit, metric = told.limit(region, family), f"{FAMILY} of {family}"
+        if limit is None:
             what = f"the quota of {pool.gpu} {contract} in {region} is unknown"
-            cure = f"Google lists no {metric or 'metric'} there: look for GPUS_PER_GPU_FAMILY under"
-            cure += " IAM & Admin > Quotas; what exceeds it is refused"
-            yield Problem("provider.machines", what, cure), False
-        elif limits[metric][0] < pool.gpus:
-            what = f"{region} grants {limits[metric][0]:g} {pool.gpu} {contract} by {metric}"
-            spare = f" or PREEMPTIBLE_{metric}" if pool.spot and "PREEMPT" not in metric else ""
+            asked = FamilyLimits() if family is None else told
+            yield Problem("provider.machines", *asked.why_unknown(what, pool.gpu)), False
+        elif limit < pool.gpus:
+            what = f"{region} grants {limit:g} {pool.gpu} {contract} by {metric}"
+            has_own = metric.startswith(PREEMPTIBLE) or not usual
+            spare = f" or {PREEMPTIBLE}{usual}" if pool.spot and not has_own else ""
             cure = f"{pool.machine} needs {pool.gpus}: ask for more of {metric}{spare} there"
             yield Problem("provider.zones", what, f"{cure} under IAM & Admin > Quotas"), True
             continue
@@ -134,14 +145,6 @@ async def _check_quotas(
             what = f"the project grants {project[EVERY_GPU][0]:g} GPUs on demand by {EVERY_GPU}"
             cure = "ask for more of it under IAM & Admin > Quotas"
             yield Problem("provider.project", what, cure), True
-
-
-async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, Limits]:
-    """Read the quotas of some regions."""
-    return {
-        region: read_limits((await api.call("Regions", "get", region=region)).quotas)
-        for region in sorted(regions)
-    }
 
 
 async def _check_image(api: GceClient, config: GceConfig) -> AsyncIterator[Finding]:
@@ -185,7 +188,7 @@ async def _check_account(api: GceClient, config: GceConfig, default: str) -> Asy
         yield Problem("provider.service_account", what, cure), True
     elif ACT_AS not in told.get("permissions", ()):
         what = f'sailord\'s account may not use the service account "{account}"'
-        cure = _permission_cure("service account", config)
+        cure = permission_cure("service account", config)
         yield Problem("provider.service_account", what, cure), True
 
 
@@ -219,38 +222,6 @@ async def _check_named(
         if kept != machine:
             what = f'"{name}" in {pool.zone} is of {kept or "no machine type"}, not of {machine}'
             yield Problem("provider.reservation", what, shows), True
-
-
-def cure_of(failure: GceError, config: GceConfig) -> str:
-    """Return what the user can do about a refusal; empty: nothing, or the text says it."""
-    project = config.project
-    match failure.kind:
-        case "permission" if failure.status == 401:
-            return LOGIN
-        case "permission" if failure.code in NOT_ENABLED:
-            return f"gcloud services enable compute.googleapis.com --project={project}"
-        case "permission":
-            return _permission_cure(failure.text, config)
-        case "quota":
-            return "ask for more of it under IAM & Admin > Quotas"
-        case _:
-            return ""
-
-
-def _permission_cure(text: str, config: GceConfig) -> str:
-    if "service account" in text.lower():
-        cure = "let sailord's account use that of the instances: gcloud iam service-accounts"
-        is_default = config.service_account == DEFAULT_ACCOUNT
-        account = "ACCOUNT" if is_default else config.service_account
-        binding = f"add-iam-policy-binding {account} --member=serviceAccount:NAME"
-        return f"{cure} {binding} --role={MACHINE_ROLE}"
-    member = f"--member=serviceAccount:NAME --role=projects/{config.project}/roles/{ROLE}"
-    give = f"gcloud projects add-iam-policy-binding {config.project} {member}"
-    lacks = re.search(r"'([a-z]+(?:\.[A-Za-z]+)+)'", text)
-    if lacks is None:
-        return f"give sailord's account the role of docs/gce.md: {give}"
-    add = f"gcloud iam roles update {ROLE} --project={config.project} --add-permissions={lacks[1]}"
-    return f"if sailord's account has the role of docs/gce.md: {add}; else: {give}"
 
 
 def _problem_of(failure: GceError, config: GceConfig) -> Problem:

@@ -15,7 +15,9 @@ from sailord.providers.gce import instance_groups, preflight
 from sailord.providers.gce.billing import Billing
 from sailord.providers.gce.client import GceClient, find_credentials
 from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.cures import cure_of
 from sailord.providers.gce.errors import NO_CAUSE, GceError, gce_error
+from sailord.providers.gce.family_quotas import FamilyLimits, FamilyQuotas
 from sailord.providers.gce.observe import (
     HISTORY_S,
     operation_history,
@@ -25,7 +27,12 @@ from sailord.providers.gce.observe import (
     stopped_at,
 )
 from sailord.providers.gce.prices import prices_of
-from sailord.providers.gce.quotas import quotas_of, read_limits
+from sailord.providers.gce.quotas import (
+    limits_by_region,
+    needs_families,
+    quotas_of,
+    read_limits,
+)
 from sailord.providers.gce.requests import (
     CLUSTER_LABEL,
     bulk_insert_body,
@@ -71,6 +78,7 @@ class GceProvider(Provider):
         self._api = api
         self._now = now
         self._billing = Billing(api, config)
+        self._families = FamilyQuotas(api, config, now)
         self._requests: dict[str, str] = {}
         """Our request ids by Google's, where they differ."""
         self._seen: dict[str, Instance] = {}
@@ -83,7 +91,7 @@ class GceProvider(Provider):
 
     async def check(self) -> Sequence[Problem]:
         """Raise ``InputError`` with every mistake that prevents renting."""
-        warnings = await preflight.check(self._api, self._config)
+        warnings = await preflight.check(self._api, self._config, self._families)
         trouble = await self._billing.read()
         return warnings if trouble is None else (*warnings, trouble)
 
@@ -226,7 +234,7 @@ class GceProvider(Provider):
         return Refused(ask.request_id, failure.kind, self._told(failure), failure.retry_after_s)
 
     def _told(self, failure: GceError) -> str:
-        cure = preflight.cure_of(failure, self._config)
+        cure = cure_of(failure, self._config)
         return f"{failure.text}; {cure}" if cure else failure.text
 
     # ---- deleting -------------------------------------------------------------------------------
@@ -281,11 +289,15 @@ class GceProvider(Provider):
     async def quotas(self) -> Sequence[Quota]:
         """Return the GPU quotas of every region and of the project."""
         try:
-            by_region = await preflight.limits_by_region(self._api, self._config.regions)
+            by_region = await limits_by_region(self._api, self._config.regions)
             project = await self._api.call("Projects", "get")
         except GceError as failure:
             raise ProviderError(failure.text) from failure
-        return quotas_of(self.pools, by_region, read_limits(project.quotas))
+        families = FamilyLimits()
+        if needs_families(self.pools, by_region):
+            families = await self._families.limits()
+        limits, rented = read_limits(project.quotas), self._seen.values()
+        return quotas_of(self.pools, by_region, limits, families, rented)
 
     async def close(self) -> None:
         """Stop the threads."""

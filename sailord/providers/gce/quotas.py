@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import QUOTA_METRICS, region_of
-from sailord.providers.interface import Pool, Quota
+from sailord.providers.gce.family_quotas import FamilyLimits
+from sailord.providers.interface import Instance, Pool, Quota
 
 PREEMPTIBLE = "PREEMPTIBLE_"
 EVERY_GPU = "GPUS_ALL_REGIONS"
+FAMILY = "GPUS_PER_GPU_FAMILY"
+OWN_METRIC = frozenset({"V100-16", "T4", "L4", "A100-40", "A100-80"})
+"""GPUs with a metric of their own on demand; newer ones have a quota by family."""
 
 Limits = Mapping[str, tuple[float, float]]
 """Limit and usage, by metric."""
+
+
+async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, Limits]:
+    """Read the quotas that some regions list."""
+    return {
+        region: read_limits((await api.call("Regions", "get", region=region)).quotas)
+        for region in sorted(regions)
+    }
 
 
 def read_limits(quotas: Iterable[Any]) -> Limits:
@@ -21,33 +35,67 @@ def read_limits(quotas: Iterable[Any]) -> Limits:
 
 
 def quotas_of(
-    pools: Sequence[Pool], by_region: Mapping[str, Limits], project: Limits
+    pools: Sequence[Pool],
+    by_region: Mapping[str, Limits],
+    project: Limits,
+    families: FamilyLimits,
+    rented: Iterable[Instance],
 ) -> tuple[Quota, ...]:
     """Return the quotas that limit the pools.
 
     Spot instances use the preemptible quota of their region, or the regular one where the
-    preemptible quota is 0, as Google does it.
+    preemptible quota is 0, as Google does it. Google does not say how much of a family's quota is
+    used: what this cluster has ``rented`` counts.
     """
     drawn: dict[tuple[str, str], list[Pool]] = {}
+    unlisted: dict[tuple[str, str], list[Pool]] = {}
     for pool in pools:
-        metric = quota_metric(pool, by_region.get(region_of(pool.zone), {}))
-        if metric is not None:
-            drawn.setdefault((region_of(pool.zone), metric), []).append(pool)
+        region, family = region_of(pool.zone), family_of(pool.gpu)
+        metric = quota_metric(pool, by_region.get(region, {}))
+        if metric in by_region.get(region, {}):
+            drawn.setdefault((region, metric), []).append(pool)
+        elif family is not None:
+            unlisted.setdefault((region, family), []).append(pool)
     found = [
         Quota(f"{metric} in {region}", tuple(those), *by_region[region][metric])
         for (region, metric), those in sorted(drawn.items())
-        if metric in by_region[region]
     ]
+    there = tuple(rented)
+    for (region, family), those in sorted(unlisted.items()):
+        limit, kinds = families.limit(region, family), {(one.gpu, one.spot) for one in those}
+        used = sum(
+            each.pool.gpus
+            for each in there
+            if region_of(each.pool.zone) == region and (each.pool.gpu, each.pool.spot) in kinds
+        )
+        name, why = f"{FAMILY} of {family} in {region}", ""
+        if limit is None:
+            why = families.trouble or "Google lists none there"
+        if limit is None or math.isfinite(limit):
+            found.append(Quota(name, tuple(those), limit, used, why))
     usual = tuple(pool for pool in pools if not pool.spot)
     if EVERY_GPU in project and usual:
         found.append(Quota(f"{EVERY_GPU} of the project", usual, *project[EVERY_GPU]))
     return tuple(found)
 
 
-def quota_metric(pool: Pool, limits: Limits) -> str | None:
-    """Return the metric of a pool's quota; ``None``: no quota for this GPU."""
-    usual = QUOTA_METRICS.get(pool.gpu)
-    if usual is None:
-        return None
+def needs_families(pools: Iterable[Pool], by_region: Mapping[str, Limits]) -> bool:
+    """Return whether a pool draws on the quota of a family."""
+    return any(
+        family_of(pool.gpu) is not None
+        and quota_metric(pool, by_region.get(region_of(pool.zone), {}))
+        not in by_region.get(region_of(pool.zone), {})
+        for pool in pools
+    )
+
+
+def family_of(gpu: str) -> str | None:
+    """Return the family by which Google limits a GPU; ``None``: it has a metric of its own."""
+    return None if gpu in OWN_METRIC else f"NVIDIA_{gpu.partition('-')[0].upper()}"
+
+
+def quota_metric(pool: Pool, limits: Limits) -> str:
+    """Return the metric of a pool's quota; a region may not list it."""
+    usual = QUOTA_METRICS.get(pool.gpu, "")
     own = f"{PREEMPTIBLE}{usual}"
     return own if pool.spot and limits.get(own, (0.0, 0.0))[0] > 0 else usual

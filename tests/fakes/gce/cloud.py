@@ -40,6 +40,7 @@ ZONES = {
 OFFERS = {
     "a2-highgpu-1g": Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 3.67, 1.57),
     "a2-highgpu-2g": Offer("nvidia-tesla-a100", 2, "NVIDIA_A100_GPUS", 7.35, 3.14),
+    "a3-highgpu-8g": Offer("nvidia-h100-80gb", 8, "NVIDIA_H100_GPUS", 88.25, 26.48),
     "g2-standard-4": Offer("nvidia-l4", 1, "NVIDIA_L4_GPUS", 0.71, 0.28),
     "n1-standard-8": Offer("", 0, "", 0.38, 0.08),
 }
@@ -70,6 +71,9 @@ class Cloud:
     """Supply by zone, machine type and spot; unlimited if absent."""
     quotas: dict[tuple[str, str], float] = field(default_factory=dict)
     """By region (or ``global``) and metric; what is absent has no limit and is not listed."""
+    families: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The same for those that only the Cloud Quotas API tells; they are limits, too."""
+    has_quotas_api: bool = True
     failures: list[InjectedFailure] = field(default_factory=list)
     denied: set[str] = field(default_factory=set)
     """Permissions that the caller lacks."""
@@ -466,7 +470,7 @@ class Cloud:
         metric = self._metric(offer.metric, spot=spot, zone=zone)
         limits = [(region, metric)] if spot else [(region, metric), ("global", "GPUS_ALL_REGIONS")]
         for where, name in limits:
-            limit = self.quotas.get((where, name))
+            limit = self.quotas.get((where, name), self.families.get((where, name)))
             if limit is not None and self.used(where, name) + count * offer.gpus > limit:
                 what = f"Quota '{name}' exceeded. Limit: {limit} in region {where}."
                 return {"code": "QUOTA_EXCEEDED", "message": what}

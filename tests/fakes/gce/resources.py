@@ -126,6 +126,8 @@ class Network:
     """By region and name, those beside the automatic ones."""
     rules: list[dict[str, Any]] = field(default_factory=lambda: [internal_rule()])
     policies: list[dict[str, Any]] = field(default_factory=list)
+    regional: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By region, the policies of that region alone."""
     order: str = "AFTER_CLASSIC_FIREWALL"
     """Whether its own policies come after its rules."""
     routers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

@@ -12,9 +12,11 @@ from tests.fakes.gce.cloud import ATTACHABLE, Cloud
 from tests.fakes.gce.resources import ApiError, Group, InjectedFailure, Network, Operation, Vm
 
 ROOT = "/compute/v1/projects/{project}"
+REGION = ROOT + "/regions/{region}"
 ZONE = ROOT + "/zones/{zone}"
 GROUP = ZONE + "/instanceGroupManagers/{group}"
 IMAGES = "/compute/v1/projects/{owner}/global/images"
+QUOTA_INFOS = "/v1/projects/{project}/locations/global/services/compute.googleapis.com/quotaInfos"
 Answer = dict[str, Any]
 
 
@@ -47,13 +49,13 @@ class Rest:
         self.skus: list[Answer] = []
         routes: list[tuple[str, str, Callable[[Request], Answer]]] = [
             ("GET", ROOT, self.project),
-            ("GET", ROOT + "/regions/{region}", self.region),
+            ("GET", REGION, self.region),
             ("GET", ROOT + "/zones", self.zones),
             ("GET", ROOT + "/global/networks/{network}", self.network),
-            ("GET", ROOT + "/global/networks/{network}/getEffectiveFirewalls", self.firewalls),
-            ("GET", ROOT + "/regions/{region}/subnetworks/{subnet}", self.subnetwork),
-            ("GET", ROOT + "/regions/{region}/routers", self.routers),
-            ("GET", ROOT + "/regions/{region}/resourcePolicies/{policy}", self.policy),
+            ("GET", REGION + "/firewallPolicies/getEffectiveFirewalls", self.firewalls),
+            ("GET", REGION + "/subnetworks/{subnet}", self.subnetwork),
+            ("GET", REGION + "/routers", self.routers),
+            ("GET", REGION + "/resourcePolicies/{policy}", self.policy),
             ("GET", ZONE + "/reservations/{reservation}", self.reservation),
             ("GET", IMAGES + "/family/{name}", self.image),
             ("GET", IMAGES + "/{name}", self.image),
@@ -76,6 +78,7 @@ class Rest:
             ("POST", GROUP + "/resize", self.group_resize),
             ("POST", GROUP + "/listManagedInstances", self.group_list),
             ("GET", "/v1/services/{service}/skus", self.billing),
+            ("GET", QUOTA_INFOS + "/{quota}", self.quota_info),
         ]
         self._routes = [
             (method, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), answer)
@@ -108,7 +111,7 @@ class Rest:
             try:
                 return Reply(200, self._answer(request))
             except ApiError as error:
-                return refusal(error)
+                return newer_refusal(error) if request.path.startswith("/v1/") else refusal(error)
 
     def _answer(self, request: Request) -> Answer:
         for method, path, answer in self._routes:
@@ -147,16 +150,15 @@ class Rest:
 
     # ---- networks, images, accounts -------------------------------------------------------------
 
-    def _network(self, request: Request) -> Network:
-        name = request.match_info["network"]
+    def _network(self, name: str) -> Network:
         if name not in self.cloud.networks:
             raise ApiError(404, "notFound", f"The resource 'networks/{name}' was not found")
         return self.cloud.networks[name]
 
     def network(self, request: Request) -> Answer:
         self.cloud.need("compute.networks.get")
-        found = self._network(request)
         name = request.match_info["network"]
+        found = self._network(name)
         return {
             "name": name,
             "autoCreateSubnetworks": found.is_automatic,
@@ -164,9 +166,12 @@ class Rest:
         }
 
     def firewalls(self, request: Request) -> Answer:
-        self.cloud.need("compute.networks.getEffectiveFirewalls")
-        found = self._network(request)
-        return {"firewalls": found.rules, "firewallPolicys": found.policies}
+        """All that a region's instances are behind; policies have no short name here."""
+        self.cloud.need("compute.networks.getRegionEffectiveFirewalls")
+        found = self._network(request.query["network"].rpartition("/")[2])
+        region = request.match_info["region"]
+        policies = [*found.policies, *found.regional.get(region, ())]
+        return {"firewalls": found.rules, "firewallPolicys": policies}
 
     def subnetwork(self, request: Request) -> Answer:
         self.cloud.need("compute.subnetworks.get")
@@ -265,6 +270,25 @@ class Rest:
         start = int(request.query.get("pageToken") or 0)
         more = str(start + 2) if start + 2 < len(self.skus) else ""
         return {"skus": self.skus[start : start + 2], "nextPageToken": more}
+
+    def quota_info(self, request: Request) -> Answer:
+        """The limits that no region lists."""
+        if not self.cloud.has_quotas_api:
+            what = "Cloud Quotas API has not been used in project 7 before or it is disabled."
+            raise ApiError(403, "SERVICE_DISABLED", what)
+        self.cloud.need("cloudquotas.quotas.get")
+        name = request.match_info["quota"]
+        if name != "GPUS-PER-GPU-FAMILY-per-project-region":
+            raise ApiError(404, "notFound", f"Quota info {name} was not found")
+        told = [
+            {
+                "dimensions": {"gpu_family": metric.removesuffix("_GPUS")},
+                "details": {"value": str(limit)},
+                "applicableLocations": [region],
+            }
+            for (region, metric), limit in self.cloud.families.items()
+        ]
+        return {"quotaId": name, "dimensions": ["region", "gpu_family"], "dimensionsInfos": told}
 
     # ---- machines -------------------------------------------------------------------------------
 
@@ -471,6 +495,16 @@ def refusal(error: ApiError, headers: Mapping[str, str] | None = None) -> Reply:
     entry = {"domain": "global", "reason": error.reason, "message": error.message}
     body = {"code": error.status, "message": error.message, "errors": [entry]}
     return Reply(error.status, {"error": body}, headers or {})
+
+
+def newer_refusal(error: ApiError) -> Reply:
+    """An error as Google's newer APIs tell it: the reason is among details."""
+    body: Answer = {"code": error.status, "message": error.message}
+    if error.status == 403:
+        reason = {"forbidden": "IAM_PERMISSION_DENIED"}.get(error.reason, error.reason)
+        kind = "type.googleapis.com/google.rpc.ErrorInfo"
+        body["details"] = [{"@type": kind, "reason": reason, "domain": "googleapis.com"}]
+    return Reply(error.status, {"error": body})
 
 
 def written(at: float) -> str:

@@ -232,7 +232,7 @@ def policy(*rules: dict[str, Any], of: str = "HIERARCHY") -> dict[str, Any]:
     last = {"direction": "INGRESS", "priority": 2147483646, "action": "goto_next"}
     last |= {"match": {"srcIpRanges": ["0.0.0.0/0"], "layer4Configs": [{"ipProtocol": "all"}]}}
     return {"name": "locations/global/firewallPolicies/77", "type": of, "priority": 1,
-            "shortName": "guard", "rules": [*rules, last]}  # fmt: skip
+            "displayName": "guard", "rules": [*rules, last]}  # fmt: skip
 
 
 def policy_rule(
@@ -289,6 +289,35 @@ def test_firewall_policies_are_read_in_googles_order_and_warned_of(found, told):
     assert told in "".join(warned)
 
 
+EAST, GLOBAL, OPENED = "us-east1", policy(ALLOW, of="NETWORK"), policy(ALLOW, of="NETWORK_REGIONAL")
+SYSTEMS = policy(DENY, of="SYSTEM_REGIONAL")
+CLOSED = policy(DENY, of="NETWORK_REGIONAL")
+EARLY = {"order": "BEFORE_CLASSIC_FIREWALL"}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (Network(regional={EAST: [CLOSED]}), ""),
+        (Network(regional={EAST: [CLOSED]}, **EARLY),
+         "policy guard closes TCP 7078 from nodes in 10.128.0.0/20 to nodes in us-east1; admit them"
+         " in it: gcloud compute network-firewall-policies describe guard --region=us-east1"),
+        (Network(regional={EAST: [CLOSED]}, policies=[GLOBAL], **EARLY), ""),
+        (Network(regional={EAST: [CLOSED, SYSTEMS]}),
+         "firewall policy 77 closes TCP 7078 from nodes in 10.128.0.0/20 to nodes in us-east1"),
+        (Network(regional={EAST: [OPENED]}, rules=[]),
+         'rules of network "default" close TCP 7078, 32768-60999 from nodes in 10.142.0.0/20 '
+         "to nodes in us-central1; "),
+        (Network(regional={EAST: [OPENED], "us-central1": [OPENED]}, rules=[]), ""),
+    ],
+)  # fmt: skip
+def test_a_regions_own_firewall_policies_decide_on_what_arrives_there(found, told):
+    warned = warnings_of(Cloud(quotas=LISTED, networks={"default": found}))
+    assert bool(warned) == bool(told), warned
+    assert told in "".join(warned)
+    assert "nodes in us-central1" not in "".join(warned) or "us-central1" in told
+
+
 @pytest.mark.parametrize("nat", [{"subnetworks": [{"name": "x/default"}]}, ALL_SUBNETS])
 def test_instances_without_an_address_get_out_through_a_nat(nat):
     routers = {region: [NAT | nat] for region in ("us-central1", "us-east1")}
@@ -300,7 +329,37 @@ def test_an_unlisted_quota_is_unknown_and_not_unlimited():
     cloud = Cloud(quotas={("us-central1", "NVIDIA_A100_GPUS"): 8.0})
     (told,) = warnings_of(cloud)
     assert "the quota of A100-40 on demand in us-east1 is unknown" in told
-    assert "Google lists no NVIDIA_A100_GPUS there" in told
+    assert "Google lists none of A100-40 there" in told
+
+
+H100 = Pool(HERE, "a3-highgpu-8g", "H100-80", 8, False)
+OF_H100 = ("us-central1", "NVIDIA_H100_GPUS")
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [
+        ({}, "Google lists none of H100-80 there"),
+        ({"families": {OF_H100: 8}}, ""),
+        ({"denied": {"cloudquotas.quotas.get"}},
+         "roles update sailor --project=test-project --add-permissions=cloudquotas.quotas.get"),
+        ({"has_quotas_api": False},
+         "gcloud services enable cloudquotas.googleapis.com --project=test-project"),
+    ],
+)  # fmt: skip
+def test_quotas_by_family_of_gpus_are_read_or_unknown_with_a_cure(behave, words):
+    with provider(Cloud(**behave), H100, service_account=ACCOUNT) as gce:
+        told = [str(one) for one in asyncio.run(gce.check())]
+    assert bool(told) == bool(words), told
+    assert words in "".join(told)
+    assert not told or "the quota of H100-80 on demand in us-central1 is unknown" in told[0]
+
+
+def test_a_quota_by_family_that_is_too_small_prevents_renting():
+    with provider(Cloud(families={OF_H100: 4}), H100) as gce, pytest.raises(InputError) as raised:
+        asyncio.run(gce.check())
+    (problem,) = raised.value.problems
+    assert "grants 4 H100-80 on demand by GPUS_PER_GPU_FAMILY of NVIDIA_H100" in str(problem)
 
 
 def test_every_gpu_that_google_offers_has_a_quota_metric_and_a_name_in_its_price_list():

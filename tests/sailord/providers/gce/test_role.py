@@ -17,8 +17,9 @@ from tests.fakes.gce.resources import Group, Network
 from tests.gce.cloud import HERE, THERE, ask, pool, provider
 
 T4 = Pool(HERE, "n1-standard-8-t4-1", "T4", 1, False)
+H100 = Pool(HERE, "a3-highgpu-8g", "H100-80", 8, False)
 GROUPED = pool(THERE)
-POOLS = (T4, pool(), GROUPED)
+POOLS = (T4, pool(), GROUPED, H100)
 PROPERTIES = {
     "machineType": "a2-highgpu-1g",
     "labels": {"sailor-cluster": "prod"},
@@ -46,6 +47,7 @@ def world() -> Cloud:
         images={IMAGE: {}, OTHER: {}},
         reservations={"mine": "n1-standard-8"},
         quotas={("us-central1", metric): 99.0 for metric in metrics},
+        families={("us-central1", "NVIDIA_H100_GPUS"): 99},
     )
 
 
@@ -62,7 +64,7 @@ def doing_all(cloud: Cloud) -> Iterator[Callable[[int], str]]:
                 wrong.append(error)
         await usual.prices()
         for index, of in enumerate(POOLS):
-            outcome = await usual.create(ask(1, of=of, number=3 * number + index))
+            outcome = await usual.create(ask(1, of=of, number=len(POOLS) * number + index))
             wrong += [] if isinstance(outcome, Granted) else [outcome]
         with contextlib.suppress(Exception):
             await usual.quotas()
