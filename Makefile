@@ -77,7 +77,7 @@ SCRIPTS ?= 200
 .PHONY: sim
 sim: $(FOR_ALL) ## random cases against the oracles (EXAMPLES=500), scripts of a cloud (SCRIPTS=200), lives of a cluster (SEEDS=2000 FIRST=1)
 	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim -o faulthandler_timeout=0
-	SAILOR_EXAMPLES=1 SAILOR_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest tests/gce/test_gce_scripts.py tests/gce/test_gce_random.py -q -o faulthandler_timeout=0
+	SAILOR_EXAMPLES=1 SAILOR_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest tests/gce/test_gce_scripts.py tests/gce/test_gce_random.py tests/gce/test_gce_queue.py -q -o faulthandler_timeout=0
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 
 # Input files damaged at random must be answered with a list of problems; sailord and agents are

@@ -173,6 +173,8 @@ class CapacityLoop:
         match command:
             case model.Create():
                 self._tasks.start(self._create(command.ask))
+            case model.Cancel():
+                self._tasks.start(self._cancel(command.ask))
             case model.Delete():
                 self._tasks.start(self._delete(command.ids))
             case model.Drain():
@@ -350,6 +352,10 @@ class CapacityLoop:
             outcome = InDoubt(ask.request_id, f"{type(error).__name__}: {error}")
         self._feed(model.RequestAnswered(self.clock.now(), outcome))
 
+    async def _cancel(self, ask: InstanceRequest) -> None:
+        if why := await self.provider.cancel(ask):
+            log.warning("a waiting request was not withdrawn", pool=str(ask.pool), error=why)
+
     async def _delete(self, ids: tuple[str, ...]) -> None:
         try:
             deleted = await self.provider.delete(ids)
@@ -364,10 +370,9 @@ class CapacityLoop:
 
     async def _warn(self, notice: Notice) -> None:
         """Preempt the node once, as its agent's own notice would."""
-        leaves_at = notice.at + notice.seconds
         id_ = f"capacity-{notice.kind}-{notice.instance}"
         reason = f"the provider announced {notice.kind}"
-        await self._give(Order(id_, "preempt", notice.node, leaves_at, reason))
+        await self._give(Order(id_, "preempt", notice.node, notice.at + notice.seconds, reason))
 
     async def _drain(self, order: model.Drain) -> None:
         if await self._save():

@@ -47,9 +47,10 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
     if {pool.spot for pool in request.pools} != {True, False}:
         return _choose(request)
     base = replace(request, pools=tuple(_without_rent(p, request) for p in request.pools))
-    if not request.has_deadline:
+    if not (request.has_deadline and any(pool.is_on_demand for pool in request.pools)):
         # Plans pay machines on demand first, so that none of them would choose the cheaper ones.
-        found = _choose(base) if _goal(request) == "cost" else None
+        spot = replace(base, pools=tuple(map(_without_queue, base.pools)))
+        found = _choose(spot) if _goal(request) == "cost" else None
         return _choose(request) if found is None or found.counts is None else found
     found = _choose(base)
     return replace(found, choices=_choices(base, found, request))
@@ -201,9 +202,14 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
 # ---- deadlines ----------------------------------------------------------------------------------
 
 
+def _without_queue(pool: PoolSupply) -> PoolSupply:
+    """The supply of a pool without machines for which a request would have to wait."""
+    return replace(pool, obtainable=0) if pool.flex else pool
+
+
 def _without_rent(pool: PoolSupply, request: CapacityRequest) -> PoolSupply:
     """The supply of a pool without on-demand machines that are rented for a deadline."""
-    if pool.spot:
+    if not pool.is_on_demand:
         return pool
     up = min(pool.up, pool.unrented + request.on_demand_min)
     more = min(pool.obtainable, max(pool.unrented + request.on_demand_min - up, 0))
@@ -216,7 +222,7 @@ def _choices(
     """What the job could run on: spot machines alone, or on-demand ones alone."""
     kept = tuple(pool.up for pool in base.pools)
     spot = kept if found.counts is None else found.counts
-    steady = tuple(replace(p, up=0, obtainable=0) if p.spot else p for p in request.pools)
+    steady = tuple(p if p.is_on_demand else replace(p, up=0, obtainable=0) for p in request.pools)
     now = tuple(replace(p, up=p.ready, obtainable=0) for p in base.pools)
     ask = partial(_choice, request)
     on_demand, why_not = ask(steady)

@@ -145,6 +145,12 @@ class PoolSupply:
     """Of those that are up: machines that were not rented by sailord."""
     ready: int = 0
     """Of those that are up: machines that the job could use now."""
+    flex: bool = False
+    """Requests wait in a queue of the provider, maybe for hours."""
+
+    @property
+    def is_on_demand(self) -> bool:
+        return not self.spot and not self.flex
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ def split_by_pool(
     """Machines of each pool that hold the plan's GPUs.
 
     The on-demand minimum first; then machines that are up before new ones, and Spot first among
-    each. Without a minimum on-demand comes first, unless the plan is priced with Spot first.
+    each. Without a minimum on-demand comes first, unless the plan is priced with Spot first. What
+    waits in a queue comes last.
     """
     left, counts = Counter(gpus), [0] * len(pools)
     least = on_demand_min
@@ -44,7 +45,7 @@ def split_by_pool(
         pool = pools[index]
         least -= take(index, min(least, pool.up + pool.obtainable))
     is_spot_first = spot_first or on_demand_min > 0
-    order = sorted(range(len(pools)), key=lambda i: pools[i].spot != is_spot_first)
+    order = sorted(range(len(pools)), key=lambda i: (pools[i].flex, pools[i].spot != is_spot_first))
     for index in order:
         take(index, pools[index].up - counts[index])
     for index in order:

@@ -156,7 +156,9 @@ class EmulatedProvider(Provider):
             )
         self._processes[id_] = process
         created_at = self.now()
-        card = {"id": id_, "name": name, "pool": asdict(pool), "created_at": created_at,
+        # The previous version does not know of queues.
+        told = {name: value for name, value in asdict(pool).items() if name != "flex"}
+        card = {"id": id_, "name": name, "pool": told, "created_at": created_at,
                 "request_id": ask.request_id, "pid": process.pid}  # fmt: skip
         replace_file(folder / CARD, json.dumps(card), is_durable=False)
         return Instance(id_, name, pool, "running", created_at, ask.request_id, name)

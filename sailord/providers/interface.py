@@ -36,9 +36,23 @@ class Pool:
     gpus: int
     """Per instance."""
     spot: bool
+    flex: bool = False
+    """Its requests wait in a queue of the provider until all of their instances can be made, which
+    then run for a limited time, and are not preempted."""
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether its instances are made at once or not at all, and are not preempted."""
+        return not self.spot and not self.flex
+
+    @property
+    def contract(self) -> str:
+        if self.flex:
+            return "flex start"
+        return "spot" if self.spot else "on demand"
 
     def __str__(self) -> str:
-        return f"{self.machine} in {self.zone} ({'spot' if self.spot else 'on demand'})"
+        return f"{self.machine} in {self.zone} ({self.contract})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,10 @@ class Observation:
     preemptions: tuple[Preemption, ...] = ()
     pending_requests: frozenset[str] = frozenset()
     """Requests whose operation still runs: more of their instances may appear."""
+    queued: Mapping[str, InstanceRequest] = field(default_factory=dict)
+    """By id, the requests that wait in the provider's queue, at no cost."""
+    refused: tuple[Refused, ...] = ()
+    """Requests that left the queue, and made nothing; each may be reported many times."""
     ended_at: Mapping[str, float] = field(default_factory=dict)
     """By id, when billing ended, since an instance went off or was deleted, where the provider
     reports it."""
@@ -127,7 +145,14 @@ class InDoubt:
     text: str = ""
 
 
-Outcome = Granted | Refused | InDoubt
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It waits in the provider's queue, maybe for hours, and costs nothing until it is granted."""
+
+    request_id: str
+
+
+Outcome = Granted | Refused | InDoubt | Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +215,10 @@ class Provider(ABC):
     @abstractmethod
     async def create(self, ask: InstanceRequest) -> Outcome:
         """Make instances; idempotent by the request id."""
+
+    async def cancel(self, ask: InstanceRequest) -> str:
+        """Withdraw a request that waits; idempotent. Return why that failed; empty: it did not."""
+        return f"requests of {ask.pool} do not wait"
 
     @abstractmethod
     async def delete(self, ids: Sequence[str]) -> DeleteResult:

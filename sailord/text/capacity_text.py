@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sailord.text.table import table
-from sailord.text.units import timestamp
+from sailord.text.units import duration, timestamp
 
 STATES = {"awaited": "starting", "silent": "up, its agent is silent", "going": "being deleted"}
 """How the states of the API are printed, where the words differ."""
@@ -24,6 +24,9 @@ def capacity_text(capacity: dict[str, Any]) -> str:
         return "no leader elected yet; retry in about 10 s"
     lines = [_pool_table(capacity["pools"]) if capacity["pools"] else "no pool yet"]
     for pool in capacity["pools"]:
+        if pool.get("waits_s") is not None:
+            waits = f"a request has waited for {duration(pool['waits_s'])} in the provider's queue"
+            lines.append(f"{_name(pool)}: {waits}, at no cost")
         if pool["stopped"]:
             lines.append(f"{_name(pool)}: stopped: {pool['stopped']}")
         elif pool["rest"] is not None:
@@ -55,6 +58,8 @@ def _pool_table(pools: list[dict[str, Any]]) -> str:
 
 
 def _contract(pool: dict[str, Any]) -> str:
+    if pool.get("flex"):
+        return "flex start"
     return "spot" if pool["spot"] else "on demand"
 
 

@@ -34,6 +34,9 @@ POOLS = tuple(
     for spot in (False, True)
 )
 PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
+FLEX = Pool("zone-a", "large-4g", "large", 4, spot=False, flex=True)
+"""Its requests wait; only ``queueing_cloud`` has it."""
+PRICES[FLEX] = 5.0
 BEGIN, STEPS = 1_000_000.0, 200
 """When a script begins, and the steps of its job, if that has a deadline."""
 STORM_S = 30.0
@@ -186,6 +189,8 @@ class Run:
         match command:
             case model.Create():
                 self.create(command.ask)
+            case model.Cancel():
+                self.cancel(command.ask)
             case model.Delete():
                 self.delete(command.ids)
             case model.Drain():
@@ -329,6 +334,10 @@ class Run:
         else:
             self.at(lag, grant)
 
+    def cancel(self, ask: InstanceRequest) -> None:
+        """Withdraw a request; nothing waits here."""
+        raise AssertionError(f"{ask} does not wait")
+
     def feed_later(self, seconds: float, event: model.Event) -> None:
         self.at(seconds, lambda: self.feed(event))
 
@@ -403,9 +412,15 @@ class Run:
             if m.ends_at and m.instance.state == "preempted"
         )
         ended = {m.instance.id: m.ends_at for m in self.past if m.ends_at}
-        observation = Observation(begun, seen, unseen, taken, frozenset(), ended)
+        observation = self.observed(
+            Observation(begun, seen, unseen, taken, frozenset(), ended_at=ended)
+        )
         lag = self.random.uniform(0.1, 3.0)
         self.at(lag, lambda: self.feed(model.Observed(self.now, observation)))
+
+    def observed(self, observation: Observation) -> Observation:
+        """Return what a look shows; a cloud with more to tell adds it."""
+        return observation
 
     # ---- money --------------------------------------------------------------------------------
 

@@ -67,6 +67,10 @@ class PoolView:
     quotas: tuple[QuotaView, ...]
     life_s: float
     """Expected lifetime of one instance, by recent observations."""
+    flex: bool = False
+    """Requests wait in a queue of the provider, at no cost."""
+    waits_s: float | None = None
+    """How long a request has waited there; null: none waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,11 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
 def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History) -> PoolView:
     here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
     rest = capacity.cooldowns.get(pool)
+    waits = [
+        capacity.now - (each.queued_since or capacity.now)
+        for each in capacity.asks.values()
+        if each.ask.pool == pool and each.is_queued
+    ]
     quotas = [quota for quota in capacity.quotas or () if pool in quota.pools]
     life = history.record(pool_label(pool.gpu, pool.zone, is_spot=pool.spot), capacity.now)
     return PoolView(
@@ -226,6 +235,7 @@ def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History
         stopped=why_stopped(capacity, pool),
         quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus, q.why_unknown) for q in quotas),
         life_s=life.node_life_s,
+        waits_s=max(waits, default=None),
     )
 
 

@@ -85,8 +85,12 @@ def _failures_max(state: CapacityState) -> int:
 
 
 def _waiting(state: CapacityState) -> Counter[Pool]:
-    """Return instances without an agent yet, and requested ones, by pool that is not trusted."""
-    found = Counter(asked.ask.pool for asked in state.asks.values() for _ in range(asked.ask.count))
+    """Return instances without an agent yet, and requested ones, by pool that is not trusted.
+
+    Requests that wait in a queue do not count: for hours no others would be sent.
+    """
+    asks = [asked.ask for asked in state.asks.values() if not asked.is_queued]
+    found = Counter(ask.pool for ask in asks for _ in range(ask.count))
     found.update(
         machine.instance.pool
         for machine in state.machines.values()

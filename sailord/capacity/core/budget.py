@@ -6,9 +6,14 @@ from sailord.capacity.core.model import CapacityState, Stop
 
 
 def spent_usd(state: CapacityState) -> float:
-    """Return the dollars spent so far; a pending request counts as granted when it was sent."""
+    """Return the dollars spent so far.
+
+    A pending request counts as granted when it was sent, unless the provider says that it waits.
+    """
     spent = state.spent_usd + sum(machine.usd(state.now) for machine in state.machines.values())
     for asked in state.asks.values():
+        if asked.is_queued:
+            continue
         spent += asked.usd_per_hour_all * max(state.now - asked.since, 0.0) / 3600
     return spent
 

@@ -188,9 +188,9 @@ def _used(state: CapacityState) -> Mapping[Pool, int]:
 
 
 def _is_on_demand(state: CapacityState) -> bool:
-    """Return whether the job uses rented instances, and none of them is a spot instance."""
+    """Return whether the job uses rented instances, and all of them are on demand."""
     used = _used(state)
-    return bool(used) and not any(pool.spot for pool in used)
+    return bool(used) and all(pool.is_on_demand for pool in used)
 
 
 def _boot_s(state: CapacityState, steady: Choice) -> float:
@@ -281,7 +281,7 @@ def _named(target: Mapping[Pool, int]) -> str:
     """Return the on-demand instances of a target, by machine type."""
     counts: dict[str, int] = {}
     for pool, count in target.items():
-        if count and not pool.spot:
+        if count and pool.is_on_demand:
             counts[pool.machine] = counts.get(pool.machine, 0) + count
     return ", ".join(f"{count} on-demand {machine}" for machine, count in sorted(counts.items()))
 

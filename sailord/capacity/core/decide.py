@@ -34,12 +34,14 @@ from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.retirement import is_replaced, retire
 from sailord.capacity.core.supply import obtainable, supply
 from sailord.capacity.core.surplus import drain_of, shrink
+from sailord.capacity.core.waiting import queued, withdraw
 from sailord.providers.interface import (
     Granted,
     InDoubt,
     InstanceRequest,
     Outcome,
     Pool,
+    Queued,
     Refused,
 )
 
@@ -61,11 +63,12 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
     state, faulty = _mark_unusable(state)
     state, retired = retire(state)
     state, drained = shrink(state)
+    state, withdrawn = withdraw(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
     return state, (
         *(*logged, *stopped, *paced, *parted, *doubted),
-        *(*faulty, *retired, *drained, *deleted, *created),
+        *(*faulty, *retired, *drained, *withdrawn, *deleted, *created),
     )
 
 
@@ -132,7 +135,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
     Its drains are repeated, since it may have died between storing and ordering them.
     """
     books = event.books
-    asks = {a.ask.request_id: replace(a, is_in_doubt=True) for a in books.asks}
+    asks = {a.ask.request_id: replace(a, is_in_doubt=not a.is_queued) for a in books.asks}
     is_spent = books.stopped_at_usd is not None and books.stopped_at_usd == state.policy.usd_max
     state = CapacityState(
         state.policy,
@@ -179,6 +182,10 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             wait_s = state.cooldowns[pool].until - state.now
             text = f"refused ({outcome.kind}): {pool}: {outcome.text}; cooldown {wait_s:.0f} s"
             return state, (model.Log(text),)
+        case Queued():
+            asks[outcome.request_id] = queued(asked, state.now)
+            text = f"{asked.ask.count} of {pool} wait in the provider's queue"
+            return replace(state, asks=asks), (model.Log(text),)
         case InDoubt():
             asks[outcome.request_id] = doubted
             text = f"no answer ({outcome.request_id}): {pool}; the next observation settles it"
@@ -270,6 +277,8 @@ def _expire_doubts(state: CapacityState) -> Decision:
             state = replace(state, asks=left)
             if made[id_]:
                 told.append(model.Log(f"{id_} made {made[id_]} of {asked.ask.count}: {pool}"))
+            elif asked.cancelled_at is not None:
+                told.append(model.Log(f"withdrawn: {pool}"))
             else:
                 state = cool_down(state, pool, "unknown", "no answer")
                 told.append(model.Log(f"{id_} made nothing: {pool}"))

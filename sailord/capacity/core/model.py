@@ -87,9 +87,17 @@ class PendingRequest:
     usd_per_hour: float
     """Of one instance."""
     since: float
+    """When it was sent, or last seen in the provider's queue: it may cost from then on."""
     is_in_doubt: bool = False
     doubted_at: float = 0.0
     """When its answer failed to come."""
+    is_queued: bool = False
+    """It waits in the provider's queue, and costs nothing."""
+    queued_since: float | None = None
+    unwanted_since: float | None = None
+    """Since when the target does without it, while it waits."""
+    cancelled_at: float | None = None
+    """When its withdrawal was last ordered."""
 
     @property
     def usd_per_hour_all(self) -> float:
@@ -433,6 +441,13 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """Withdraw a request that waits in the provider's queue; idempotent."""
+
+    ask: InstanceRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete instances by their unique numbers; idempotent."""
 
@@ -472,4 +487,4 @@ class Log:
     text: str
 
 
-Command = Create | Delete | Drain | PauseJob | Tell | Log
+Command = Create | Cancel | Delete | Drain | PauseJob | Tell | Log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from agents.protocol.records import NodeId, name_in
 from sailord.capacity.core.model import (
@@ -14,7 +14,7 @@ from sailord.capacity.core.model import (
     DeadlineOptions,
     JobProgress,
 )
-from sailord.capacity.core.supply import obtainable, supply
+from sailord.capacity.core.supply import obtainable, queued_supply, supply
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal
@@ -120,9 +120,12 @@ def options_of(
 def pool_supplies(
     capacity: CapacityState, offered: Sequence[Pool], state: State
 ) -> tuple[PoolSupply, ...]:
-    """Return each pool's supply: up or requested, available, and nodes that are not rented."""
-    there = supply(capacity)
-    rented = {machine.instance.node for machine in capacity.machines.values()}
+    """Return each pool's supply: up or requested, available, and nodes that are not rented.
+
+    What waits in the provider's queue is available, as the job must do without it for hours.
+    """
+    there, queued = supply(capacity), queued_supply(capacity)
+    rented = {m.instance.node: m.instance.pool for m in capacity.machines.values()}
     others, ready = Counter[Pool](), Counter[Pool]()
     for node in state.nodes.values():
         record = node.record
@@ -130,6 +133,8 @@ def pool_supplies(
         if not is_useful or node.exclusion.wrong_bits or not record.gpus:
             continue
         pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
+        if record.name in rented:  # An agent does not know of the queue it came from.
+            pool = replace(pool, flex=rented[record.name].flex)
         ready[pool] += node.absent_since is None and record.leaves_at is None
         if record.name not in rented:
             others[pool] += 1
@@ -137,11 +142,11 @@ def pool_supplies(
     return tuple(
         PoolSupply(
             **asdict(pool),
-            up=there[pool] + others[pool],
-            obtainable=obtainable(capacity, pool, there) if pool in offered else 0,
+            up=there[pool] - queued[pool] + others[pool],
+            obtainable=queued[pool] + (obtainable(capacity, pool, there) if pool in offered else 0),
             usd_per_hour=capacity.prices.get(pool),
             unrented=others[pool],
-            ready=min(ready[pool], there[pool] + others[pool]),
+            ready=min(ready[pool], there[pool] - queued[pool] + others[pool]),
         )
         for pool in pools
         if there[pool] + others[pool] or pool in offered
@@ -171,7 +176,7 @@ def target_of(
     """Return the planner's answer as a target, restricted to pools of the provider."""
     found = {}
     for wanted, count in zip(pools, counts, strict=True):
-        pool = Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
+        pool = Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot, wanted.flex)
         if pool in offered:
             found[pool] = max(count - wanted.unrented, 0)
     return found

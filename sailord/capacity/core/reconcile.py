@@ -19,6 +19,7 @@ from sailord.capacity.core.model import (
     PendingRequest,
 )
 from sailord.capacity.core.rented_instance import RentedInstance
+from sailord.capacity.core.waiting import follow_queue
 from sailord.providers.interface import Instance, Observation
 
 
@@ -55,7 +56,8 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         asked = state.asks.get(instance.request_id)
         price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
         state = adopt(state, instance, price, was_seen=True)
-    machines, told = {}, []
+    state, waiting = follow_queue(state, seen)
+    machines, told = {}, [*waiting]
     spent_usd, spent_gpu_us = state.spent_usd, state.spent_gpu_us
     ended_nodes = list(state.ended_nodes)
     for id_, machine in state.machines.items():

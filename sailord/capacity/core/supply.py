@@ -18,6 +18,14 @@ def supply(state: CapacityState) -> Counter[Pool]:
     return found
 
 
+def queued_supply(state: CapacityState) -> Counter[Pool]:
+    """Return the instances whose requests wait in the provider's queue, by pool."""
+    found = Counter[Pool]()
+    for asked in state.asks.values():
+        found[asked.ask.pool] += asked.ask.count if asked.is_queued else 0
+    return found
+
+
 def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | None = None) -> int:
     """Return how many more instances of a pool may be requested now.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sailord.providers.interface import Pool
@@ -30,6 +30,8 @@ IMAGE = (
 """A Deep Learning VM image: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 """The keys with which Google signs tokens of service accounts; they change every few days."""
+FLEX = "flex-start"
+"""The contract whose requests wait until Google has all of their instances."""
 DEFAULT_ACCOUNT = "default"
 """The word for the project's own account, which may often do all in the project."""
 QUOTA_METRICS: Mapping[str, str] = {
@@ -82,6 +84,8 @@ class GceConfig:
     """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)
     """Managed instance groups that make the instances of a pool, GKE's node pools included."""
+    group_prices: Mapping[Pool, float] = field(default_factory=dict)
+    """Dollars an hour of an instance that a group makes, where the user says so."""
     reservations: Mapping[Pool, str] = field(default_factory=dict)
     """Reservations in which the on-demand instances of a pool are made, and nowhere else."""
     billing: bool = False
@@ -135,11 +139,18 @@ def read_gce(
     machines = _machines(table, catalogue)
     kinds = _words(table, "contracts") or ("spot",)
     for index, kind in enumerate(kinds):
-        if kind not in ("spot", "on-demand"):
-            place = table.place_of("contracts", index)
-            table.problems.add(place, f"is {quote(kind)}", 'give "spot" or "on-demand"')
-    pools = tuple(
-        Pool(zone, machine, gpu, gpus, spot=kind == "spot")
+        if kind not in ("spot", "on-demand", FLEX):
+            place, cure = (
+                table.place_of("contracts", index),
+                f'give "spot", "on-demand" or "{FLEX}"',
+            )
+            table.problems.add(place, f"is {quote(kind)}", cure)
+    if FLEX in kinds and "on-demand" in kinds:
+        # Plans tell instances apart by zone, machine type and whether they are Spot.
+        cure = f'leave "on-demand" or "{FLEX}" out'
+        table.report("contracts", "has two contracts without preemption", cure)
+    offered = tuple(
+        Pool(zone, machine, gpu, gpus, spot=kind == "spot", flex=kind == FLEX)
         for zone in zones
         for machine, gpu, gpus in machines
         for kind in kinds
@@ -148,7 +159,14 @@ def read_gce(
     secret = table.value("key_secret", _SECRET, required=True)
     package = table.value("package", _PACKAGE)
     credentials = table.text("credentials")
-    groups = _groups(table, pools)
+    groups, group_prices = _groups(table, offered)
+    # Only a group can queue.
+    pools = tuple(pool for pool in offered if not pool.flex or pool in groups)
+    if FLEX in kinds and not any(pool.flex for pool in pools):
+        cure = "make a managed instance group and name it as [[provider.group]] (docs/gce.md)"
+        table.report(
+            "group", f'is missing with flex_start = true, and contracts has "{FLEX}"', cure
+        )
     reservations = _reservations(table, pools, groups)
     config = GceConfig(
         project=project or "",
@@ -169,6 +187,7 @@ def read_gce(
         key_secret=secret or "",
         package=package or "",
         groups=groups,
+        group_prices=group_prices,
         reservations=reservations,
         billing=table.flag("billing", default=False),
         credentials=None if credentials is None else folder / credentials,
@@ -214,18 +233,33 @@ def _machines(table: Table, catalogue: Catalogue) -> list[tuple[str, str, int]]:
     return found
 
 
-def _groups(table: Table, pools: tuple[Pool, ...]) -> dict[Pool, str]:
+def _groups(table: Table, pools: tuple[Pool, ...]) -> tuple[dict[Pool, str], dict[Pool, float]]:
+    """Read the groups of pools, and what their instances cost where that is said."""
     groups: dict[Pool, str] = {}
+    prices: dict[Pool, float] = {}
     for entry in table.tables("group"):
         zone, machine = entry.text("zone", required=True), entry.text("machine", required=True)
-        spot, name = entry.flag("spot", default=True), entry.text("name", required=True)
+        flex = entry.flag("flex_start", default=False)
+        spot = entry.flag("spot", default=not flex)
+        name = entry.text("name", required=True)
+        price = entry.number("usd_per_hour", above=0.0, most=1e6)
         entry.finish()
-        fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, spot)]
+        meant = Pool(zone or "", machine or "", "", 0, spot, flex)
+        fitting = [pool for pool in pools if _is_meant(pool, meant)]
         if zone is not None and machine is not None and not fitting:
-            what = f"{machine} in {zone} ({'spot' if spot else 'on demand'}) is not a pool"
-            entry.report("zone", what, "name a zone, a machine and a contract listed above")
+            what, cure = (
+                f"{meant} is not a pool",
+                "name a zone, a machine and a contract listed above",
+            )
+            entry.report("zone", what, cure)
         groups |= dict.fromkeys(fitting, name or "")
-    return groups
+        if price is not None:
+            prices |= dict.fromkeys(fitting, price)
+    return groups, prices
+
+
+def _is_meant(pool: Pool, meant: Pool) -> bool:
+    return replace(pool, gpu="", gpus=0) == meant
 
 
 def _reservations(
@@ -236,7 +270,8 @@ def _reservations(
         zone, machine = entry.text("zone", required=True), entry.text("machine", required=True)
         name = entry.value("name", _RESERVATION, required=True)
         entry.finish()
-        fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, False)]
+        meant = Pool(zone or "", machine or "", "", 0, spot=False)
+        fitting = [pool for pool in pools if _is_meant(pool, meant)]
         if zone is not None and machine is not None and not fitting:
             cure = 'list its zone, its machine and the contract "on-demand" above'
             entry.report("zone", f"{machine} in {zone} (on demand) is not a pool", cure)

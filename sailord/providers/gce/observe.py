@@ -57,7 +57,8 @@ def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalog
 
 
 def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Catalogue) -> Pool:
-    spot = resource.scheduling.provisioning_model == "SPOT"
+    model = resource.scheduling.provisioning_model
+    spot, flex = model == "SPOT", model == "FLEX_START"
     name = labels.get(MACHINE_LABEL) or _last(resource.machine_type)
     cards = resource.guest_accelerators
     if cards and MACHINE_LABEL not in labels:
@@ -67,8 +68,8 @@ def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Cat
         machine = catalogue.machine(name)
     except InputError:
         # Our label on an instance that we did not make.
-        return Pool(zone, name, "", 0, spot)
-    return Pool(zone, machine.name, machine.gpu, machine.gpus, spot)
+        return Pool(zone, name, "", 0, spot, flex)
+    return Pool(zone, machine.name, machine.gpu, machine.gpus, spot, flex)
 
 
 def stopped_at(resources: Iterable[Any]) -> Mapping[str, float]:

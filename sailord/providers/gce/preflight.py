@@ -123,8 +123,8 @@ async def _check_quotas(
     by_region = await limits_by_region(api, {region_of(pool.zone) for pool in pools})
     told = await families.limits() if needs_families(pools, by_region) else FamilyLimits()
     for pool in pools:
-        region, contract = region_of(pool.zone), "spot" if pool.spot else "on demand"
-        limits, family = by_region[region], family_of(pool.gpu)
+        region, contract, family = region_of(pool.zone), pool.contract, family_of(pool.gpu)
+        limits = by_region[region]
         metric, usual = quota_metric(pool, limits), quota_metric(pool, {})
         if metric in limits:
             limit: float | None = limits[metric][0]
@@ -137,11 +137,11 @@ async def _check_quotas(
         elif limit < pool.gpus:
             what = f"{region} grants {limit:g} {pool.gpu} {contract} by {metric}"
             has_own = metric.startswith(PREEMPTIBLE) or not usual
-            spare = f" or {PREEMPTIBLE}{usual}" if pool.spot and not has_own else ""
+            spare = f" or {PREEMPTIBLE}{usual}" if not (pool.is_on_demand or has_own) else ""
             cure = f"{pool.machine} needs {pool.gpus}: ask for more of {metric}{spare} there"
             yield Problem("provider.zones", what, f"{cure} under IAM & Admin > Quotas"), True
             continue
-        if not pool.spot and project.get(EVERY_GPU, (1e9, 0.0))[0] < pool.gpus:
+        if pool.is_on_demand and project.get(EVERY_GPU, (1e9, 0.0))[0] < pool.gpus:
             what = f"the project grants {project[EVERY_GPU][0]:g} GPUs on demand by {EVERY_GPU}"
             cure = "ask for more of it under IAM & Admin > Quotas"
             yield Problem("provider.project", what, cure), True

@@ -76,11 +76,20 @@ def _usd_per_hour(sku: Mapping[str, Any]) -> float | None:
 
 
 def prices_of(
-    pools: Sequence[Pool], catalogue: Catalogue, rates: Rates | None = None
+    pools: Sequence[Pool],
+    catalogue: Catalogue,
+    rates: Rates | None = None,
+    own: Mapping[Pool, float] | None = None,
 ) -> Mapping[Pool, float]:
-    """Return dollars an hour per instance of each pool; unpriced pools are absent."""
-    prices = {}
+    """Return dollars an hour per instance of each pool; unpriced pools are absent.
+
+    ``own`` are those that the user says of a group. Google's discount for instances that waited in
+    its queue is not read: without a price of the user's own they count as on demand.
+    """
+    prices = dict(own or {})
     for pool in pools:
+        if pool in prices:
+            continue
         usd = _of_catalogue(pool, catalogue)
         if rates and not _is_own(pool, usd):
             billed = _of_parts(pool, catalogue.machine(pool.machine), rates)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sailord.providers.gce import instance_groups, preflight
+from sailord.providers.gce import flex_start, instance_groups, preflight
 from sailord.providers.gce.billing import Billing
 from sailord.providers.gce.client import GceClient, find_credentials
 from sailord.providers.gce.config import GceConfig
@@ -50,6 +50,7 @@ from sailord.providers.interface import (
     Pool,
     Provider,
     ProviderError,
+    Queued,
     Quota,
     Refused,
 )
@@ -91,6 +92,7 @@ class GceProvider(Provider):
 
     async def check(self) -> Sequence[Problem]:
         """Raise ``InputError`` with every mistake that prevents renting."""
+        self._families = FamilyQuotas(self._api, self._config, self._now)  # Read anew.
         warnings = await preflight.check(self._api, self._config, self._families)
         trouble = await self._billing.read()
         return warnings if trouble is None else (*warnings, trouble)
@@ -102,7 +104,7 @@ class GceProvider(Provider):
         at = self._now()
         rule = f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"'
         try:
-            pages, operations = await asyncio.gather(
+            pages, operations, (queued, refused, blind) = await asyncio.gather(
                 self._api.pages("Instances", "aggregated_list", filter=rule),
                 self._api.pages(
                     *("GlobalOperations", "aggregated_list"),
@@ -110,10 +112,12 @@ class GceProvider(Provider):
                     order_by="creationTimestamp desc",
                     is_enough=lambda page: _is_old(page, at - HISTORY_S),
                 ),
+                flex_start.read(self._api, self._config),
             )
         except GceError as failure:
             raise ProviderError(failure.text) from failure
-        resources, unseen = read_aggregated(pages, "instances")
+        resources, hidden = read_aggregated(pages, "instances")
+        unseen = tuple(sorted({*hidden, *blind}))
         found = tuple(self._instance(one) for one in resources)
         self._seen = {
             **{i.id: i for i in self._seen.values() if i.pool.zone in unseen},
@@ -128,6 +132,8 @@ class GceProvider(Provider):
             pending_requests=frozenset(
                 self._requests.get(one, one) for one in past.pending_requests
             ),
+            queued=queued,
+            refused=refused,
             ended_at={**past.ended_at, **stopped_at(resources)},
         )
 
@@ -142,6 +148,8 @@ class GceProvider(Provider):
         config = self._config
         self._requests[request_uuid(ask.request_id)] = ask.request_id
         grouped = ask.pool in config.groups
+        if ask.pool.flex:
+            return await self._queue(ask)
         try:
             operation = await (
                 instance_groups.create(self._api, config, ask) if grouped else self._order(ask)
@@ -161,6 +169,24 @@ class GceProvider(Provider):
         except _OperationTimeoutError as error:
             return InDoubt(ask.request_id, str(error))
         return await self._outcome(ask, refusal)
+
+    async def _queue(self, ask: InstanceRequest) -> Outcome:
+        try:
+            await flex_start.create(self._api, self._config, ask)
+        except GceError as failure:
+            if failure.is_transient:
+                return InDoubt(ask.request_id, failure.text)
+            if failure.status != CONFLICT:  # Its name is ours: it was put there before.
+                return self._refused(ask, failure)
+        return Queued(ask.request_id)
+
+    async def cancel(self, ask: InstanceRequest) -> str:
+        """Withdraw a request from Google's queue."""
+        try:
+            await flex_start.cancel(self._api, self._config, ask)
+        except GceError as failure:
+            return self._told(failure)
+        return ""
 
     async def _order(self, ask: InstanceRequest) -> Any:
         return await self._api.call(
@@ -284,7 +310,8 @@ class GceProvider(Provider):
 
     async def prices(self) -> Mapping[Pool, float]:
         """Return dollars an hour per instance of each pool."""
-        return prices_of(self.pools, self._catalogue, await self._billing.rates())
+        rates, own = await self._billing.rates(), self._config.group_prices
+        return prices_of(self.pools, self._catalogue, rates, own)
 
     async def quotas(self) -> Sequence[Quota]:
         """Return the GPU quotas of every region and of the project."""

@@ -43,9 +43,9 @@ def quotas_of(
 ) -> tuple[Quota, ...]:
     """Return the quotas that limit the pools.
 
-    Spot instances use the preemptible quota of their region, or the regular one where the
-    preemptible quota is 0, as Google does it. Google does not say how much of a family's quota is
-    used: what this cluster has ``rented`` counts.
+    Spot instances, and those that waited in Google's queue, use the preemptible quota of their
+    region, or the regular one where the preemptible quota is 0, as Google does it. Google does not
+    say how much of a family's quota is used: what this cluster has ``rented`` counts.
     """
     drawn: dict[tuple[str, str], list[Pool]] = {}
     unlisted: dict[tuple[str, str], list[Pool]] = {}
@@ -62,18 +62,18 @@ def quotas_of(
     ]
     there = tuple(rented)
     for (region, family), those in sorted(unlisted.items()):
-        limit, kinds = families.limit(region, family), {(one.gpu, one.spot) for one in those}
+        limit, kinds = families.limit(region, family), {(one.gpu, one.contract) for one in those}
         used = sum(
             each.pool.gpus
             for each in there
-            if region_of(each.pool.zone) == region and (each.pool.gpu, each.pool.spot) in kinds
+            if region_of(each.pool.zone) == region and (each.pool.gpu, each.pool.contract) in kinds
         )
         name, why = f"{FAMILY} of {family} in {region}", ""
         if limit is None:
             why = families.trouble or "Google lists none there"
         if limit is None or math.isfinite(limit):
             found.append(Quota(name, tuple(those), limit, used, why))
-    usual = tuple(pool for pool in pools if not pool.spot)
+    usual = tuple(pool for pool in pools if pool.is_on_demand)
     if EVERY_GPU in project and usual:
         found.append(Quota(f"{EVERY_GPU} of the project", usual, *project[EVERY_GPU]))
     return tuple(found)
@@ -98,4 +98,4 @@ def quota_metric(pool: Pool, limits: Limits) -> str:
     """Return the metric of a pool's quota; a region may not list it."""
     usual = QUOTA_METRICS.get(pool.gpu, "")
     own = f"{PREEMPTIBLE}{usual}"
-    return own if pool.spot and limits.get(own, (0.0, 0.0))[0] > 0 else usual
+    return own if not pool.is_on_demand and limits.get(own, (0.0, 0.0))[0] > 0 else usual

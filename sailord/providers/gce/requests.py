@@ -18,6 +18,8 @@ MACHINE_LABEL = "sailor-machine"
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 NOTICE_S = 120
 """The longest preemption notice that Google offers for Spot."""
+FLEX_RUN_S_MAX = 7 * 86_400
+"""The longest life that Google gives to instances that waited in its queue."""
 INSTALL_S = 1800
 """What a first boot may take before its agent runs."""
 SHUTDOWN_S = 30
@@ -34,10 +36,15 @@ def request_uuid(request_id: str) -> str:
         return str(uuid.uuid5(_NAMESPACE, request_id))
 
 
+def request_name(ask: InstanceRequest, cluster_name: str) -> str:
+    """Return the name of a request: what its instances' names begin with."""
+    mark = hashlib.sha256(request_uuid(ask.request_id).encode()).hexdigest()[:16]
+    return f"sailor-{cluster_name[:32].rstrip('-')}-{mark}"
+
+
 def instance_names(ask: InstanceRequest, cluster_name: str) -> tuple[str, ...]:
     """Return the names of a request's instances: a function of the request, so none is doubled."""
-    mark = hashlib.sha256(request_uuid(ask.request_id).encode()).hexdigest()[:16]
-    stem = f"sailor-{cluster_name[:32].rstrip('-')}-{mark}"
+    stem = request_name(ask, cluster_name)
     return tuple(f"{stem}-{index}" for index in range(ask.count))
 
 
@@ -53,11 +60,26 @@ def bulk_insert_body(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
 
 def group_instances_body(ask: InstanceRequest, config: GceConfig) -> list[dict[str, Any]]:
     """Return the instances that a group makes from its template."""
-    preserved = {"metadata": {REQUEST_LABEL: ask.request_id}}
     return [
-        {"name": name, "preserved_state": preserved}
+        {"name": name, "preserved_state": {"metadata": {REQUEST_LABEL: ask.request_id}}}
         for name in instance_names(ask, config.cluster_name)
     ]
+
+
+def resize_request_body(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
+    """Return a request that waits until a group can make all of these instances.
+
+    The group's template need not know how an agent starts.
+    """
+    instances = group_instances_body(ask, config)
+    for one in instances:
+        one["preserved_state"]["metadata"]["startup-script"] = startup_script(ask.pool, config)
+    return {
+        "name": request_name(ask, config.cluster_name),
+        "description": ask.request_id,
+        "instances": instances,
+        "requested_run_duration": {"seconds": min(config.max_run_s, FLEX_RUN_S_MAX)},
+    }
 
 
 def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:

@@ -153,6 +153,21 @@ class Group:
     """By name, the metadata that one has beyond the template's."""
     errors: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By name, why the last attempt to make one failed."""
+    queue: dict[str, ResizeRequest] = field(default_factory=dict)
+    """Resize requests, those that have ended among them."""
+
+
+@dataclass(eq=False)
+class ResizeRequest:
+    """A request that waits until all of its machines can be made at once."""
+
+    name: str
+    description: str
+    configs: list[dict[str, Any]]
+    run_s: float
+    created_at: float
+    state: str = "ACCEPTED"
+    errors: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Hooks:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any
 
+from tests.fakes.gce import resize_requests
+from tests.fakes.gce.answers import Answer, Reply, fits, newer_refusal, refusal, written
 from tests.fakes.gce.cloud import ATTACHABLE, Cloud
 from tests.fakes.gce.resources import ApiError, Group, InjectedFailure, Network, Operation, Vm
 
@@ -17,7 +17,6 @@ ZONE = ROOT + "/zones/{zone}"
 GROUP = ZONE + "/instanceGroupManagers/{group}"
 IMAGES = "/compute/v1/projects/{owner}/global/images"
 QUOTA_INFOS = "/v1/projects/{project}/locations/global/services/compute.googleapis.com/quotaInfos"
-Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,6 @@ class Request:
     body: Answer = field(default_factory=dict)
     match_info: Mapping[str, str] = field(default_factory=dict)
     """The parts of the path that its route names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer."""
-
-    status: int
-    body: Answer
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rest:
@@ -77,6 +67,9 @@ class Rest:
             ("POST", GROUP + "/deleteInstances", self.group_delete),
             ("POST", GROUP + "/resize", self.group_resize),
             ("POST", GROUP + "/listManagedInstances", self.group_list),
+            ("POST", GROUP + "/resizeRequests", self.enqueue),
+            ("GET", GROUP + "/resizeRequests", self.queue),
+            ("POST", GROUP + "/resizeRequests/{name}/cancel", self.cancel),
             ("GET", "/v1/services/{service}/skus", self.billing),
             ("GET", QUOTA_INFOS + "/{quota}", self.quota_info),
         ]
@@ -435,6 +428,16 @@ class Rest:
             found.append(one)
         return {"managedInstances": found}
 
+    def enqueue(self, request: Request) -> Answer:
+        return self.op(resize_requests.enqueue(self.cloud, self._group(request), request.body))
+
+    def cancel(self, request: Request) -> Answer:
+        name = request.match_info["name"]
+        return self.op(resize_requests.cancel(self.cloud, self._group(request), name))
+
+    def queue(self, request: Request) -> Answer:
+        return self._paged(request, resize_requests.listed(self.cloud, self._group(request)))
+
     # ---- lists ----------------------------------------------------------------------------------
 
     def _paged(self, request: Request, found: list[Answer]) -> Answer:
@@ -468,63 +471,3 @@ class Rest:
 
     def _link(self, path: str) -> str:
         return f"https://www.googleapis.com/compute/v1/projects/{self.cloud.project}/{path}"
-
-
-def fits(resource: Answer, rule: str) -> bool:
-    """Whether a resource passes a filter: terms of ``=`` joined by AND, or by OR in parentheses."""
-    if not rule:
-        return True
-    return all(
-        any(_holds(resource, term) for term in part.strip().strip("()").split(" OR "))
-        for part in rule.split(" AND ")
-    )
-
-
-def _holds(resource: Answer, term: str) -> bool:
-    found = re.fullmatch(r'\s*([\w.-]+)\s*=\s*"?([^"]*?)"?\s*', term)
-    if found is None:
-        raise ApiError(400, "invalid", f"Invalid value for field 'filter': '{term}'.")
-    value: Any = resource
-    for key in found[1].split(".", 1):
-        value = value.get(key) if isinstance(value, dict) else None
-    return str(value) == found[2]
-
-
-def refusal(error: ApiError, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error as the API tells it."""
-    entry = {"domain": "global", "reason": error.reason, "message": error.message}
-    body = {"code": error.status, "message": error.message, "errors": [entry]}
-    return Reply(error.status, {"error": body}, headers or {})
-
-
-def newer_refusal(error: ApiError) -> Reply:
-    """An error as Google's newer APIs tell it: the reason is among details."""
-    body: Answer = {"code": error.status, "message": error.message}
-    if error.status == 403:
-        reason = {"forbidden": "IAM_PERMISSION_DENIED"}.get(error.reason, error.reason)
-        kind = "type.googleapis.com/google.rpc.ErrorInfo"
-        body["details"] = [{"@type": kind, "reason": reason, "domain": "googleapis.com"}]
-    return Reply(error.status, {"error": body})
-
-
-def written(at: float) -> str:
-    """A moment as the API writes it, in milliseconds."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-def sku(description: str, group: str, region: str, usd: float, *, spot: bool = False) -> Answer:
-    """One price of the billing catalogue."""
-    rate = {"units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9), "currencyCode": "USD"}
-    unit = "GiBy.h" if group == "RAM" else "h"
-    return {
-        "description": description,
-        "category": {
-            "resourceFamily": "Compute",
-            "resourceGroup": group,
-            "usageType": "Preemptible" if spot else "OnDemand",
-        },
-        "serviceRegions": [region],
-        "pricingInfo": [
-            {"pricingExpression": {"usageUnit": unit, "tieredRates": [{"unitPrice": rate}]}}
-        ],
-    }

@@ -9,7 +9,8 @@ from sailord.providers.interface import Instance, Observation, Pool
 
 A = Pool("zone-a", "large", "gpu", 4, spot=True)
 B = Pool("zone-b", "large", "gpu", 4, spot=True)
-PRICES = {A: 3.6, B: 7.2}
+FLEX = Pool("zone-a", "large", "gpu", 4, spot=False, flex=True)
+PRICES = {A: 3.6, B: 7.2, FLEX: 3.6}
 FIRST, SECOND = (model.request_id_of("t1", number) for number in (1, 2))
 
 

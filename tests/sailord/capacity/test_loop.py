@@ -14,9 +14,17 @@ from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
 from sailord.planning.messages import CapacityAnswer
-from sailord.providers.interface import Granted, InDoubt, Notice, Observation
+from sailord.providers.interface import (
+    Granted,
+    InDoubt,
+    InstanceRequest,
+    Notice,
+    Observation,
+    Queued,
+    Refused,
+)
 from tests.gce.virtual_client import Gateway, VirtualLoop
-from tests.sailord.capacity.story import A, Story, machine
+from tests.sailord.capacity.story import FLEX, A, Story, machine
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 
@@ -97,6 +105,59 @@ def test_a_provider_notice_drains_the_node_under_one_id():
     }
     assert len(given) == 2
     assert len({each.id for each in given}) == 1, "the store takes an id once"
+
+
+class Queue(Warner):
+    """A provider whose only pool has a queue."""
+
+    pools = (FLEX,)
+
+    def __init__(self) -> None:
+        self.asked: list[InstanceRequest] = []
+        self.withdrawn: list[InstanceRequest] = []
+
+    async def observe(self):
+        at, gone = asyncio.get_running_loop().time(), self.withdrawn
+        queued = {ask.request_id: ask for ask in self.asked if ask not in gone}
+        refused = tuple(Refused(ask.request_id, "unknown", "cancelled") for ask in gone)
+        return Observation(at, (), queued=queued, refused=refused)
+
+    async def prices(self):
+        return {FLEX: 3.6}
+
+    async def create(self, ask):
+        self.asked.append(ask)
+        return Queued(ask.request_id)
+
+    async def cancel(self, ask):
+        if not self.withdrawn:
+            await asyncio.sleep(5.0)
+        self.withdrawn.append(ask)
+        return ""
+
+
+def test_a_request_that_waits_is_withdrawn_once_no_job_wants_it():
+    provider = Queue()
+
+    async def play() -> CapacityLoop:
+        gateway, now = Gateway(lambda: False, None), asyncio.get_running_loop().time
+        gateway.term = 1
+        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
+        clock = SimpleNamespace(now=now)
+        loop = CapacityLoop(None, provider, CapacityPolicy(), cluster, None, gateway, clock)
+        work = asyncio.create_task(loop.run())
+        await asyncio.sleep(5.0)
+        loop._feed(TargetSet(now(), {FLEX: 2}))  # The next question finds no job.
+        await asyncio.sleep(60.0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        return loop
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        loop = runner.run(play())
+    assert [(ask.pool, ask.count) for ask in provider.asked] == [(FLEX, 2)]
+    assert provider.withdrawn == provider.asked
+    assert (loop.state.asks, loop.state.cooldowns) == ({}, {})
 
 
 def test_a_question_to_the_planner_ends_with_its_job():

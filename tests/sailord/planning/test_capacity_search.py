@@ -80,6 +80,21 @@ def test_a_deadline_gets_each_contract_apart():
 
 
 @pytest.mark.slow
+def test_machines_that_wait_in_a_queue_are_no_safety_net_and_not_needed_where_spot_does():
+    flex = replace(DUE.pools[1], flex=True)
+    found = choose_capacity(replace(DUE, pools=(POOL, flex)))
+    assert found.choices is None
+    assert found.counts == (3, 2), "all that there is"
+    both = choose_capacity(replace(DUE, pools=(*DUE.pools, replace(flex, zone="us-central1-a"))))
+    assert both.choices.on_demand.counts == (0, 2, 0)
+    spot, cheap = replace(POOL, up=0, obtainable=3), JOB + '\n[objective]\ngoal = "cost"\n'
+    counts = choose_capacity(replace(QUESTION, spec=cheap, pools=(flex, spot))).counts
+    assert (counts[0], counts[1] > 0) == (0, True)
+    none = replace(spot, obtainable=0)
+    assert choose_capacity(replace(QUESTION, spec=cheap, pools=(flex, none))).counts[0] > 0
+
+
+@pytest.mark.slow
 def test_a_job_whose_goal_is_cost_has_a_fastest_choice_besides():
     cheap = JOB + '\n[objective]\ngoal = "cost"\n'
     pools = (POOL, replace(DUE.pools[1], obtainable=4))

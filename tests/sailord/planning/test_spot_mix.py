@@ -33,3 +33,9 @@ HERE, THERE = ("gpu", "m", "a"), ("gpu", "m", "b")
 def test_a_plan_is_split_between_contracts(on_demand_min, up, gpus, counts):
     pools = [replace(pool, up=count) for pool, count in zip(POOLS, up, strict=True)]
     assert split_by_pool(gpus, pools, on_demand_min) == counts
+
+
+def test_what_waits_in_a_queue_comes_last_and_what_came_from_it_is_kept():
+    flex = replace(FIRM_A, flex=True)
+    assert split_by_pool({HERE: 10}, [flex, SPOT_A], 0) == (1, 4)
+    assert split_by_pool({HERE: 6}, [replace(flex, up=1), SPOT_A], 0) == (1, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sailord.providers.gce.config import read_gce
+from sailord.providers.gce.prices import prices_of
 from sailord.providers.interface import Pool
 from simulator.documents.fields import open_table
 from simulator.documents.files import load_document
@@ -64,6 +65,46 @@ def test_the_account_of_instances_is_named_unless_templates_name_it(tmp_path: Pa
     assert (found.service_account, problems) == ("default", [])
 
 
+FLEX_GROUP = """
+[[group]]
+zone = "us-east1-b"
+machine = "a2-highgpu-1g"
+name = "queue"
+flex_start = true
+usd_per_hour = 2.5
+"""
+
+
+def test_only_groups_have_pools_whose_requests_wait(tmp_path: Path):
+    text = GOOD.replace('"spot", "on-demand"', '"spot", "flex-start"')
+    found, problems = read(tmp_path, text + FLEX_GROUP)
+    assert problems == []
+    flex = Pool("us-east1-b", "a2-highgpu-1g", "A100-40", 1, spot=False, flex=True)
+    assert set(found.pools) == {pool(), pool("us-east1-b"), flex}
+    assert (found.groups, found.group_prices) == ({flex: "queue"}, {flex: 2.5})
+    assert prices_of(found.pools, load_catalogue(), None, found.group_prices)[flex] == 2.5
+    on_demand = prices_of([pool("us-east1-b", spot=False), flex], load_catalogue())
+    assert len(set(on_demand.values())) == 1, "without a price of its own it is that on demand"
+    alone, problems = read(
+        tmp_path, GOOD.replace('"spot", "on-demand"', '"flex-start"') + FLEX_GROUP
+    )
+    assert (problems, alone.pools) == ([], (flex,))
+
+
+@pytest.mark.parametrize(
+    ("contracts", "group", "words"),
+    [
+        ('"spot", "flex-start"', "", "group: is missing with flex_start = true"),
+        ('"spot"', FLEX_GROUP, "a2-highgpu-1g in us-east1-b (flex start) is not a pool"),
+        ('"on-demand", "flex-start"', FLEX_GROUP, "has two contracts without preemption"),
+        ('"flexible"', "", '"flex-start"'),
+    ],
+)
+def test_mistakes_about_the_queue_are_named(tmp_path: Path, contracts, group, words):
+    _, problems = read(tmp_path, GOOD.replace('"spot", "on-demand"', contracts) + group)
+    assert words in "\n".join(map(str, problems))
+
+
 def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
     group = '[[group]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
     found, problems = read(tmp_path, GOOD + group)
@@ -97,7 +138,7 @@ def test_reservations_are_read_and_must_match_an_on_demand_pool(tmp_path: Path):
         ("zones", 'zones = ["us-central1"]', "such as us-central1-a"),
         ("zones", "zones = []", "give a list of texts"),
         ("machines", 'machines = ["a2-hihgpu-1g"]', 'did you mean "a2-highgpu-1g"'),
-        ("contracts", 'contracts = ["cheap"]', 'give "spot" or "on-demand"'),
+        ("contracts", 'contracts = ["cheap"]', 'give "spot", "on-demand" or "flex-start"'),
         ("store", 'store = "unix:///var/lib/sailor/store.sock"', "etcd://HOST:PORT"),
         ("service_account", "", 'make one with the least rights (docs/gce.md); "default": the'),
         ("key_secret", 'key_secret = "cluster.key"', "versions/NUMBER"),

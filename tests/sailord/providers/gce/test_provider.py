@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
+from tests.fakes.gce.answers import sku
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Hooks, InjectedFailure
-from tests.fakes.gce.rest import Rest, sku
+from tests.fakes.gce.rest import Rest
 from tests.gce.cloud import HERE, THERE, ask, pool, provider
 from tests.processes import until
 
