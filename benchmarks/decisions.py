@@ -1,11 +1,12 @@
 """What each thing that ``plan --allow`` names brings, on random cases.
 
-    python benchmarks/decisions.py zero-bubble|zero1|interleaved|sequence
-        [--cases N] [--first N] [--samples N [N ...]]
+    python benchmarks/decisions.py zero-bubble|zero1|outer-steps|interleaved|sequence
+        [--cases N] [--first N] [--samples N [N ...]] [--zones N [N ...]] [--outer-every N]
 
 One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
 taken if simple plans are preferred; the certified gap of a question without and with it, where the
-bound covers such plans; and the processor seconds of both. ``sequence`` is asked of larger models.
+bound covers such plans; and the processor seconds of both. ``sequence`` is asked of larger models,
+``outer-steps`` of several zones with 8 or more samples for each GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ MODELS = ("gpt2-large", "opt-1.3b", "gpt-neo-2.7b", "opt-6.7b")
 LARGE = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("H100-80", 8, 8.0))
 LARGE_MODELS = ("opt-6.7b", "llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b")
 ZONE = "us-central1-a"
+ZONES = (ZONE, "us-central1-b", "us-east1-b", "us-west1-a", "europe-west4-a")
+"""Two of one region, three more of its continent, and one beyond the sea."""
 
 
 def question_of(seed: int, samples: list[int]) -> Question:
@@ -85,6 +88,33 @@ def large_question_of(seed: int) -> Question:
     return Question(job, cluster, Measurements(), proves=False, is_bounded=False)
 
 
+def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: int) -> Question:
+    """One or two kinds of GPUs in so many zones, 8 or 16 in each, and outer steps."""
+    rng = random.Random(f"zoned decisions {seed}")
+    kinds = rng.sample(MACHINES[:3], rng.choice([1, 1, 2]))
+    pools = []
+    for zone in rng.sample(ZONES, rng.choice(zones)):
+        gpu, size, price = rng.choice(kinds)
+        pools.append(
+            Pool(
+                zone, gpu, f"{gpu}x{size}", size, size * rng.choice([1, 2]),
+                price_usd_per_gpu_hour=price, price_source="cluster file",
+            )
+        )  # fmt: skip
+    model = preset(rng.choice(MODELS[:3]))
+    job = Job(
+        f"case-{seed}",
+        model,
+        global_batch=sum(pool.gpus for pool in pools) * rng.choice(samples),
+        sequence=min(2048, model.sequence_max),
+        precision="fp16",
+        optimizer="adam",
+        max_tp=rng.choice([1, 2]),
+    )
+    cluster = Cluster(tuple(pools), load_catalogue())
+    return Question(job, cluster, Measurements(), proves=False, outer_every=every)
+
+
 def has(plan: Plan | None, name: Allowed) -> bool:
     """Whether a plan has what the question allows."""
     if plan is None:
@@ -122,20 +152,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", choices=(*TRIED, *ALLOWED))
     parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--samples", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--samples", type=int, nargs="+")
+    parser.add_argument("--zones", type=int, nargs="+", default=[2, 3, 4, 5])
+    parser.add_argument("--outer-every", type=int, default=50)
     asked = parser.parse_args(arguments)
+    is_outer = asked.name == "outer-steps"
+    samples = asked.samples or ([8, 16, 32] if is_outer else [1, 2, 4, 8])
     rows, ratios = [], []
     for seed in range(asked.first, asked.first + asked.cases):
         if asked.name in ALLOWED:
-            row, ratio = allowed_row(seed, asked.name, asked.samples)
+            row, ratio = allowed_row(seed, asked.name, samples)
             rows.append(row)
             ratios += [] if ratio is None else [ratio]
             print(" ".join(row), file=sys.stderr, flush=True)
             continue
-        question = question_of(seed, asked.samples)
-        plain, plain_s = _timed(question)
+        if is_outer:
+            question = zoned_question_of(seed, samples, asked.zones, asked.outer_every)
+        else:
+            question = question_of(seed, samples)
+        plain, plain_s = _timed(replace(question, outer_every=None))
         found, found_s = _timed(replace(question, tries=(asked.name,), prefer="simple"))
-        cluster = " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools)
+        cluster = " ".join(
+            f"{p.gpus}x{p.gpu}" + (f"@{p.zone}" if is_outer else "") for p in question.cluster.pools
+        )
         gain = next((one for one in found.gains if one.name == asked.name), None)
         with_it, without = (None, plain.objective) if gain is None else (gain.best, gain.without)
         if with_it and without:
@@ -159,8 +198,9 @@ def main(arguments: list[str] | None = None) -> int:
     head = "case model batch GPUs without with gain taken gap gap CPU s"
     print(table(head.split(" ", 10), rows))
     taken = sum(row[7] == "yes" for row in rows)
-    median, best = statistics.median(ratios) - 1, min(ratios) - 1
-    print(f"median {median:+.1%}, best {best:+.1%}, taken {taken}")
+    if ratios:
+        median, best = statistics.median(ratios) - 1, min(ratios) - 1
+        print(f"median {median:+.1%}, best {best:+.1%}, taken {taken}")
     return 0
 
 

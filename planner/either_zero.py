@@ -49,7 +49,8 @@ def better_zero(
     )
     if plain.plan is None or found.plan is None:
         return answer  # Nothing is known of the space in which no plan was found.
-    return _bounded(question, answer, plain, found)
+    answer = replace(answer, space=f"{answer.space}; {EITHER_ZERO}")
+    return bounded_by_both(question, answer, plain, found)
 
 
 def _with_other_zero(job: Job) -> Job:
@@ -74,8 +75,8 @@ def _is_taken(question: Question, plain: Answer, found: Answer) -> bool:
     return preferred(pair[0], pair[1:], question.job.objective.goal) is pair[0]
 
 
-def _bounded(question: Question, answer: Answer, plain: Answer, found: Answer) -> Answer:
-    """The answer with the bounds of both spaces."""
+def bounded_by_both(question: Question, answer: Answer, plain: Answer, found: Answer) -> Answer:
+    """The answer with the lower bounds of both spaces."""
     least = min(plain.lower_bound, found.lower_bound)
     gap, objective = question.gap, answer.objective
     note = STOPPED if found.note == STOPPED else answer.note
@@ -87,6 +88,5 @@ def _bounded(question: Question, answer: Answer, plain: Answer, found: Answer) -
         answer,
         lower_bound=least,
         lower_bound_s=min(plain.lower_bound_s, found.lower_bound_s),
-        space=f"{answer.space}; {EITHER_ZERO}",
         note=note,
     )

@@ -10,6 +10,7 @@ from typing import TypeVar
 from planner.either_zero import better_zero
 from planner.explain.reasons import explain_event
 from planner.formula_planner import formula_search
+from planner.outer_answer import better_with_outer_steps
 from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, mix_of_shape
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.bounds import ROUNDING, Bounds
@@ -20,6 +21,7 @@ from planner.problem.objective import Limits
 from planner.problem.preference import error_between, objective_of, preferred, simpler_by
 from planner.problem.question import (
     DEFAULT_BUDGETS,
+    OUTER_OR_NOT,
     OUTSIDE,
     RECOMPUTING,
     SEARCHED,
@@ -72,6 +74,12 @@ def plan_by_events(
                 "use --estimator paper, or --space full",
             )
         )
+    if "outer-steps" in question.tries:
+
+        def ask(each: Question, known: SearchCache) -> Answer:
+            return plan_by_events(each, lots, limits, known)
+
+        return better_with_outer_steps(question, ask, cache)
     if "zero1" in question.tries:
         return better_zero(
             question, lambda each, known: _answered(each, lots, limits, known), cache
@@ -234,10 +242,13 @@ class _Asked:
     def _space(self, plan: Plan) -> str:
         """Which plans the bounds cover, and whether the plan is one of them."""
         assert self.search is not None
-        kind = "all judged" if self.search.is_complete else "full"
+        is_all = self.search.is_complete and not self._covers_more
+        kind = "all judged" if is_all else "full"
         space = SEARCHED["event", "zero-bubble" if self._divides else kind]
         if self.question.job.recompute == "auto":
             space = f"{space}, {RECOMPUTING}"
+        if self.question.outer_every is not None:
+            space = f"{space}, {OUTER_OR_NOT}"
         outside = _outside(plan)
         return space if outside is None else f"{space}; {outside}"
 
@@ -245,6 +256,11 @@ class _Asked:
     def _divides(self) -> bool:
         """Whether plans may have divided backwards."""
         return "zero-bubble" in self.question.tries
+
+    @property
+    def _covers_more(self) -> bool:
+        """Whether the bounds cover more than the search judges when it judges all."""
+        return self._divides or self.question.outer_every is not None
 
     def _add_gain(self, name: Tried, found: JudgedPlan | None, without: JudgedPlan | None) -> None:
         """Note the best plans with and without something, over all searches."""
@@ -283,7 +299,8 @@ class _Asked:
     ) -> tuple[EventSearch, JudgedPlan | None]:
         """Return a search that has ended, and its best plan.
 
-        One of plans with sequence parallelism ends with its budget, since its bounds are not valid.
+        One of plans with sequence parallelism or outer steps ends with its budget, since its bounds
+        are not valid.
         """
         question, lots, job = self.question, self.lots, self.question.job
         if cluster is not None:
@@ -303,11 +320,12 @@ class _Asked:
             degrees or tp_degrees(job),
             budget,
             _formula_plans(question, lots, within, maker),
-            given,
-            question.proves and not shares_tokens,
+            (*given, *self.cache.given),
+            question.proves and not shares_tokens and question.outer_every is None,
             width=max(1.0, budget / usual),
             told=self._told(lambda judged: f"{judged} of about {budget} plans judged"),
             shares_tokens=shares_tokens,
+            outer_every=question.outer_every,
         )
         self.searches.append(search)
         best = search.run()
@@ -330,7 +348,7 @@ class _Asked:
         assert best is not None
         bound = self._event_bound(work_max)
         bounds = bound.bounds(*_figures(best))
-        if search.is_complete and not self._divides:
+        if search.is_complete and not self._covers_more:
             seconds = bounds.seconds if self.limits.goal_is_cost else best.score[0]
             bounds = Bounds(seconds, best.score[0])
         # Both bounds hold, and an interruption may have ended the second one early.
@@ -353,14 +371,15 @@ class _Asked:
         assert self.search is not None
         search, question = self.search, self.question
         tables = search.tables
-        if self._divides:
+        if self._covers_more:
             tables = StageTimeTables(
-                search.maker,
+                search.maker.without_outer_steps(),
                 search.lots,
                 degrees=search.degrees,
                 recompute=search.job.recompute,
                 per_layer_sync=search.judge.overlaps,
-                divides=True,
+                divides=self._divides,
+                takes_outer_steps=question.outer_every is not None,
             )
         return EventBound(
             tables,

@@ -16,7 +16,7 @@ from planner.pipelines.stage_memory import StageMemory, TemplateStage, room_of
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.memory import MemoryModel
+from simulator.estimate.memory import OUTER_BYTES, MemoryModel
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -72,6 +72,8 @@ class TemplateMaker:
     lots: tuple[Lot, ...]
     pipelines: int = MANY
     """Number of pipelines that sum their gradients, for which memory is reserved."""
+    takes_outer_steps: bool = False
+    """Whether memory is reserved for outer steps, and pipelines of other zones sum apart."""
     memory: StageMemory = field(init=False)
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _forward: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
@@ -82,13 +84,21 @@ class TemplateMaker:
     """Boundaries by GPU kinds, independent of zones."""
 
     def __post_init__(self) -> None:
-        self.memory = StageMemory(self.costs, self.sites, self.lots)
+        outer = OUTER_BYTES if self.takes_outer_steps else 0
+        self.memory = StageMemory(self.costs, self.sites, self.lots, outer)
 
     def alone(self) -> TemplateMaker:
         """Return a maker of templates that fit as the only pipeline of a plan."""
         maker = TemplateMaker(self.costs, self.network, self.sites, self.lots, pipelines=1)
-        maker.memory = self.memory
+        if not self.takes_outer_steps:
+            maker.memory = self.memory
         return maker
+
+    def without_outer_steps(self) -> TemplateMaker:
+        """Return a maker whose templates reserve no memory for outer steps."""
+        if not self.takes_outer_steps:
+            return self
+        return TemplateMaker(self.costs, self.network, self.sites, self.lots)
 
     def pipeline(self, template: Template, micro_batches: int, pipelines: int) -> Pipeline:
         """The pipeline that runs this many micro batches in a plan of so many pipelines."""

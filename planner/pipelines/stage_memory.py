@@ -69,6 +69,8 @@ class StageMemory:
     costs: LayerCosts
     sites: PlaceFacts
     lots: tuple[Lot, ...]
+    more_bytes: int = 0
+    """Bytes per parameter besides weights, gradients and the optimizer's."""
     _known: dict[object, Any] = field(default_factory=dict)
 
     def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
@@ -155,6 +157,7 @@ class StageMemory:
             states = (weight + gradient + copy) * held + moments * range_sums(kept)
         elif job.zero:
             states = (weight + gradient + (copy + moments) / pipelines) * held
+        states += self.more_bytes * held
         states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = self._sizes(micro_batch)
         messages = np.maximum(sizes[first], sizes[end])

@@ -36,15 +36,21 @@ OUTSIDE = {
     "sequence": "the ranks of the plan itself share tokens, so it is outside",
 }
 """Added to the space where the bounds do not cover the plan, by what it has."""
-Tried = Literal["zero-bubble", "zero1"]
-TRIED: tuple[Tried, ...] = ("zero-bubble", "zero1")
+Tried = Literal["zero-bubble", "zero1", "outer-steps"]
+TRIED: tuple[Tried, ...] = ("zero-bubble", "zero1", "outer-steps")
 """What a plan may have only if the question asks what it would bring."""
 CANNOT_RUN: Mapping[Tried, str] = {
     "zero-bubble": "such plans cannot be submitted: no runtime runs them yet",
     "zero1": "no plan of a submitted job overrides training.zero: change it in the job",
+    "outer-steps": (
+        "such plans cannot be submitted: no runtime takes outer steps yet; the loss would differ,"
+        " by how much is not known here"
+    ),
 }
 """Why no submitted job gets such a plan."""
 EITHER_ZERO = "ZeRO-1 on or off"
+"""Added to the space where the bounds cover both."""
+OUTER_OR_NOT = "with outer steps or without"
 """Added to the space where the bounds cover both."""
 STOPPED = "stopped before its end"
 """The note of an answer after an interruption."""
@@ -99,6 +105,8 @@ class Question:
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
     tries: tuple[Tried, ...] = ()
     """What the plan may have although it cannot be submitted then, under the event estimator."""
+    outer_every: int | None = None
+    """Iterations between outer steps (``Plan.outer_every``) of plans that can take them."""
     told: Callable[[str], None] | None = None
     """Progress callback of search and bound; called thousands of times."""
     is_stoppable: bool = False
@@ -182,10 +190,12 @@ class Gain:
     """That of the best plan found without it."""
     is_taken: bool = False
     """Whether the answer's plan has it."""
+    why_none: str = "no plan found with it keeps the limits"
+    """The reason, where there is no best plan."""
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"{self.name}: no plan found with it keeps the limits"
+            return f"{self.name}: {self.why_none}"
         said = f"{self.name}: {self._figure(self.best)}"
         if self.without is None:
             return f"{said}; no plan found without it keeps the limits; {CANNOT_RUN[self.name]}"

@@ -79,6 +79,8 @@ class EventSearch(EventDrafts):
     """Progress callback: the number of plans judged."""
     shares_tokens: bool = False
     """Whether the plans are judged with sequence parallelism, which ``maker`` knows of, too."""
+    outer_every: int | None = None
+    """Iterations between outer steps of the plans that can take them."""
     evaluations: int = 0
     is_complete: bool = False
     """Whether all plans were judged or ruled out by a bound."""
@@ -242,6 +244,8 @@ class EventSearch(EventDrafts):
         """Judge one plan; ``None`` if the GPUs cannot hold it."""
         if self.shares_tokens:
             plan = replace(plan, sequence_parallel=True)
+        if self.outer_every is not None:
+            plan = plan.with_outer_steps(self.outer_every)
         if not is_supplied(plan, self.lots, self.grants):
             return None
         self.evaluations += 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import Lot
+from simulator.spec.plan import linked_by_zones
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +21,27 @@ class RoughSums:
     _steps: dict[object, float] = field(init=False, default_factory=dict)
 
     def seconds(self, mix: PipelineMix) -> float:
-        """Seconds by which the slowest sum outlasts the passes; holders of a layer sum it."""
+        """Seconds by which the slowest sum outlasts the passes; holders of a layer sum it.
+
+        With outer steps, those of one outer group: an outer step hardly counts in an iteration.
+        """
+        if mix.pipelines < 2:
+            return 0.0
+        if not self.maker.takes_outer_steps:
+            return self._summed_s(mix)
+        zones = [{self.lots[stage.lot].zone for stage in t.stages} for t in mix.templates]
+        return max(
+            self._summed_s(
+                replace(
+                    mix,
+                    templates=tuple(mix.templates[n] for n in numbers),
+                    counts=tuple(mix.counts[n] for n in numbers),
+                )
+            )
+            for numbers in linked_by_zones(zones)
+        )
+
+    def _summed_s(self, mix: PipelineMix) -> float:
         if mix.pipelines < 2:
             return 0.0
         used = sorted({key for template in mix.templates for key in template.gpus})

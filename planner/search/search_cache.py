@@ -34,6 +34,8 @@ class SearchCache:
 
     judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
     """Judged plans that keep the limits of their question."""
+    given: tuple[Plan, ...] = ()
+    """Plans from which searches start."""
     _judges: dict[tuple[tuple[Lot, ...], RecomputePolicy], EventEstimator] = field(
         default_factory=dict
     )
@@ -46,7 +48,8 @@ class SearchCache:
     ) -> tuple[EventEstimator, TemplateMaker]:
         """The event estimator, and a template maker for these lots.
 
-        ``shares_tokens``: the templates are of plans with sequence parallelism.
+        ``shares_tokens``: the templates are of plans with sequence parallelism. A cache serves
+        questions with outer steps, or questions without.
         """
         key = (lots, question.job.recompute)
         if key not in self._judges:
@@ -61,5 +64,8 @@ class SearchCache:
         judge, of_kind = self._judges[key], (*key, shares_tokens)
         if of_kind not in self._makers:
             costs = judge.costs_if(shares_tokens=shares_tokens)
-            self._makers[of_kind] = TemplateMaker(costs, judge.network, judge.sites, lots)
+            takes_outer_steps = question.outer_every is not None
+            self._makers[of_kind] = TemplateMaker(
+                costs, judge.network, judge.sites, lots, takes_outer_steps=takes_outer_steps
+            )
         return judge, self._makers[of_kind]

@@ -47,14 +47,18 @@ class StageTimeTables:
         per_layer_sync: bool,
         typical: bool = False,
         divides: bool = False,
+        takes_outer_steps: bool = False,
     ) -> None:
         """With ``typical``, compute typical times instead of bounds: equal stages, each on its own
-        machine. With ``divides``, bounds hold for zero-bubble schedules, too.
+        machine. With ``divides``, bounds hold for zero-bubble schedules, too; with
+        ``takes_outer_steps``, for iterations between outer steps.
         """
         self.typical, self.divides = typical, divides
         self.maker, self.lots, self.costs = maker, lots, maker.costs
         self.per_layer_sync = per_layer_sync
-        self.sync = SyncBound(self.costs, maker.network, lots, degrees, per_layer_sync)
+        self.sync = SyncBound(
+            self.costs, maker.network, lots, degrees, per_layer_sync, takes_outer_steps
+        )
         self.lot_of = {lot.gpu: index for index, lot in reversed(list(enumerate(lots)))}
         self.choices = tuple(
             StageOption(gpu, tp, recompute)
@@ -255,7 +259,8 @@ class StageTimeTables:
         def most_beside(room: Ints) -> Ints:
             return np.where(room < 0, 0, 1 + room // least)
 
-        if fewest == 1:
+        if fewest == 1 or self.sync.is_free:
+            # Perhaps no ring of the stage is in its machine, and none leaves it.
             return [self._case(micro_batch, (1, most), None, 1, most_beside(machine - tp))]
         inside = most_beside(machine - tp - (fewest - 1) * least)
         found = [self._case(micro_batch, (fewest, most), None, 1, inside)]

@@ -45,6 +45,8 @@ class SyncBound:
     degrees: Sequence[int]
     per_layer: bool
     """Whether each layer is synchronised by itself, or many layers in one pass."""
+    is_free: bool = False
+    """Whether pipelines may sum nothing in an iteration: with outer steps, each in its zone."""
     _near: dict[object, Hop] = field(default_factory=dict)
     """The distinct links inside zones."""
     _far: dict[object, Hop] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class SyncBound:
         return self.costs.layer_count + 1
 
     def _by_tensors(self, gpu: str, tp: int, fewest: int, most: int, stages: int | None) -> Floats:
+        if self.is_free:
+            return np.zeros(self._tensors)
         key = ("floor", gpu, tp, fewest, most, stages)
         if key not in self._known:
             ranges = _ranges(fewest, most, self._ratio)

@@ -132,6 +132,19 @@ class DeviceGroups:
             return StageHops(ahead, ahead + 1, self.samples[ahead])
         return _split_hops(self)
 
+    @cached_property
+    def outer_parts(self) -> list[tuple[Plan, Ints]]:
+        """Of a plan with outer steps, the plan of each outer group and its rows in this one."""
+        if self.plan.outer_every is None:
+            return [(self.plan, np.arange(len(self)))]
+        return [
+            (
+                self.plan.outer_group(pipelines),
+                np.concatenate([np.arange(*self.blocks[p]) for p in pipelines]),
+            )
+            for pipelines in self.plan.outer_groups
+        ]
+
     def sum_by_owner(self, values: Floats) -> Floats:
         """Add up the values of each device group's chunks at the owning row."""
         if len(self.owning) == len(self):

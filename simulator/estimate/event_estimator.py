@@ -16,13 +16,15 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.device_groups import DeviceGroups, GroupId, range_sums
+from simulator.estimate.device_groups import DeviceGroups, GroupId
 from simulator.estimate.dollars import iteration_money
 from simulator.estimate.error_bar import iteration_provenance
-from simulator.estimate.gradient_sync import GradientSync, HopTimes, SyncJob
+from simulator.estimate.gradient_sync import GradientSync, HopTimes, SumOrder, SyncJob
 from simulator.estimate.machine_layout import MachineLayout, lay_out
 from simulator.estimate.memory import MemoryModel, fullest_rows
 from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
+from simulator.estimate.optimizer_step import optimizer_seconds, vote_seconds
+from simulator.estimate.outer_steps import LOSS_NOTE, OuterStep, inner_jobs
 from simulator.estimate.result import Estimate, StageTime
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
 from simulator.estimate.schedule_replay import Replay, replay
@@ -35,8 +37,7 @@ from simulator.estimate.stage_times import (
     plan_times,
     with_slow_nodes,
 )
-from simulator.estimate.zero1_owners import owned_most
-from simulator.hardware.runtime_constants import platform_of, uses_gloo
+from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.shared_token_costs import SharedTokenCosts
 from simulator.network.network import Network
@@ -119,9 +120,11 @@ class EventEstimator:
         finish = self._finish(layout, ends, jobs)
         last = float(finish.step_end[groups.owning].max())
         iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
-        vote_s = self._vote_seconds(layout)
-        iteration_s += vote_s
-        stages = self._stage_times(work, finish, iteration_s)
+        vote_s = max(vote_seconds(layout, self.network, rows) for _, rows in groups.outer_parts)
+        outer = self._outer_step(layout)
+        outer_s = 0.0 if outer is None else outer.seconds / outer.every
+        iteration_s += vote_s + outer_s
+        stages = self._stage_times(work, finish, iteration_s, outer)
         computed = groups.sum_by_owner(groups.micro_batches * work.compute) + finish.optimizer
         memory = MemoryModel(plan, costs, self.sites.capacity_bytes, groups=groups)
         money = iteration_money(
@@ -129,7 +132,7 @@ class EventEstimator:
             iteration_s=iteration_s,
             spot=spot,
             usd_per_hour=self.sites.usd_per_hour,
-            egress_bytes=self._egress(groups, jobs),
+            egress_bytes=self._egress(groups, jobs, outer),
             egress_usd_per_byte=self.network.egress_usd_per_byte,
         )
         provenance, compute_error = iteration_provenance(
@@ -138,7 +141,7 @@ class EventEstimator:
             self.network,
             iteration_s=iteration_s,
             busiest_s=float(computed.max()),
-            sums_s=float(finish.sync_busy.max()) + vote_s,
+            sums_s=float(finish.sync_busy.max()) + vote_s + outer_s,
         )
         return Estimate(
             estimator=self.name,
@@ -150,7 +153,7 @@ class EventEstimator:
             bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
             provenance=provenance,
             compute_error=compute_error,
-            notes=self.costs.notes,
+            notes=self.costs.notes if outer is None else (*self.costs.notes, LOSS_NOTE),
         )
 
     def memory_shortages(self, plan: Plan) -> tuple[MemoryShortage, ...]:
@@ -189,9 +192,9 @@ class EventEstimator:
         )
 
     def bytes_between_zones(self, plan: Plan) -> dict[tuple[str, str], float]:
-        """Return the bytes that an iteration sends from zone to zone."""
+        """Return the bytes that an iteration sends from zone to zone, on average."""
         layout = lay_out(plan, self.sites.machines)
-        return self._egress(layout.groups, self._sync(layout))
+        return self._egress(layout.groups, self._sync(layout), self._outer_step(layout))
 
     @property
     def overlaps(self) -> bool:
@@ -206,7 +209,14 @@ class EventEstimator:
         assert layout.groups.plan is plan, "the layout belongs to another plan"
         return pipeline_times(plan_times(layout, self.costs_of(plan), self._messages))
 
+    def _outer_step(self, layout: MachineLayout) -> OuterStep | None:
+        costs = self.costs_of(layout.groups.plan)
+        return OuterStep.of(layout, costs, self.network, self._hop_times)
+
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
+        """Return the gradient sums of an iteration."""
+        if layout.groups.plan.outer_every is not None:
+            return inner_jobs(layout, self.sites, self._sync)
         sync = GradientSync(
             layout.groups.plan,
             layout,
@@ -270,23 +280,7 @@ class EventEstimator:
         groups, owner = layout.groups, layout.groups.owner
         overlaps = self.overlaps
         ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
-        channel, busy = np.zeros(len(groups)), np.zeros(len(groups))
-        # A group runs one sum at a time; gloo has a thread for each set of ranks.
-        by_ranks: dict[bytes, float] = {}
-        is_gloo = all(uses_gloo(site.gpu) for site in groups.sites)
-        sync: list[tuple[float, SyncJob]] = []
-
-        def run(job: SyncJob, at: float) -> None:
-            holders = owner[job.rows]
-            ranks = holders.tobytes()
-            free = by_ranks.get(ranks, 0.0) if is_gloo else float(channel[holders].max())
-            start = max(0.0, at, free)
-            sync.append((start, job))
-            by_ranks[ranks] = start + job.seconds
-            channel[holders] = np.maximum(channel[holders], start + job.seconds)
-            # A group with a tied tensor in two chunks takes part in its all-reduce once.
-            busy[np.unique(holders)] += job.seconds
-
+        order = SumOrder(groups)
         for job in jobs:
             rows = job.rows
             at = ends.last_backward[rows] if overlaps else ends.free[rows]
@@ -297,15 +291,15 @@ class EventEstimator:
                 kept = np.minimum(groups.kept_from[rows], layer)
                 again = ahead[kind, 1, kept] - ahead[kind, 1, first]
                 at = at - (again + (ahead[kind, 0, layer] - ahead[kind, 0, kept]))
-            run(job, float(at.max()))
-        optimizer = self._optimizer_seconds(groups)
-        done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
+            order.run(job, float(at.max()))
+        optimizer = optimizer_seconds(groups, self.costs_of(groups.plan))
+        done = np.maximum(np.maximum(ends.free, ends.last_backward), order.free)
         updated = done + optimizer
         for job in jobs:
             if job.broadcast is not None:
-                run(job.broadcast, float(updated[owner[job.rows]].max()))
-        end = np.maximum(updated, channel)
-        return _IterationEnds(updated, end, busy, optimizer, ends.free, tuple(sync))
+                order.run(job.broadcast, float(updated[owner[job.rows]].max()))
+        end = np.maximum(updated, order.free)
+        return _IterationEnds(updated, end, order.busy, optimizer, ends.free, tuple(order.runs))
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """Return [timed kind, recomputation, layer]: the backward of all layers before it.
@@ -323,56 +317,14 @@ class EventEstimator:
 
         return np.array([[sums(*kind, "none"), sums(*kind, "full")] for kind in groups.timed])
 
-    def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
-        """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""
-        costs = self.costs_of(groups.plan)
-        per_parameter = np.array(
-            [
-                costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
-                for gpu, tp, samples in groups.timed
-            ]
-        )[groups.timing]
-        if costs.job.zero == 1 and costs.runtime.zero1_by_bucket:
-            owned_s: Floats = owned_most(groups, costs).updated * per_parameter
-            return owned_s
-        holders = np.ones(costs.layer_count)
-        if costs.job.zero == 1:
-            holders = groups.holders(costs.layer_count)
-        count, tied = np.empty(len(groups)), np.empty(len(groups))
-        for tp in np.unique(groups.tp).tolist():
-            rows = np.flatnonzero(groups.tp == tp)
-            stepped = costs.parameters(tp) / holders
-            count[rows] = range_sums(stepped, groups.first[rows], groups.end[rows])
-            tied[rows] = costs.tied_parameters(tp) / holders[-1]
-        count = groups.sum_by_owner(count)
-        # A group with embedding and head holds their shared tensor once.
-        count -= groups.holds_both_ends(costs.layer_count) * tied
-        seconds: Floats = count * per_parameter
-        return seconds
-
-    def _vote_seconds(self, layout: MachineLayout) -> float:
-        """Return the seconds of the small all-reduce of all ranks that ends a step.
-
-        Gloo's ring makes each rank wait for the slowest hop at every step of it; what other
-        transports take is part of their ``iteration_s``.
-        """
-        groups, nodes = layout.groups, layout.node
-        if not all(uses_gloo(site.gpu) for site in groups.sites):
-            return 0.0
-        rows = groups.owning
-        hops = {
-            (groups.sites[groups.site[a]], groups.sites[groups.site[b]])
-            for a, b in zip(rows, np.roll(rows, -1), strict=True)
-            if nodes[a] != nodes[b]
-        }
-        latency = self.network.latency
-        slowest = max((latency(a, b) + latency(b, a) for a, b in hops), default=0.0)
-        return float(2 * (int(groups.tp[rows].sum()) - 1) * slowest)
-
     # -- results --------------------------------------------------------------------------------
 
     def _stage_times(
-        self, work: PlanTimes, finish: _IterationEnds, iteration_s: float
+        self,
+        work: PlanTimes,
+        finish: _IterationEnds,
+        iteration_s: float,
+        outer: OuterStep | None,
     ) -> tuple[tuple[StageTime, ...], ...]:
         """Return how each stage spends the iteration; of a split stage, its slowest group."""
         groups = work.layout.groups
@@ -381,8 +333,12 @@ class EventEstimator:
         # Sync that overlapped with the last passes and messages delayed nothing.
         waited = finish.step_end - finish.optimizer - finish.free
         communication = held + np.minimum(finish.sync_busy, np.maximum(waited, 0.0))
-        idle = iteration_s - (compute + communication + finish.optimizer)
-        table = np.stack([compute, communication, finish.optimizer, idle])
+        optimizer = finish.optimizer
+        if outer is not None:
+            communication = communication + outer.sums / outer.every
+            optimizer = optimizer + outer.update / outer.every
+        idle = iteration_s - (compute + communication + optimizer)
+        table = np.stack([compute, communication, optimizer, idle])
         seen: dict[bytes, tuple[StageTime, ...]] = {}
         found = []
         for rows in fullest_rows(groups, compute):
@@ -394,7 +350,7 @@ class EventEstimator:
         return tuple(found)
 
     def _egress(
-        self, groups: DeviceGroups, jobs: Sequence[SyncJob]
+        self, groups: DeviceGroups, jobs: Sequence[SyncJob], outer: OuterStep | None
     ) -> dict[tuple[str, str], float]:
         hops, names = groups.hops, groups.zones
         sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
@@ -415,6 +371,9 @@ class EventEstimator:
                 totals[names[a], names[b]] += float(table[a, b])
         for job in [*jobs, *(job.broadcast for job in jobs if job.broadcast is not None)]:
             for zones, size in job.egress_bytes:
+                totals[zones] += size
+        if outer is not None:
+            for zones, size in outer.egress:
                 totals[zones] += size
         return dict(totals)
 

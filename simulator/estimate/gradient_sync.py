@@ -21,13 +21,14 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
 from simulator.estimate.sync_rings import HopColumn, HopName, RingHops, SyncRings
+from simulator.hardware.runtime_constants import uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
 
 Zones = tuple[str, str]
 MASTER_BYTES = 4
-"""Bytes of a weight that an owner broadcasts."""
+"""Bytes of a weight that an owner broadcasts, or that an outer step sums."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,33 @@ class SyncJob:
     def holders(self) -> tuple[GroupId, ...]:
         """The ids of the device groups."""
         return tuple(self.groups.ids[row] for row in self.rows.tolist())
+
+
+class SumOrder:
+    """Runs the sums of an iteration one after the other, as device groups are free for them.
+
+    A group runs one at a time; gloo has a thread for each set of ranks.
+    """
+
+    def __init__(self, groups: DeviceGroups) -> None:
+        self.owner = groups.owner
+        self.free, self.busy = np.zeros(len(groups)), np.zeros(len(groups))
+        self.runs: list[tuple[float, SyncJob]] = []
+        """Each sum with its start."""
+        self._by_ranks: dict[bytes, float] = {}
+        self._is_gloo = all(uses_gloo(site.gpu) for site in groups.sites)
+
+    def run(self, job: SyncJob, at: float) -> None:
+        """Run a sum whose gradients are all complete at ``at``."""
+        holders = self.owner[job.rows]
+        ranks = holders.tobytes()
+        free = self._by_ranks.get(ranks, 0.0) if self._is_gloo else float(self.free[holders].max())
+        start = max(0.0, at, free)
+        self.runs.append((start, job))
+        self._by_ranks[ranks] = start + job.seconds
+        self.free[holders] = np.maximum(self.free[holders], start + job.seconds)
+        # A group with a tied tensor in two chunks takes part in its all-reduce once.
+        self.busy[np.unique(holders)] += job.seconds
 
 
 class HopTimes:
@@ -103,10 +131,14 @@ class GradientSync:
         network: Network,
         *,
         hop_times: HopTimes | None = None,
+        of_weights: bool = False,
     ) -> None:
+        """With ``of_weights``, fp32 weights are summed instead of gradients, and none sent back."""
         self.plan, self.layout, self.costs = plan, layout, costs
         self.hop_times = hop_times or HopTimes(costs, network)
-        self.gradient_bytes = costs.gradient_bytes
+        self.gradient_bytes = MASTER_BYTES if of_weights else costs.gradient_bytes
+        by_bucket = costs.job.zero == 1 and costs.runtime.zero1_by_bucket
+        self.sends_weights = by_bucket and not of_weights
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
         """Return the jobs in global order, per layer or per run of layers with equal holders."""
@@ -135,8 +167,8 @@ class GradientSync:
         }
         ring_s = self._ring_seconds(rings, ring, carried)
         staged_s = self._staged_seconds(rings, ring, carried)
-        sends_weights = self.costs.job.zero == 1 and self.costs.runtime.zero1_by_bucket
-        broadcast_s = self._broadcast_seconds(rings, ring, carried) if sends_weights else []
+        sends = self.sends_weights
+        broadcast_s = self._broadcast_seconds(rings, ring, carried) if sends else []
         found: list[SyncJob] = []
         for piece, one_s, other_s, parameters in zip(
             pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
@@ -146,7 +178,7 @@ class GradientSync:
             egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
             about = piece.layers, rings.groups, rings.members(piece.ring)
             broadcast = None
-            if sends_weights:
+            if sends:
                 # Any rank may be the owner, whose ring ends before it: half of an all-reduce.
                 ahead = rings.egress(piece.ring, parameters * MASTER_BYTES / 2, staged=False)
                 broadcast = SyncJob(*about, broadcast_s[len(found)], ahead, "broadcast")

@@ -27,6 +27,10 @@ Fitted on the peak memory of 13 runs of OPT-350M with Megatron-DeepSpeed (SOSP'2
 together with the context memory of the two platforms.
 """
 
+OUTER_BYTES = 8
+"""Bytes per parameter that outer steps need, in fp32: the weights after the last one, and their
+momentum. The change since then takes the place of the gradients."""
+
 
 def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[int, int, int, int]:
     """Bytes of weight, gradient, fp32 copy of a 16-bit weight, and moments.
@@ -52,7 +56,10 @@ class MemoryModel:
         capacity_bytes: Callable[[Place], float],
         *,
         groups: DeviceGroups | None = None,
+        is_outer_group: bool = False,
     ) -> None:
+        """With ``is_outer_group``, the plan is that of an outer group of a larger one."""
+        self.is_outer_group = is_outer_group
         self.plan, self.costs, self.capacity_bytes = plan, costs, capacity_bytes
         self.groups = groups or DeviceGroups.of(plan)
         # Avoid a division by zero for layers that no stage of an invalid plan holds.
@@ -63,6 +70,8 @@ class MemoryModel:
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
         """Return, per pipeline and stage, the memory of its fullest device."""
+        if self.plan.outer_every is not None:
+            return self._by_outer_group()
         table = self._table()
         rows = fullest_rows(self.groups, table[:-1].sum(axis=0) - table[-1])
         seen: dict[bytes, tuple[DeviceMemory, ...]] = {}
@@ -74,6 +83,14 @@ class MemoryModel:
                 seen[key] = tuple(map(DeviceMemory, *block.tolist()))
             found.append(seen[key])
         return tuple(found)
+
+    def _by_outer_group(self) -> tuple[tuple[DeviceMemory, ...], ...]:
+        """Return ``pipelines``, each with the others of its outer group."""
+        found: dict[int, tuple[DeviceMemory, ...]] = {}
+        for numbers, (part, _) in zip(self.plan.outer_groups, self.groups.outer_parts, strict=True):
+            model = MemoryModel(part, self.costs, self.capacity_bytes, is_outer_group=True)
+            found |= zip(numbers, model.pipelines(), strict=True)
+        return tuple(found[p] for p in range(len(self.plan.pipelines)))
 
     def _table(self) -> Floats:
         """Return the fields of ``DeviceMemory`` as rows and the device groups as columns."""
@@ -93,10 +110,11 @@ class MemoryModel:
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
         capacity = np.array([self.capacity_bytes(site) for site in groups.sites])
+        outer = OUTER_BYTES if self.is_outer_group else 0
         columns = {
             "parameters": weight * count + frozen_bytes,
             "gradients": gradient * count,
-            "optimizer": copy * copied + moments * with_moments,
+            "optimizer": copy * copied + moments * with_moments + outer * count,
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,
             "communication": self._communication(count),
@@ -208,6 +226,7 @@ class MemoryModel:
             flat: Floats = buffers + np.minimum(runtime.sync_bucket_bytes, 4 * count)
             return flat  # The flat buffer exists even with one replica.
         shared = range_maxima(self.holders, groups.first, groups.end) > 1
+        shared |= self.is_outer_group
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
         in_place = np.array([uses_gloo(site.gpu) for site in groups.sites])[groups.site]

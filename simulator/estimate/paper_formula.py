@@ -16,6 +16,8 @@ from itertools import pairwise
 
 from simulator.documents.problems import InputError, Problems
 from simulator.estimate.dollars import UsdPerHour, usd_per_hour_by_pool
+from simulator.estimate.memory import OUTER_BYTES
+from simulator.estimate.outer_steps import LOSS_NOTE
 from simulator.estimate.result import DeviceMemory, Estimate, Money
 from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
@@ -41,7 +43,7 @@ _End = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """The formula's result; its four time terms add up to the iteration."""
+    """The formula's result; its time terms add up to the iteration."""
 
     straggler_s: float
     """The slowest stage, for all micro batches but one."""
@@ -54,10 +56,12 @@ class PaperResult:
     money: Money
     bottleneck: str
     notes: tuple[str, ...] = ()
+    outer_s: float = 0.0
+    """An outer step's share of each iteration; the other terms are then of the slowest group."""
 
     @property
     def iteration_s(self) -> float:
-        return self.straggler_s + self.pipeline_s + self.update_s + self.sync_s
+        return self.straggler_s + self.pipeline_s + self.update_s + self.sync_s + self.outer_s
 
     @property
     def peak_bytes(self) -> tuple[tuple[float, ...], ...]:
@@ -92,19 +96,47 @@ def paper_estimate(
     capacity_bytes: Callable[[Place], float],
     gpus_per_node: Callable[[Place], int],
 ) -> PaperResult:
-    """Estimate a plan by the closed formula; raise ``InputError`` if it does not apply."""
+    """Estimate a plan by the closed formula; raise ``InputError`` if it does not apply.
+
+    With outer steps, groups iterate by themselves (ADR 118).
+    """
     problems = Problems()
     _check_shape(plan, profile, problems)
     problems.raise_if_any()
     _check_measured(plan, profile, problems)
     problems.raise_if_any()
-    rows = _rows(plan, profile, gpus_per_node)
     links = _Links(network, problems)
+    parts = [plan.outer_group(pipelines) for pipelines in plan.outer_groups]
+    rows = _rows(plan, profile, gpus_per_node)
+    rows_of = [rows]
+    if plan.outer_every is not None:
+        rows_of = [_rows(part, profile, gpus_per_node) for part in parts]
+    found = [_times(*each, links) for each in zip(parts, rows_of, strict=True)]
+    sent = _Sent(_messages(plan, rows))
+    for part, own in zip(parts, rows_of, strict=True):
+        sent.add(_sums(len(part.pipelines), own))
+    times, bottleneck = max(found, key=lambda one: sum(one[0].values()))
+    if plan.outer_every is not None:
+        # An outer step sums as many bytes as gradients have, over all pipelines.
+        summed_s = max(_sync_s(row, links) for row in rows)
+        times["outer_s"] = (summed_s + max(row.update_s for row in rows)) / plan.outer_every
+        sent.add(_sums(len(plan.pipelines), rows), 1 / plan.outer_every)
+    egress = _egress(sent, network, problems)
+    problems.raise_if_any()
+    return PaperResult(
+        **times,
+        memory=_memory(plan, profile, capacity_bytes),
+        money=_money(plan, sum(times.values()), egress, usd_per_hour),
+        bottleneck=bottleneck,
+        notes=_notes(plan, job, profile),
+    )
+
+
+def _times(plan: Plan, rows: tuple[_Row, ...], links: _Links) -> tuple[dict[str, float], str]:
+    """Return the terms of the iteration of pipelines that sum gradients, and the bottleneck."""
     compute_s = [row.compute_s for row in rows]
     transfer_s = [_transfer_s(rows, index, links) for index in range(len(rows))]
     sync_s = [_sync_s(row, links) for row in rows]
-    egress = _egress(plan, rows, network, problems)
-    problems.raise_if_any()
     slowest = max(range(len(rows)), key=lambda index: compute_s[index] + transfer_s[index])
     straggler_s = compute_s[slowest] + transfer_s[slowest]
     # All pipelines count with the largest number of micro batches.
@@ -115,16 +147,9 @@ def paper_estimate(
         "sync_s": max(sync_s),
         "update_s": max(row.update_s for row in rows),
     }
-    syncing = times["sync_s"] > times["straggler_s"] + times["pipeline_s"]
-    return PaperResult(
-        **times,
-        memory=_memory(plan, profile, capacity_bytes),
-        money=_money(plan, sum(times.values()), egress, usd_per_hour),
-        bottleneck=f"gradient sync of stage {sync_s.index(max(sync_s))}"
-        if syncing
-        else f"stage {slowest}",
-        notes=_notes(plan, job, profile),
-    )
+    if times["sync_s"] > times["straggler_s"] + times["pipeline_s"]:
+        return times, f"gradient sync of stage {sync_s.index(max(sync_s))}"
+    return times, f"stage {slowest}"
 
 
 def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
@@ -337,6 +362,7 @@ def _memory(
     plan: Plan, profile: Profile, capacity_bytes: Callable[[Place], float]
 ) -> tuple[tuple[DeviceMemory, ...], ...]:
     known: dict[tuple[int, int, float], DeviceMemory] = {}
+    outer = 0 if plan.outer_every is None else OUTER_BYTES
 
     def device(index: int, stage: Stage, stages: int) -> DeviceMemory:
         key = (index, stage.tp, capacity_bytes(stage.place))
@@ -349,7 +375,7 @@ def _memory(
             known[key] = DeviceMemory(
                 parameters=FLOAT_BYTES * parameters,
                 gradients=FLOAT_BYTES * parameters,
-                optimizer=(STATE_BYTES_PER_PARAMETER - 2 * FLOAT_BYTES) * parameters,
+                optimizer=(STATE_BYTES_PER_PARAMETER - 2 * FLOAT_BYTES + outer) * parameters,
                 activations=FLOAT_BYTES * sum(sizes.kept_elements[first:end]) * in_flight,
                 workspace=0.0,
                 communication=0.0,
@@ -365,16 +391,27 @@ def _memory(
     )
 
 
-def _egress(
-    plan: Plan, rows: tuple[_Row, ...], network: Network, problems: Problems
-) -> dict[str, float]:
+_Traffic = Iterator[tuple[str, str, float]]
+"""What is sent in an iteration: from a zone to a zone, and its bytes."""
+
+
+class _Sent(dict[tuple[str, str], float]):
+    """Bytes of an iteration between zones."""
+
+    def __init__(self, traffic: _Traffic) -> None:
+        super().__init__()
+        self.add(traffic)
+
+    def add(self, traffic: _Traffic, share: float = 1.0) -> None:
+        for sender, receiver, size_bytes in traffic:
+            if sender != receiver:
+                self[sender, receiver] = self.get((sender, receiver), 0) + share * size_bytes
+
+
+def _egress(sent: _Sent, network: Network, problems: Problems) -> dict[str, float]:
     """Return the dollars of the bytes that cross zones in one iteration, by direction."""
-    bytes_by_way: dict[tuple[str, str], float] = {}
-    for sender, receiver, size_bytes in _traffic(plan, rows):
-        if sender != receiver:
-            bytes_by_way[sender, receiver] = bytes_by_way.get((sender, receiver), 0) + size_bytes
     usd = {}
-    for (sender, receiver), size_bytes in sorted(bytes_by_way.items()):
+    for (sender, receiver), size_bytes in sorted(sent.items()):
         try:
             price = network.egress_usd_per_byte(sender, receiver)
         except InputError as error:
@@ -384,8 +421,8 @@ def _egress(
     return usd
 
 
-def _traffic(plan: Plan, rows: tuple[_Row, ...]) -> Iterator[tuple[str, str, float]]:
-    """Yield everything that is sent in one iteration, as (zone, zone, bytes)."""
+def _messages(plan: Plan, rows: tuple[_Row, ...]) -> _Traffic:
+    """Yield activations and gradients between stages."""
     for row, after in pairwise(rows):
         for pipeline, (zone, *_), (other, *_) in zip(
             plan.pipelines, row.ends, after.ends, strict=True
@@ -394,7 +431,10 @@ def _traffic(plan: Plan, rows: tuple[_Row, ...]) -> Iterator[tuple[str, str, flo
             size_bytes = row.output_bytes * pipeline.micro_batches
             yield zone, other, size_bytes
             yield other, zone, size_bytes
-    count = len(plan.pipelines)
+
+
+def _sums(count: int, rows: tuple[_Row, ...]) -> _Traffic:
+    """Yield the gradients that so many pipelines sum in a ring."""
     if count == 1:
         return
     for row in rows:
@@ -425,7 +465,7 @@ def _money(
 
 def _notes(plan: Plan, job: Job, profile: Profile) -> tuple[str, ...]:
     """Return notes on job settings that the formula ignores, and on doubtful measurements."""
-    notes = []
+    notes = [] if plan.outer_every is None else [LOSS_NOTE]
     if job.precision != "fp32":
         notes.append(f"the paper estimator assumes fp32, the job uses {job.precision}")
     if job.optimizer not in ("adam", "adamw"):

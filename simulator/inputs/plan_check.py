@@ -38,6 +38,7 @@ def check_plan(
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
     _check_sequence_parallel(plan, job, place, problems)
+    _check_outer_steps(plan, place, problems)
     offers = pools_by_place(cluster)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
@@ -68,6 +69,7 @@ def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Pr
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
     _check_sequence_parallel(plan, job, place, problems)
+    _check_outer_steps(plan, place, problems)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
         _check_interleaving(plan, pipeline, f"{place}: pipelines[{number}]", problems)
@@ -217,6 +219,14 @@ def _check_sequence_parallel(plan: Plan, job: Job, place: str, problems: Problem
             what = f"is true, but TP {tp} does not divide samples of {job.sequence} tokens"
             cure = "leave it out, or change the sequence in the job or tp in the plan"
             problems.add(at, what, cure)
+
+
+def _check_outer_steps(plan: Plan, place: str, problems: Problems) -> None:
+    """Check that a plan with outer steps has pipelines that share no zone."""
+    if plan.outer_every is not None and len(plan.outer_groups) == 1:
+        what = f"is {plan.outer_every}, but all pipelines share zones, so they are one group"
+        cure = "leave it out, or keep each pipeline to zones that some others do not use"
+        problems.add(f"{place}: outer_every", what, cure)
 
 
 def shares_tokens(model: Model) -> bool:

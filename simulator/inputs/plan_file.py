@@ -78,12 +78,13 @@ def _plan(top: Table) -> Plan | None:
     together = top.integer("together", most=DEGREE_MAX) if "together" in top else None
     shares = top.flag("sequence_parallel", default=False)
     zero = top.value("zero", zero_stage)
+    outer = top.integer("outer_every", most=DEGREE_MAX) if "outer_every" in top else None
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
     if size is None or len(whole) != len(pipelines):
         return None
-    return Plan(size, whole, schedule, virtual_stages, together, shares, zero)
+    return Plan(size, whole, schedule, virtual_stages, together, shares, zero, outer)
 
 
 def zero_stage(value: Any) -> Literal[0, 1]:
@@ -232,6 +233,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         written["sequence_parallel"] = True
     if plan.zero is not None:
         written["zero"] = plan.zero
+    if plan.outer_every is not None:
+        written["outer_every"] = plan.outer_every
     written["pipelines"] = [
         {
             "micro_batches": pipeline.micro_batches,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -104,6 +105,18 @@ def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))
 
 
+def linked_by_zones(zones: Sequence[set[str]]) -> tuple[tuple[int, ...], ...]:
+    """Group the indices of sets that share a zone, directly or through others, in their order."""
+    groups: list[tuple[list[int], set[str]]] = []
+    for index, own in enumerate(zones):
+        linked = [group for group in groups if group[1] & own]
+        members = sorted(index for group in linked for index in group[0])
+        every = own.union(*(group[1] for group in linked))
+        groups = [group for group in groups if not group[1] & own]
+        groups.append(([*members, index], every))
+    return tuple(sorted(tuple(members) for members, _ in groups))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a job runs; apart from the micro batch size, pipelines may differ in everything."""
@@ -121,10 +134,37 @@ class Plan:
     """The ranks of a stage with a TP degree above 1 share the tokens between split parts."""
     zero: Literal[0, 1] | None = None
     """The ZeRO stage; ``None``: that of the job."""
+    outer_every: int | None = None
+    """Iterations between two outer steps, in which all pipelines average their parameters; in
+    between, only those of one outer group sum gradients (ADR 118). ``None``: no outer steps."""
 
     @property
     def samples_per_iteration(self) -> int:
         return self.micro_batch_size * sum(p.micro_batches for p in self.pipelines)
+
+    @property
+    def outer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the pipelines that sum gradients together in each iteration.
+
+        With outer steps, those that share a zone, directly or through others; else all.
+        """
+        if self.outer_every is None:
+            return (tuple(range(len(self.pipelines))),)
+        zones = (
+            {place.zone for stage in pipeline.stages for place in stage.places}
+            for pipeline in self.pipelines
+        )
+        return linked_by_zones(list(zones))
+
+    def with_outer_steps(self, every: int) -> Plan:
+        """The plan with outer steps; itself where all pipelines would be one outer group."""
+        plan = replace(self, outer_every=every)
+        return plan if len(plan.outer_groups) > 1 else self
+
+    def outer_group(self, pipelines: Sequence[int]) -> Plan:
+        """The plan of some of its pipelines, which take no outer steps."""
+        chosen = tuple(self.pipelines[p] for p in pipelines)
+        return replace(self, pipelines=chosen, outer_every=None)
 
     def group_count(self, pipeline: Pipeline) -> int:
         """Number of device groups; the chunks of one group count once."""

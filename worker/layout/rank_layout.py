@@ -402,6 +402,9 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
     if plan.schedule == "zero-bubble":
         what = "is zero-bubble, which no runtime runs yet"
         found.append(Problem(f"{place}: schedule", what, 'give "1f1b", or leave it out'))
+    if plan.outer_every is not None:
+        what = f"is {plan.outer_every}, and no runtime takes outer steps yet"
+        found.append(Problem(f"{place}: outer_every", what, "leave it out"))
     for number, pipeline in enumerate(plan.pipelines):
         if plan.schedule == "interleaved" and plan.group_count(pipeline) == 1:
             what = "has one device group, so chunks would shorten no wait"

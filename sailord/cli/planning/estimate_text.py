@@ -40,6 +40,9 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_schedule(plan)}"
     shape += "" if plan.zero is None else ", with ZeRO-1" if plan.zero else ", without ZeRO-1"
     shape += ", tokens shared by the ranks of a stage" if plan.sequence_parallel else ""
+    if plan.outer_every is not None:
+        groups = counted(len(plan.outer_groups), "group")
+        shape += f", in {groups} with an outer step every {plan.outer_every} iterations"
     yield (
         f"plan        {shape}, micro batch {plan.micro_batch_size}, "
         f"{estimate.samples_per_iteration} samples an iteration"

@@ -48,7 +48,7 @@ from sailord.text.units import duration
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.job_file import ALLOWED, PREFERENCES
-from simulator.inputs.plan_file import plan_text
+from simulator.inputs.plan_file import DEGREE_MAX, plan_text
 from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
 from simulator.traces.trace import Trace
@@ -121,7 +121,15 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     " (interleaved 1F1B); sequence, ranks that split layers share the tokens between split parts"
     " (sequence parallelism); default: the job's objective.allow. zero-bubble: see what it would"
     " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted."
-    " zero1: try ZeRO-1 off and on, whatever the job says.",
+    " zero1: try ZeRO-1 off and on, whatever the job says. outer-steps: see what it would bring if"
+    " pipelines in separate zones averaged their parameters only every --outer-every iterations,"
+    " which changes the loss; no runtime does yet.",
+)
+@click.option(
+    "--outer-every",
+    type=click.IntRange(1, DEGREE_MAX),
+    metavar="N",
+    help="Iterations between outer steps, for --allow outer-steps.",
 )
 @click.option(
     "--trace",
@@ -145,6 +153,7 @@ def plan(
     gap: float | None,
     prefer: Preference | None,
     allow: tuple[str, ...],
+    outer_every: int | None,
     trace: Path | None,
     save: Path | None,
     plot: Path | None,
@@ -165,12 +174,13 @@ def plan(
     past = None if trace is None else load_trace(trace, question.cluster)
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
-        question = _allowing(allow, question)
+        question = _allowing(allow, outer_every, question)
         told = None if as_json or gap is None else _progress(time.monotonic)
         asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
     else:
-        for name, is_given in (("--allow", allow), ("--gap", gap is not None)):
+        ours = {"--allow": allow, "--outer-every": outer_every, "--gap": gap is not None}
+        for name, is_given in ours.items():
             if is_given:
                 raise InputError(Problem(name, "is for our planner only", "leave --planner out"))
         found = _run_baseline(question, planner, mode)
@@ -205,8 +215,12 @@ def _preference(asked: Preference | None, question: Question, gap: float | None)
     return asked or question.job.objective.prefer
 
 
-def _allowing(asked: tuple[str, ...], question: Question) -> Question:
+def _allowing(asked: tuple[str, ...], outer_every: int | None, question: Question) -> Question:
     """The question about the job with what its plan may have."""
+    if ("outer-steps" in asked) != (outer_every is not None):
+        what = "needs --allow outer-steps" if outer_every else "is needed by --allow outer-steps"
+        cure = "give both: --allow outer-steps --outer-every 50"
+        raise InputError(Problem("--outer-every", what, cure))
     if not asked:
         return question
     if question.estimator != "event":
@@ -215,7 +229,12 @@ def _allowing(asked: tuple[str, ...], question: Question) -> Question:
     allow = tuple(name for name in ALLOWED if name in asked)
     tries = tuple(name for name in TRIED if name in asked)
     objective = replace(question.job.objective, allow=allow or question.job.objective.allow)
-    return replace(question, job=replace(question.job, objective=objective), tries=tries)
+    return replace(
+        question,
+        job=replace(question.job, objective=objective),
+        tries=tries,
+        outer_every=outer_every,
+    )
 
 
 @dataclass(frozen=True, slots=True)

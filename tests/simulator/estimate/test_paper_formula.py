@@ -415,3 +415,24 @@ def test_estimate_has_the_same_numbers_as_the_formula() -> None:
 def test_the_formula_knows_no_machines_and_no_placement() -> None:
     plan = toy_plan((stage(0, 2),) * 2, (stage(2, 4),) * 2)
     assert estimate(replace(plan, together=1)) == estimate(plan)
+
+
+# ---------------------------------------------------------------- outer steps
+
+
+def test_groups_with_outer_steps_iterate_by_themselves() -> None:
+    column = (stage(0, 4), stage(0, 4), stage(0, 4, zone="there"))
+    plan = toy_plan(column, micro_batches=(2, 3, 9))
+    plain, outer = estimate(plan), estimate(replace(plan, outer_every=10))
+    here = estimate(toy_plan(column[:2], micro_batches=(2, 3)))
+    there = estimate(toy_plan(column[2:], micro_batches=(9,)))
+    assert (here.sync_s > 0, there.sync_s) == (True, 0)
+    assert there.iteration_s > here.iteration_s
+    share = (plain.sync_s + plain.update_s) / 10
+    assert outer.outer_s == pytest.approx(share)
+    assert outer.iteration_s == pytest.approx(there.iteration_s + share)
+    assert outer.money.egress_usd == pytest.approx(plain.money.egress_usd / 10)
+    held = sum(PARAMETERS[1])
+    for found, without in zip(outer.memory, plain.memory, strict=True):
+        assert found[0].optimizer == without[0].optimizer + 8 * held
+    assert "the loss is not that of data parallelism" in outer.notes[0]

@@ -213,6 +213,14 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
             {"sequence_parallel": True, "schedule": "zero-bubble"},
             "plan: sequence_parallel: is true, which is not estimated with zero-bubble",
         ),
+        (
+            {"outer_every": 50},
+            "plan: outer_every: is 50, and no runtime takes outer steps yet; leave it out",
+        ),
+        (
+            {"outer_every": 50},
+            "plan: outer_every: is 50, but all pipelines share zones, so they are one group",
+        ),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )
@@ -227,6 +235,7 @@ def test_unsupported_plans_are_refused_with_a_reason(change, said):
     schedule, chunks = change.get("schedule", "1f1b"), change.get("virtual_stages", 1)
     shares = change.get("sequence_parallel", False)
     plan = Plan(4, (pipeline,), schedule, chunks, sequence_parallel=shares)
+    plan = replace(plan, outer_every=change.get("outer_every"))
     assert any(said in str(problem) for problem in plan_problems(plan, job)), plan_problems(
         plan, job
     )

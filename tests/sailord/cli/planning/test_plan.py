@@ -424,6 +424,42 @@ def test_a_plan_with_the_other_zero_stage_says_which_and_where_to_set_it(tmp_pat
     assert "training.zero: change it in the job" in result.output
 
 
+FAR = """
+model.preset = "gpt2"
+[training]
+global_batch = 64
+sequence = 1024
+precision = "fp16"
+max_tp = 1
+"""
+APART = "".join(
+    f'[[pool]]\nzone = "{zone}"\ngpu = "V100-16"\ngpus_per_machine = 4\ngpus = 4\n'
+    "price_usd_per_gpu_hour = 2.0\n"
+    for zone in ("us-central1-a", "europe-west4-a")
+)
+
+
+def test_a_plan_with_outer_steps_says_how_often_and_what_they_change(tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    options = ("--allow", "outer-steps", "--outer-every", "50", "--budget", "12")
+    result = run(tmp_path, *options, "--save", str(saved), job=FAR, pools=APART)
+    assert result.exit_code == 0, result.output
+    assert load_plan(saved).outer_every == 50
+    assert "8 pipelines, in 2 groups with an outer step every 50 iterations" in result.output
+    assert "note        with outer steps the loss is not that of data parallel" in result.output
+    assert "with outer steps or without); gap" in result.output
+    assert "no runtime takes outer steps yet; the loss would differ" in result.output
+
+
+@pytest.mark.parametrize("options", [("--allow", "outer-steps"), ("--outer-every", "50")])
+def test_outer_steps_are_asked_for_with_their_number(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    result = run(tmp_path, *options)
+    assert result.exit_code == 2
+    assert "give both: --allow outer-steps --outer-every 50" in result.output
+
+
 @pytest.mark.parametrize("name", ["interleaved", "zero-bubble", "zero1"])
 def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path, name: str) -> None:
     result = run(tmp_path, "--allow", name, "--estimator", "paper")

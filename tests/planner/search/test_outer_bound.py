@@ -1,0 +1,123 @@
+"""No plan with outer steps is below the bound that covers them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from planner.api import plan_job
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import Lot, lots_of
+from planner.problem.objective import Limits
+from planner.problem.question import Question
+from planner.search.bound import EventBound
+from planner.search.stage_limits import StageTimeTables
+from simulator.api import estimator
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.spec.job import Goal, RecomputePolicy
+from tests.planner.search.test_bound import just_enough, placed_somehow
+from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
+from tests.planner.search.tight_plans import any_recomputation, just_fitting
+from tests.planner.small_cases import is_possible
+from tests.simulator.estimate.test_outer_steps import random_grouped
+from tests.simulator.worlds import random_world
+
+EVERY = 20
+
+
+def tables_of(
+    judge: EventEstimator,
+    lots: tuple[Lot, ...],
+    recompute: RecomputePolicy,
+    degrees: tuple[int, ...] = (1, 2, 4),
+) -> StageTimeTables:
+    return StageTimeTables(
+        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        lots,
+        degrees=degrees,
+        recompute=recompute,
+        per_layer_sync=judge.overlaps,
+        takes_outer_steps=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_is_below_the_bound(goal: Goal, examples: int) -> None:
+    judged = 0
+    for seed in range(max(1, examples // 10)):
+        rng = random.Random(f"outer bound {goal} {seed}")
+        world = random_world(rng)
+        plan, _ = random_grouped(rng, world, 10**6, schedules=("1f1b",), splits=False)
+        plan, policy = any_recomputation(rng, plan)
+        lots = lots_of(just_enough(plan, world), world.estimator.sites)
+        plan = placed_somehow(plan, rng)
+        with just_fitting(rng, world, plan):
+            estimate = world.estimator.estimate(plan)
+            usd = estimate.money.total_usd
+            if not estimate.fits or usd is None:
+                continue
+            score = usd if goal == "cost" else estimate.iteration_s
+            bounds = EventBound(
+                tables_of(world.estimator, lots, policy),
+                lots,
+                (),
+                Limits(replace(world.job.objective, goal=goal)),
+                plan.samples_per_iteration,
+                [plan.micro_batch_size],
+                gap=1e-9,
+            ).bounds(2 * estimate.iteration_s, 2 * score)
+        assert bounds.objective <= score, seed
+        assert bounds.seconds <= estimate.iteration_s, seed
+        judged += 1
+    assert judged
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_of_a_small_case_is_below_its_bound(goal: Goal, examples: int) -> None:
+    """All plans of a case, with outer steps and without."""
+    gained = 0
+    for seed in range(max(20, examples // 2)):
+        case = oracle_case(goal, seed)
+        if len({pool.zone for pool in case.cluster.pools}) == 1:
+            continue
+        judge = estimator(
+            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
+        )
+        assert isinstance(judge, EventEstimator)
+        least = {None: float("inf"), EVERY: float("inf")}
+        fastest = float("inf")
+        for plan in every_unplaced_plan(case):
+            if not is_possible(case, plan):
+                continue
+            for each in dict.fromkeys((plan, plan.with_outer_steps(EVERY))):
+                estimate = judge.estimate(each)
+                usd = estimate.money.total_usd
+                assert usd is not None
+                if estimate.fits:
+                    score = usd if goal == "cost" else estimate.iteration_s
+                    least[each.outer_every] = min(least[each.outer_every], score)
+                    fastest = min(fastest, estimate.iteration_s)
+        best = min(least.values())
+        if best == float("inf"):
+            continue
+        gained += least[EVERY] < least[None] * (1 - 1e-9)
+        answer = plan_job(
+            Question(
+                case.job,
+                case.cluster,
+                case.measurements,
+                tries=("outer-steps",),
+                outer_every=EVERY,
+            )
+        )
+        assert answer.objective is not None, seed
+        assert answer.objective <= least[None] * (1 + 1e-9), seed
+        assert answer.lower_bound <= best * (1 + 1e-9), seed
+        assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+    assert gained

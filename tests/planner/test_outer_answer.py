@@ -1,0 +1,123 @@
+"""Outer steps as a choice: where they gain, where they are not taken, and what the answer says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner import event_planner
+from planner.api import plan_job
+from planner.problem.question import OUTER_OR_NOT, STOPPED, Question
+from simulator.api import Measurements, estimator
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.plan_check import check_plan
+from simulator.inputs.plan_file import plan_to_json, read_plan
+from simulator.models.presets import preset
+from simulator.spec.job import Job
+from worker.layout.rank_layout import plan_problems
+
+NEAR, BESIDE, FAR = "us-central1-a", "us-central1-b", "europe-west4-a"
+
+
+def pool(zone: str) -> Pool:
+    return Pool(zone, "V100-16", "V100-16x4", 4, 4, price_usd_per_gpu_hour=2.0,
+                price_source="cluster file")  # fmt: skip
+
+
+def cluster(*zones: str) -> Cluster:
+    return Cluster(tuple(map(pool, zones)), load_catalogue())
+
+
+JOB = Job(
+    "far", preset("gpt2"), global_batch=64, sequence=1024, precision="fp16", optimizer="adam",
+    max_tp=1,
+)  # fmt: skip
+ASKED = Question(
+    JOB, cluster(NEAR, FAR), Measurements(), budget=12, proves=False, tries=("outer-steps",),
+    outer_every=50,
+)  # fmt: skip
+"""Summing the gradients between the two zones takes longer than all passes."""
+
+
+def test_outer_steps_are_taken_where_sums_across_zones_dominate() -> None:
+    found, plain = plan_job(ASKED), plan_job(replace(ASKED, tries=(), outer_every=None))
+    assert found.plan is not None
+    assert found.estimate is not None
+    assert plain.plan is not None
+    assert (found.plan.outer_every, plain.plan.outer_every) == (50, None)
+    assert [len(group) for group in found.plan.outer_groups] == [4, 4]
+    (gain,) = found.gains
+    assert (gain.best, gain.without, gain.is_taken) == (found.objective, plain.objective, True)
+    assert gain.best is not None
+    assert gain.without is not None
+    assert gain.best < 0.9 * gain.without
+    assert "no runtime takes outer steps yet; the loss would differ" in str(gain)
+    # Bytes between zones fall with the outer steps.
+    plan = read_plan(plan_to_json(found.plan))
+    assert plan == found.plan
+    assert check_plan(plan, JOB, ASKED.cluster) == ()
+    judge = estimator("event", job=JOB, cluster=ASKED.cluster, measurements=Measurements())
+    estimate = judge.estimate(plan)
+    assert estimate.iteration_s == found.estimate.iteration_s
+    usual = judge.estimate(replace(plan, outer_every=None))
+    assert estimate.money.egress_usd < usual.money.egress_usd / 20
+    assert any("no runtime takes outer steps yet" in str(one) for one in plan_problems(plan, JOB))
+    # The bound covers both.
+    assert found.space.endswith(OUTER_OR_NOT)
+    assert found.objective is not None
+    assert 0 < found.lower_bound <= found.objective
+    assert found.lower_bound_s <= plain.lower_bound_s
+
+
+def test_in_one_zone_there_are_none() -> None:
+    one = replace(ASKED, cluster=cluster(NEAR), is_bounded=False)
+    found, plain = plan_job(one), plan_job(replace(one, tries=(), outer_every=None))
+    assert found.plan == plain.plan
+    assert str(found.gains[0]) == "outer-steps: all GPUs are in one zone"
+    assert OUTER_OR_NOT not in found.space
+
+
+def test_what_cannot_be_told_apart_stays_without_them() -> None:
+    """In neighbouring zones with much to compute, sums are short and begin during the passes."""
+    job = replace(JOB, global_batch=8192)
+    asked = replace(ASKED, job=job, cluster=cluster(NEAR, BESIDE), is_bounded=False)
+    found = plan_job(replace(asked, prefer="simple"))
+    assert found.plan is not None
+    assert found.plan.outer_every is None
+    (gain,) = found.gains
+    assert gain.best is not None
+    assert gain.without is not None
+    assert abs(gain.best / gain.without - 1) < 0.02
+    assert not gain.is_taken
+
+
+def test_a_limit_that_only_outer_steps_keep_is_kept() -> None:
+    limit = replace(JOB.objective, min_iterations_per_s=4.2)
+    asked = replace(ASKED, job=replace(JOB, objective=limit), is_bounded=False)
+    found = plan_job(asked)
+    assert found.plan is not None
+    assert found.plan.outer_every == 50
+    assert found.gains[0].without is None
+    assert plan_job(replace(asked, tries=(), outer_every=None)).plan is None
+
+
+def test_an_interrupted_question_has_the_plan_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, calls = event_planner._answered, []
+
+    def interrupted(question: Question, *rest: object) -> object:
+        calls.append(question.outer_every)
+        if question.outer_every is not None:
+            raise KeyboardInterrupt
+        return answered(question, *rest)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(event_planner, "_answered", interrupted)
+    asked = replace(ASKED, is_bounded=False, is_stoppable=True)
+    found = plan_job(asked)
+    assert found.plan is not None
+    assert (found.note, calls) == (STOPPED, [None, 50])
+    with pytest.raises(KeyboardInterrupt):
+        plan_job(replace(asked, is_stoppable=False))
