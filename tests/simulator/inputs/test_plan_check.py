@@ -1,11 +1,14 @@
-"""What the check of plans shares with those who make them."""
+"""What the check of plans shares with those who make them, and what it says of outer steps."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.inputs.plan_check import split_in_proportion
+from simulator.inputs.plan_check import check_plan, split_in_proportion
+from tests.simulator.estimate.test_gradient_sync import EAST, WEST, across_zones, world
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 500))
@@ -15,3 +18,12 @@ def test_total_is_split_in_proportion(weights: list[int], spare: int) -> None:
     assert sum(shares) == total
     assert all(share >= 1 for share in shares)
     assert split_in_proportion(sum(weights), weights) == weights
+
+
+def test_outer_steps_need_pipelines_that_share_no_zone() -> None:
+    here = world(global_batch=4)
+    apart = across_zones(1, EAST, WEST)
+    assert check_plan(replace(apart, outer_every=50), here.job, here.cluster) == ()
+    (fault,) = check_plan(replace(across_zones(2, EAST), outer_every=50), here.job, here.cluster)
+    assert fault.place == "plan: outer_every"
+    assert fault.what == "is 50, but all pipelines share zones, so they are one group"

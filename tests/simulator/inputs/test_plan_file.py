@@ -375,14 +375,6 @@ def test_interleaved_chunks_share_their_group_s_place() -> None:
     ]
 
 
-def test_outer_steps_need_pipelines_that_share_no_zone() -> None:
-    apart = plan_of(stages(A, [0, 26]), stages(B, [0, 26]))
-    assert faults(replace(apart, outer_every=50)) == []
-    across = plan_of(stages(A, [0, 26]), (*stages(A, [0, 13]), Stage((13, 26), 1, (B,))))
-    (fault,) = faults(replace(across, outer_every=50))
-    assert "outer_every: is 50, but all pipelines share zones, so they are one group" in fault
-
-
 def test_no_device_serves_two_groups() -> None:
     def placed(*devices: int) -> tuple[Stage, ...]:
         return stages(replace(A, node="n0", devices=devices), [0, 26], tp=2)
