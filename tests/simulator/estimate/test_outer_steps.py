@@ -59,7 +59,7 @@ def alone(plan: Plan, group: list[int]) -> Plan:
 def outer_step_s(world: World, plan: Plan) -> float:
     """All layers summed in fp32 after all passes, then an update of all that a group holds."""
     plain = replace(plan, outer_every=None)
-    layout = lay_out(plain, world.estimator.sites.gpus_per_machine)
+    layout = lay_out(plain, world.estimator.sites.machines)
     sync = GradientSync(plain, layout, world.costs, world.network, of_weights=True)
     groups = layout.groups
     names = [str(groups.ids[row]) for row in groups.owner.tolist()]
@@ -122,7 +122,7 @@ def test_dollars_and_bytes_are_those_of_the_groups_and_a_share_of_the_outer_sums
                 expected[way] = expected.get(way, 0.0) + size
         assert expected == {}, "each group has one zone"
         plain = replace(plan, outer_every=None)
-        layout = lay_out(plain, world.estimator.sites.gpus_per_machine)
+        layout = lay_out(plain, world.estimator.sites.machines)
         sync = GradientSync(plain, layout, world.costs, world.network, of_weights=True)
         for job in sync.jobs(per_layer=False):
             for way, size in job.egress_bytes:
