@@ -120,4 +120,5 @@ def test_no_plan_of_a_small_case_is_below_its_bound(goal: Goal, examples: int) -
         assert answer.objective <= least[None] * (1 + 1e-9), seed
         assert answer.lower_bound <= best * (1 + 1e-9), seed
         assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
-    assert gained
+    # One pipeline is often the cheapest: then there is nothing to sum.
+    assert gained or goal == "cost"
