@@ -9,7 +9,7 @@ what its ranks measured; if it never ends, its time is booked on what ended it. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import JobId
@@ -33,6 +33,15 @@ class CauseLoad:
     unpriced_gpus: int = 0
     rented_gpus: int = 0
     """Part of ``gpus``: their time follows the bill, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The part of all loads that another job holds, which shares the cluster."""
+
+    job: JobId
+    """Empty: no job has these GPUs."""
+    loads: tuple[CauseLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,9 @@ class Sight:
     bill_gpu_us: int | None = None
     """The GPU microseconds on that bill."""
     job: JobId | None = None
-    """The job that has the cluster."""
+    """The job that has the cluster, ..."""
+    beside: tuple[Beside, ...] = ()
+    """... but for what others have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,9 @@ class Ledger:
     billed_us: int = 0
     bill_us: int = 0
     job: JobId | None = None
-    """The job that had the cluster at the last sight."""
+    """The job that had the cluster at the last sight, ..."""
+    beside: tuple[Beside, ...] = ()
+    """... but for what others had."""
 
     @property
     def ahead_us(self) -> int:
@@ -153,6 +166,7 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
             bill_from_usd=sight.bill_usd,
             bill_from_us=sight.bill_gpu_us,
             job=sight.job,
+            beside=sight.beside,
         )
     books = _Books({each.cause: each for each in ledger.accounts})
     passed_us = max(at_us - ledger.until_us, 0)
@@ -174,7 +188,19 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
         step_since_us=step_since_us,
         reached=_reached(ledger.reached, sight.step),
         job=sight.job,
+        beside=sight.beside,
     )
+
+
+def booked_beside(old: Ledger, new: Ledger) -> Iterator[tuple[JobId, tuple[Account, ...]]]:
+    """Yield what a fold from one ledger to the next booked for the jobs beside the first."""
+    passed_us = max(new.until_us - old.until_us, 0)
+    is_gap = passed_us > GAP_S * 1e6
+    for each in old.beside:
+        books = _Books()
+        for load in each.loads:
+            books.add("unobserved" if is_gap else load.cause, load, passed_us)
+        yield each.job, books.accounts()
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """The ledger by day and by job: what each fold has booked, divided among days and jobs.
 
-Whatever the ledger books is booked once on a day (UTC), and once on the job that had the cluster,
-or on none. So the days sum to the ledger, and so do the jobs, with a rest: what was booked before
+Whatever the ledger books is booked once on a day (UTC), and once on the job that had these GPUs, or
+on none. So the days sum to the ledger, and so do the jobs, with a rest: what was booked before
 there were shares, and what belongs to shares that are not kept any more.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from sailord.goodput.core.ledger import IN_STEP, Account, Ledger
+from sailord.goodput.core.ledger import IN_STEP, Account, Ledger, booked_beside
 
 Kind = Literal["day", "job"]
 Key = tuple[Kind, str]
@@ -54,6 +54,10 @@ def divided(shares: Shares, old: Ledger, new: Ledger) -> Shares:
     delta = difference(new.accounts, old.accounts)
     for day, part in _by_day(delta, old.until_us, new.until_us):
         _book(found, ("day", day), part, old, new)
+    for job, part in booked_beside(old, new):
+        _book(found, ("job", job), part, old, new)
+        delta = difference(delta, part)
+    # The last one, as the step under way is its own.
     _book(found, ("job", old.job or NO_JOB), delta, old, new)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agents.protocol.records import PREPARING, GenerationRecord, NodeId, NodeRecord, Report
+from agents.protocol.records import PREPARING, GenerationRecord, JobId, NodeId, NodeRecord, Report
 from sailord.capacity.core.model import CapacityState
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.core.model.nodes import Node
@@ -13,7 +13,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Running, Starting,
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import usable
 from sailord.goodput.core.causes import Cause
-from sailord.goodput.core.ledger import IN_STEP, CauseLoad, Sight, StepProgress
+from sailord.goodput.core.ledger import IN_STEP, Beside, CauseLoad, Sight, StepProgress
 
 Price = Callable[[NodeRecord], float | None]
 """Dollars an hour of a node that is not rented; ``None``: unknown."""
@@ -132,19 +132,28 @@ def sight_of(
 
 def with_others(sight: Sight, others: Iterable[Sight]) -> Sight:
     """Add the GPUs of other jobs that share the cluster; a step of theirs is all training."""
+    beside = tuple(Beside(each.job or JobId(""), _all_training(each.loads)) for each in others)
     sums: dict[Cause, CauseLoad] = {each.cause: each for each in sight.loads}
-    for load in (load for other in others for load in other.loads):
-        cause: Cause = "training" if load.cause == IN_STEP else load.cause
-        known = sums.get(cause, CauseLoad(cause, 0))
-        sums[cause] = CauseLoad(
-            cause,
-            known.gpus + load.gpus,
-            known.usd_per_hour + load.usd_per_hour,
-            known.rented_usd_per_hour + load.rented_usd_per_hour,
-            known.unpriced_gpus + load.unpriced_gpus,
-            known.rented_gpus + load.rented_gpus,
-        )
-    return replace(sight, loads=tuple(load for _, load in sorted(sums.items())))
+    for load in (load for each in beside for load in each.loads):
+        sums[load.cause] = _added(sums.get(load.cause, CauseLoad(load.cause, 0)), load)
+    return replace(sight, loads=tuple(load for _, load in sorted(sums.items())), beside=beside)
+
+
+def _all_training(loads: Iterable[CauseLoad]) -> tuple[CauseLoad, ...]:
+    return tuple(
+        replace(load, cause="training") if load.cause == IN_STEP else load for load in loads
+    )
+
+
+def _added(known: CauseLoad, load: CauseLoad) -> CauseLoad:
+    return CauseLoad(
+        known.cause,
+        known.gpus + load.gpus,
+        known.usd_per_hour + load.usd_per_hour,
+        known.rented_usd_per_hour + load.rented_usd_per_hour,
+        known.unpriced_gpus + load.unpriced_gpus,
+        known.rented_gpus + load.rented_gpus,
+    )
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import JobId
-from sailord.goodput.core.ledger import IN_STEP, Account, CauseLoad, Ledger, Sight, StepProgress
+from sailord.goodput.core.ledger import (
+    IN_STEP,
+    Account,
+    Beside,
+    CauseLoad,
+    Ledger,
+    Sight,
+    StepProgress,
+)
 from sailord.goodput.core.ledger import fold as folded
 from sailord.goodput.core.shares import (
     DAY_US,
@@ -26,7 +34,7 @@ from sailord.goodput.core.shares import (
 )
 from tests.sailord.goodput.test_ledger import JOB, sights
 
-OTHER = JobId("other")
+OTHER, THIRD = JobId("other"), JobId("third")
 MIDNIGHT = 20_000 * 86_400.0
 """A Friday, 2024-10-04."""
 TRAINING = (CauseLoad("training", 8, 36.0),)
@@ -58,7 +66,9 @@ def test_days_and_jobs_sum_to_the_ledger_exactly(
         if is_new_leader:
             ledger = decode(Ledger, encode(ledger))
             shares = resumed([decode(Share, encode(each)) for each in shares.values()], ledger)
-        old, ledger = ledger, folded(ledger, replace(sight, job=job))
+        own = [load for load in sight.loads if not load.rented_gpus and load.cause != IN_STEP]
+        beside = (Beside(THIRD, tuple(own)),) if job == JOB else ()
+        old, ledger = ledger, folded(ledger, replace(sight, job=job, beside=beside))
         shares = divided(shares, old, ledger)
         for kind in ("day", "job"):
             for rest in rest_of(shares, kind, ledger):
@@ -149,3 +159,27 @@ def test_the_oldest_shares_are_not_kept() -> None:
 def test_a_difference_leaves_out_what_is_equal() -> None:
     some = Account("training", 5, 1.0), Account("held", 2, 0.5)
     assert difference(some, some[1:]) == (some[0],)
+
+
+def test_jobs_that_share_are_each_booked_with_their_own_gpus() -> None:
+    """Also while a step of the first one is under way, which is its own."""
+    under_way = CauseLoad(IN_STEP, 3, 6.0)
+    other, idle = CauseLoad("training", 2, 4.0), CauseLoad("unused", 1, 2.0)
+    beside = (Beside(OTHER, (other,)), Beside(JobId(""), (idle,)))
+    seen = [
+        Sight(
+            MIDNIGHT + s,
+            (under_way, other, idle),
+            StepProgress(JOB, 1, n, 0),
+            job=JOB,
+            beside=beside,
+        )
+        for s, n in ((0, 1), (10, 2), (15, 2))
+    ]
+    ledger, shares = played(*seen)
+    assert sums(shares, "job") == {
+        JOB: {"training": 30, IN_STEP: 15}, OTHER: {"training": 30}, "": {"unused": 15},
+    }  # fmt: skip
+    assert rest_of(shares, "job", ledger) == ()
+    later = replace(seen[-1], at=MIDNIGHT + 315)
+    assert sums(played(*seen, later)[1], "job")[OTHER] == {"training": 30, "unobserved": 600}

@@ -162,3 +162,5 @@ def test_gpus_of_jobs_that_share_are_added_and_their_steps_are_training() -> Non
         "step_under_way": (2, 4.0), "training": (2, 4.0), "unused": (1, 2.0),
     }  # fmt: skip
     assert both.step == first.step
+    (beside,) = both.beside
+    assert [(each.cause, each.gpus) for each in beside.loads] == [("training", 2)]
