@@ -74,9 +74,14 @@ def test_the_script_runs_under_torchrun(name, data):
     run([*torchrun, "--nproc-per-node", "2", FOLDER / f"{name}.py", *arguments(name, data)])
 
 
-@pytest.mark.at_length
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == QUICK else pytest.mark.at_length)
+        for name in ARGUMENTS
+    ],
+)
 def test_its_version_for_sailor_survives_two_lost_nodes_exactly(name, data):
     kills = [sys.executable, "-m", "tests.chaos.script_kills", "--kills", "2", "--exact"]
     told = run([*kills, FOLDER / f"{name}_sailor.py", "--", *arguments(name, data)])
