@@ -273,10 +273,7 @@ def _most(lot: Lot, taken: Mapping[int, int], tp: int, wanted: int) -> int:
 
 def _lot(pool: Pool, gpus: int) -> Lot:
     """The GPUs of a pool that are up."""
-    whole, rest = divmod(gpus, pool.gpus_per_machine)
-    sizes = ((pool.gpus_per_machine, whole), (rest, 1))
-    machines = tuple((size, count) for size, count in sizes if size and count)
-    return Lot(*pool.key, gpus, pool.gpus_per_machine, machines, None)
+    return Lot(*pool.key, gpus, pool.gpus_per_machine, pool.machines(gpus), None)
 
 
 def _usd_per_s(

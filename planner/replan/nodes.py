@@ -34,11 +34,11 @@ def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
     nodes = []
     for pool in cluster.pools:
         key = pool.key
-        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
-        for gpus in [pool.gpus_per_machine] * whole + [rest] * (rest > 0):
-            numbers[key] += 1
-            name = f"{pool.zone}/{pool.machine}/{numbers[key]}"
-            nodes.append(Node(name, *key, gpus, pool.spot))
+        for gpus, count in pool.machines(pool.gpus):
+            for _ in range(count):
+                numbers[key] += 1
+                name = f"{pool.zone}/{pool.machine}/{numbers[key]}"
+                nodes.append(Node(name, *key, gpus, pool.spot))
     return tuple(nodes)
 
 

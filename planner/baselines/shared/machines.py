@@ -18,8 +18,8 @@ def machines_of(cluster: Cluster) -> list[tuple[Place, int]]:
     pools = sorted(cluster.pools, key=lambda pool: (pool.gpu, pool.zone, pool.machine, pool.spot))
     found: list[tuple[Place, int]] = []
     for pool in pools:
-        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
-        found += [(pool.place, pool.gpus_per_machine)] * whole + [(pool.place, rest)] * (rest > 0)
+        for size, count in pool.machines(pool.gpus):
+            found += [(pool.place, size)] * count
     return found
 
 
