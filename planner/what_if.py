@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.api import find_plan
+from planner.api import asked_with_spot_first, find_plan
 from planner.problem.inventory import grants_of, lots_of
 from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS
@@ -34,6 +34,8 @@ GAIN_MIN = 1e-3
 def explained(question: Question, answer: Answer) -> Answer:
     """The answer with the reasons that take further searches."""
     assert answer.plan is not None
+    if answer.pays_spot_first:
+        question = asked_with_spot_first(question) or question
     budget = question.budget or DEFAULT_BUDGETS[question.estimator]
     # A simpler plan that gives a little away would hide small gains.
     asked = replace(

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.api import SPOT_FIRST, best_answer, plan_job
+from planner.api import SPOT_FIRST, asked_with_spot_first, best_answer, find_plan, plan_job
 from planner.cost_frontier import frontier
 from planner.problem.question import Answer, Question
 from planner.search.search_cache import SearchCache
+from planner.what_if import BUDGET_SHARE, explained
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
@@ -47,6 +48,21 @@ def test_a_limit_that_pays_for_spot_gpus_only_has_a_plan_and_a_note(most: float)
     # As fast as where there are no others.
     alone = plan_job(asked(SPOT, max_usd_per_hour=most))
     assert answer.objective == alone.objective
+
+
+def test_one_more_machine_is_searched_in_the_order_of_the_answer() -> None:
+    """Two spot GPUs keep the limit, so do four, and none on demand."""
+    few, more = (replace(SPOT, gpus=gpus) for gpus in (2, 4))
+    question = asked(ON_DEMAND, few, max_usd_per_iteration=2.6e-4)
+    answer = plan_job(question)
+    assert answer.pays_spot_first
+    gains = explained(question, answer).why.one_more
+    other = asked_with_spot_first(asked(ON_DEMAND, more, max_usd_per_iteration=2.6e-4))
+    assert other is not None
+    found = find_plan(replace(other, budget=60 // BUDGET_SHARE), SearchCache())
+    assert found.estimate is not None
+    (on_spot,) = (gain for gain in gains if gain.seconds_gained > 0)
+    assert on_spot.iteration_s == found.estimate.iteration_s
 
 
 def test_on_demand_gpus_are_paid_first_where_the_limits_allow_it() -> None:

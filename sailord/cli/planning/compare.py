@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from planner.api import plan_job
+from planner.api import asked_with_spot_first, plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
@@ -80,6 +80,15 @@ def compare(
     )
     judge, goal = judge_of(question), question.job.objective.goal
     rows = [_best_row(question, name, mode, judge, whole=whole) for name in wanted]
+    other = asked_with_spot_first(question)
+    if other is not None:
+        # Ours asks by itself.
+        rows = [
+            row
+            if row.entry.plan is not None or name == SAILOR
+            else _best_row(other, name, mode, judge_of(other), whole=whole)
+            for name, row in zip(wanted, rows, strict=True)
+        ]
     show([row.to_json() for row in rows], as_json, lambda _: _text(rows, goal))
     if all(row.entry.plan is None for row in rows):
         raise SystemExit(FAILED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from planner.api import plan_job
+from planner.api import SPOT_FIRST, asked_with_spot_first, plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
@@ -27,7 +27,7 @@ from planner.problem.question import (
     Question,
     Space,
 )
-from planner.replan.nodes import nodes_of
+from planner.replan.nodes import nodes_of, paid_first
 from planner.replan.replan_tables import ReplanTables
 from planner.what_if import explained
 from sailord.cli.planning.estimate_text import estimate_text
@@ -245,6 +245,8 @@ class _Found:
     estimate: Estimate
     document: dict[str, Any]
     lines: tuple[str, ...]
+    pays_spot_first: bool = False
+    """Whether it is priced on spot GPUs before those on demand."""
     is_stopped: bool = False
     """The search or its explanation was interrupted: nothing more is searched."""
 
@@ -278,7 +280,8 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
             lines.append("            the explanation was stopped before its end")
     if explain:
         lines += ["", *answer.explain]
-    return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines), is_stopped)
+    document, spot = answer.to_json(seconds=seconds), answer.pays_spot_first
+    return _Found(plan, estimate, document, tuple(lines), spot, is_stopped)
 
 
 def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _Found:
@@ -289,7 +292,10 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
     nodes = nodes_of(question.cluster)
     # Nodes are assigned to unsplit stages.
     is_split = any(len(s.places) > 1 for each in found.plan.pipelines for s in each.stages)
-    placed = None if is_split else tables.place(found.plan, nodes)
+    placed = None
+    if not is_split:
+        paid = paid_first(nodes, found.plan, spot=True) if found.pays_spot_first else nodes
+        placed = tables.place(found.plan, paid) or tables.place(found.plan, nodes)
     if placed is not None:
         memory = HostMemory.of(question.job, placed, nodes, question.cluster)
         told["host_memory"], lines = memory.to_json(), memory.lines
@@ -362,11 +368,17 @@ def _tied_line(answer: Answer) -> str:
 
 def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
     started = time.perf_counter()
-    judge, left = judge_of(question), question.seconds_left
-    entry = enter(baseline(name), case_of(question), mode, judge, left)
+    entry = _entered(question, name, mode)
+    other = None if entry.plan is not None else asked_with_spot_first(question)
+    if other is not None:
+        entry = _entered(other, name, mode)
     seconds = time.perf_counter() - started
-    if entry.plan is None or entry.estimate is None:
+    plan, estimate = entry.plan, entry.estimate
+    if plan is None or estimate is None:
         return [_why_none(entry)]
+    if other is not None:
+        estimate = replace(estimate, notes=(*estimate.notes, SPOT_FIRST))
+        entry = replace(entry, estimate=estimate)
     document = entry.to_json(seconds=seconds, goal=question.job.objective.goal)
     own = ""
     if entry.own_seconds is not None:
@@ -374,7 +386,12 @@ def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Pr
     counts = rejected_text(entry)
     taken = f"rejected {counts}" if counts else "its first plan"
     line = f"search      {seconds:.3f} s by {name}, {taken}{own}"
-    return _Found(entry.plan, entry.estimate, document, (line,))
+    return _Found(plan, estimate, document, (line,), other is not None)
+
+
+def _entered(question: Question, name: str, mode: Mode) -> Entry:
+    judge, left = judge_of(question), question.seconds_left
+    return enter(baseline(name), case_of(question), mode, judge, left)
 
 
 def _why_none(entry: Entry) -> Problem:

@@ -193,6 +193,17 @@ def test_a_planner_that_uses_all_gpus_is_asked_about_fewer(small: list[str]) -> 
     assert part["peak_bytes"] > 0
 
 
+def test_all_planners_pay_spot_first_where_no_other_plan_keeps_a_limit(small: list[str]) -> None:
+    with Path(small[0]).open("a", encoding="utf-8") as file:
+        file.write("[objective]\nmax_usd_per_hour = 4.5\n")
+    pool = Path(small[1]).read_text(encoding="utf-8") + "price_usd_per_gpu_hour = "
+    Path(small[1]).write_text(f"{pool}5.0\n{pool}1.0\nspot = true\n", encoding="utf-8")
+    result = run(*small, "--planners", "sailor,megatron", "--json")
+    for row in json.loads(result.stdout):
+        assert row["found"], row
+        assert row["cost_usd_per_iteration"] / row["iteration_s"] * 3600 <= 4.5
+
+
 def test_answers_that_cannot_be_told_apart_are_named(small: list[str]) -> None:
     """The same plan of two planners."""
     result = run(*small, "--planners", "sailor,megatron,whale")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from planner.api import plan_job
+from planner.api import SPOT_FIRST, plan_job
 from planner.compare.registry import BASELINES
 from planner.move_policy.deadline_outlook import spot_share
 from planner.problem.question import STOPPED, Answer, Question
@@ -188,6 +188,20 @@ def test_spot_in_every_pipeline_is_warned_of(tmp_path: Path) -> None:
     assert 0 < lost["down_s"] <= lost["restore_s"]
     assert lost["expected_samples_per_s"] < lost["samples_per_s"]
     assert json.loads(run(tmp_path, "--json").stdout)["spot_losses"] is None
+
+
+@pytest.mark.parametrize("options", [(), ("--planner", "piper")])
+def test_a_plan_that_is_paid_as_spot_is_warned_of_as_on_spot(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """On demand there are nodes, too, and the limit allows no plan on them."""
+    pools = CLUSTER + SPOT.replace("3.0", "1.0").replace("gpus = 4", "gpus = 8")
+    result = run(tmp_path, "--json", *options, pools=pools, objective="max_usd_per_hour = 2.5")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["estimate"]["cost_usd_per_hour"] <= 2.5
+    assert SPOT_FIRST in found["estimate"]["notes"]
+    assert found["spot_losses"] is not None
 
 
 def test_memory_for_snapshots_is_shown_and_too_little_is_warned_of(tmp_path: Path) -> None:
