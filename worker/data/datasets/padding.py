@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ def _stack(values: list[Tensor], fill: int, length: int | None, name: str) -> Te
         what = f"got {longest} {name}, more than the length of {length}"
         raise InputError(Problem("sailor.pad", what, "cut samples, or give a larger length"))
     size = longest if length is None else length
-    batch = values[0].new_full((len(values), size, *values[0].shape[1:]), fill)
+    dtype = functools.reduce(torch.promote_types, (each.dtype for each in values))
+    batch = values[0].new_full((len(values), size, *values[0].shape[1:]), fill, dtype=dtype)
     for row, each in zip(batch, values, strict=True):
         row[: len(each)] = each
     return batch

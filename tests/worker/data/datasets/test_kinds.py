@@ -239,6 +239,14 @@ def test_padding_fills_each_entry_with_what_is_not_counted():
         sailor.pad([(1, 2)])
 
 
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_padding_keeps_fractions_beside_whole_numbers(order):
+    items = [{"w": [1, 1], "n": 1}, {"w": [0.5], "n": 0.5}][order]
+    batch = sailor.pad(items)
+    assert batch["w"].tolist() == [[1.0, 1.0], [0.5, 0.0]][order]
+    assert batch["n"].tolist() == [1.0, 0.5][order]
+
+
 # -- bad samples ----------------------------------------------------------------------------------
 
 
