@@ -77,6 +77,9 @@ def refuse_unknown_shapes(module: nn.Module) -> None:
                 what = f"{path or 'it'} learns prompts ({type(adapter).__name__}), which cannot"
                 cure = "use an adapter of weights, such as LoraConfig"
                 raise InputError(Problem("model", f"{what} be cut into stages", cure))
+            if getattr(adapter, "peft_type", None) == "ADALORA":
+                what = f"{path or 'it'} is adapted by AdaLoRA, whose own loss and choice of ranks"
+                raise InputError(Problem("model", f"{what} would be left out", "use LoraConfig"))
 
 
 def refuse_without_gradients(cut: ModuleCut, trained: Iterable[str]) -> None:

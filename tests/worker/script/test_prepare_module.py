@@ -176,6 +176,14 @@ def test_learnt_prompts_are_refused():
         sailor.Trainer(module, data, batch_size=2, steps=1).train()
 
 
+def test_adapters_with_a_loss_of_their_own_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module.peft_config = {"default": SimpleNamespace(peft_type="ADALORA")}
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    with pytest.raises(InputError, match=r"it is adapted by AdaLoRA, .*; use LoraConfig"):
+        sailor.Trainer(module, data, batch_size=2, steps=1).train()
+
+
 class Autocast(Extractor):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
