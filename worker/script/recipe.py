@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +34,7 @@ from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.describe_module import describe_module
 from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
-from worker.models.user_module.module_skeleton import drop_values, set_parameter
+from worker.models.user_module.module_skeleton import copied, drop_values, set_parameter
 from worker.models.user_module.module_splits import ModuleSplits, find_splits
 from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
@@ -133,7 +132,7 @@ class Recipe:
         """Make the module with zeros that take no memory as its parameters."""
         # A copy shares the weights' memory until they are dropped.
         known = {id(each): each for each in self._values_and_parameters()}
-        module = copy.deepcopy(self._module, memo=known)
+        module = copied(self._module, known)
         drop_values(module)
         return module
 

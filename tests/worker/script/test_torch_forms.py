@@ -24,6 +24,22 @@ def two_layers():
     return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
 
 
+class Seen(nn.Linear):
+    """Keeps what it has computed, to be looked at."""
+
+    def forward(self, x):
+        self.scores = super().forward(x).softmax(-1)
+        return x * self.scores
+
+
+def test_a_module_that_has_computed_before_trains():
+    module = nn.Sequential(Seen(4, 4), nn.Linear(4, 3))
+    module(torch.ones(1, 4))
+    before = module[0].weight.clone()
+    sailor.Trainer(module, [(torch.ones(4), 0)] * 2, batch_size=2, steps=1).train()
+    assert not torch.equal(module[0].weight, before)
+
+
 def assert_trained_as_by_torch(model=two_layers, scheduler=lambda _: None, **more):
     """Train alone, and by a loop of torch, with an SGD of two groups."""
     data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]

@@ -2,8 +2,53 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from simulator.documents.problems import InputError, Problem
+from worker.data.batch_tree import leaves_of
+
+
+def copied(module: nn.Module, known: Mapping[int, Any]) -> nn.Module:
+    """Copy a module, but for the objects that are ``known`` by their ``id``.
+
+    What it keeps of earlier passes is taken over without its gradients, of which torch makes no
+    copies; a next pass computes it anew.
+    """
+    try:
+        return copy.deepcopy(module, memo=dict(known))
+    except (RuntimeError, TypeError):
+        kept = {id(each): each.detach() for _, each in _kept_by(module) if _is_computed(each)}
+    try:
+        return copy.deepcopy(module, memo={**known, **kept})
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+    what, cure = f"cannot be copied: {reason}", "keep that outside of the model"
+    for name, each in _kept_by(module):
+        try:
+            copy.deepcopy(each, memo={**known, **kept})
+        except (RuntimeError, TypeError):
+            what = f"cannot be copied, for {name} is a {type(each).__name__}: {reason}"
+            cure = "make it in the forward pass, or keep it outside of the model"
+            break
+    raise InputError(Problem("model", what, cure))
+
+
+def _kept_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what the parts of a module keep beside parameters and parts, with their names."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_modules"):
+                for each in leaves_of(value):
+                    yield f"{path}.{name}".lstrip("."), each
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
 
 
 def drop_values(module: nn.Module) -> None:
