@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
-from worker.data.batch_tree import leaves_of
+from worker.data.batch_tree import leaves_of, parts_of, with_parts
 from worker.models.user_module.parameter_uses import refused_uses
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
@@ -85,10 +87,19 @@ def tried_at_first(place: str, function: Loss, trained: Mapping[int, str]) -> Lo
     return tried
 
 
-def wide(value: Any) -> Any:
-    """Return 16-bit numbers of a model's output in 32 bits, in which losses are summed."""
-    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_narrow else value
+def widened(output: Any) -> Any:
+    """Return a model's output with 16-bit numbers in 32 bits, in which losses are summed."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        # torch does not look into a dataclass that it does not know.
+        parts = parts_of(value) if is_dataclass(value) else None
+        if parts is None:
+            return value
+        return with_parts(value, {name: widened(part) for name, part in parts.items()})
+
+    return tree_map(wide, output)
 
 
 def batch_size_of(batch: Any) -> int:

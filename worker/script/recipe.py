@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
@@ -42,7 +41,7 @@ from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger, close_all, log_to_all
 from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
-from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
+from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, widened
 from worker.script.prepare_module import (
     prepared,
     refuse_without_gradients,
@@ -277,7 +276,7 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
-        output = tree_map(wide, output)
+        output = widened(output)
         logits = getattr(output, "logits", output)
         is_computed = isinstance(logits, Tensor) and logits.device.type != "meta"
         if self.loss is None and "labels" not in self.limits and is_computed:
@@ -311,7 +310,7 @@ class Recipe:
 
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
-        output = tree_map(wide, output)
+        output = widened(output)
         # A metric may draw random numbers, which must not disturb those of a sample being loaded.
         with turn():
             found = {"loss": self.losses(output, batch)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -68,19 +70,36 @@ def test_a_regression_needs_a_loss(logits, labels):
         default_loss(model("ForSequenceClassification"))(logits, {"labels": labels})
 
 
+@dataclass
+class Scores:
+    """What a module of plain torch may return."""
+
+    logits: torch.Tensor
+    names: list[str]
+
+
+class Scored(nn.Sequential):
+    def forward(self, x):
+        return Scores(super().forward(x), ["a"])
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_losses_are_summed_in_32_bits_and_targets_keep_theirs(precision):
+@pytest.mark.parametrize("kind", [nn.Sequential, Scored])
+def test_losses_are_summed_in_32_bits_and_targets_keep_theirs(kind, precision):
     seen = []
 
     def loss(output, batch):
         target = batch[1]
+        if kind is Scored:
+            assert output.names == ["a"]
+            output = output.logits
         if output.device.type != "meta":
             seen.append((output.dtype, batch[0].dtype, target.dtype))
         return (output.squeeze(-1) - target) ** 2
 
     # 16 bits have no 4097, and their sums end at 2048 ones (bf16: 256).
     data = [(torch.zeros(4), torch.tensor(4097.0)) for _ in range(16)]
-    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = kind(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     nn.init.zeros_(module[2].bias)
     trainer = sailor.Trainer(
         *(module, data),
