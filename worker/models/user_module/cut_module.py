@@ -52,6 +52,14 @@ def ignore_checkpoints() -> None:
     replaced._checkpoint_without_reentrant_generator = _no_checkpoint
 
 
+def keep_padding() -> None:
+    """Let torch's own encoder evaluate by the code of training, from now on in this process.
+
+    Its fast path takes padding out of the hidden state, whose shape a next stage cannot know.
+    """
+    torch.backends.mha.set_fastpath_enabled(False)
+
+
 class _StopForwardError(BaseException):
     """Ends a forward pass early, through any ``except Exception`` of the module's code."""
 
@@ -69,6 +77,7 @@ class CutModule:
 
     def __init__(self, module: nn.Module, cut: ModuleCut, call: Call) -> None:
         ignore_checkpoints()
+        keep_padding()
         self.module, self.cut, self._call = module, cut, call
         self._blocks = [module.get_submodule(path) for path in cut.blocks]
         self._computes = [block.forward for block in self._blocks]
