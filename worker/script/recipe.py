@@ -460,11 +460,15 @@ class Recipe:
 
     def changes(self) -> list[str]:
         """Return what is not done as the script says."""
-        self._module  # noqa: B018 - making it finds some
-        return [*self.ignored, *self._changed]
+        unused = [
+            f"no code has used {name} in a pass over one sample, so it keeps its value"
+            for name in sorted(self.cut.unused)
+            if self._parameters[name].requires_grad
+        ]
+        return [*self.ignored, *self._changed, *unused]
 
     def notes(self) -> list[str]:
-        """Return what a user may not expect: also blocks kept whole and unused parameters."""
+        """Return what a user may not expect: also blocks kept whole."""
         found = [*self.changes(), *note_of(self._lengths)]
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
@@ -473,9 +477,6 @@ class Recipe:
             found.append(f"{what}; compare losses with those of max_tp=1")
         if self.splits.experts:
             found.append(f"every rank of a stage computes {self.splits.experts} in full")
-        for name in sorted(self.cut.unused):
-            if self._parameters[name].requires_grad:
-                found.append(f"no code uses {name}, which keeps its value")
         return found
 
     def _describe(self) -> Model:

@@ -24,6 +24,65 @@ def two_layers():
     return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
 
 
+class Moe(nn.Module):
+    """A mixture of experts as scripts write them, with an adapter in later blocks."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index, self.router = index, nn.Linear(8, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.adapter = nn.Linear(8, 8)
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == number)
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, places, None])
+        return x + out + (self.adapter(x) if self.index else 0)
+
+
+def mixture():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), Moe(0), Moe(1), nn.Linear(8, 3))
+
+
+def test_experts_that_only_some_tokens_choose_train_as_by_torch():
+    """A pass over zeros chooses the same experts for all tokens."""
+    data = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 3) for i in range(16)]
+    module, wanted = mixture(), mixture()
+    made = torch.optim.SGD(wanted.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    sailor.Trainer(module, data, batch_size=16, steps=2, optimizer=optimizer).train()
+    inputs, labels = torch.stack([x for x, _ in data]), torch.arange(16) % 3
+    taken = set()
+    for _ in range(2):
+        made.zero_grad()
+        nn.functional.cross_entropy(wanted(inputs), labels).backward()
+        taken |= {name for name, p in wanted.named_parameters() if p.grad is not None}
+        made.step()
+    assert "2.adapter.weight" in taken
+    assert sum("1.experts" in name for name in taken) > 4, "more than two experts"
+    begun = dict(mixture().named_parameters())
+    for name, found in module.named_parameters():
+        torch.testing.assert_close(found, wanted.get_parameter(name), rtol=1e-5, atol=1e-6)
+        assert torch.equal(found, begun[name]) != (name in taken), name
+
+
+def test_parameters_that_no_code_uses_get_a_note_alone_too(capsys):
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.spare = two_layers(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.layers(x)
+
+    sailor.Trainer(Spare(), [(torch.ones(4), 0)] * 2, batch_size=2, steps=1).train()
+    assert "note: no code has used spare.bias" in capsys.readouterr().out
+
+
 class Seen(nn.Linear):
     """Keeps what it has computed, to be looked at."""
 

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from worker.models.user_module.module_cut import (
+    BlockRest,
     Call,
     ModuleCut,
     hidden_of,
@@ -68,7 +69,7 @@ class _StopForwardError(BaseException):
 class BlockArguments:
     """What the module's code passes to its blocks beside the hidden state, for one batch."""
 
-    rest: list[tuple[tuple[Any, ...], dict[str, Any], str | None]]
+    rest: list[BlockRest]
     hidden_shape: torch.Size
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from worker.data.batch_tree import leaves_of
 from worker.models.random_numbers.keyed_random import draws_numbers
 from worker.models.user_module.parameter_uses import ParameterUses
 
@@ -42,7 +43,10 @@ class ModuleCut:
     alias_of: Mapping[str, str]
     """Second names of tied parameters, and the first ones."""
     unused: frozenset[str]
-    """Parameters that no code uses; they are in ``layer_of`` as well."""
+    """Parameters outside of blocks that no code has used; they are in ``layer_of`` as well.
+
+    What a block uses may depend on numbers or on its place, so none of its own is among them.
+    """
     forms: tuple[tuple[Any, ...] | None, ...]
     """What each block returns beside its hidden state; ``None``: it returns a tensor."""
     without_gradients: int = 0
@@ -143,9 +147,9 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
             out = call(module, batch)
         if watch.called < len(blocks):
             raise CutError(f"{blocks[watch.called]} is not called")
-        cut = _assign(module, blocks, kinds, uses, names, tuple(watch.forms))
+        cut = _assign(module, blocks, uses, names, tuple(watch.forms))
         cut = replace(cut, without_gradients=watch.without_gradients)
-        _refuse_second_path(module, cut, out)
+        _refuse_second_paths(module, cut, watch, out)
     return cut
 
 
@@ -177,22 +181,37 @@ def _followed(module: nn.Module) -> Iterator[None]:
             each.requires_grad_(wanted)
 
 
-def _refuse_second_path(module: nn.Module, cut: ModuleCut, out: Any) -> None:
-    """Refuse a result that depends on layer 0 by another path than through the blocks."""
-    results = [e for e in tree_leaves(out) if isinstance(e, Tensor) and e.requires_grad]
+def _refuse_second_paths(module: nn.Module, cut: ModuleCut, watch: _Watch, result: Any) -> None:
+    """Refuse a block or a result that depends on another layer beside the hidden state."""
     tied = set(cut.alias_of.values())
-    first = {
-        name: module.get_parameter(name)
+    followed: dict[str, tuple[int, Tensor]] = {
+        name: (layer, module.get_parameter(name))
         for name, layer in cut.layer_of.items()
-        if layer == 0 and name not in tied and module.get_parameter(name).requires_grad
+        if name not in tied and module.get_parameter(name).requires_grad
     }
-    if not results or not first:
-        return
-    total = torch.stack([each.double().sum() for each in results]).sum()
-    gradients = torch.autograd.grad(total, list(first.values()), allow_unused=True)
-    for name, gradient in zip(first, gradients, strict=True):
-        if gradient is not None:
-            raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
+    inputs = {f"the input of {cut.blocks[i]}": (i + 1, x) for i, x in watch.inputs.items()}
+
+    def path_to(out: Any, own: int) -> str | None:
+        """Name what a value was computed from that is not of its own layer."""
+        sources = {
+            name: source for name, (layer, source) in (followed | inputs).items() if layer != own
+        }
+        tensors = [e for e in leaves_of(out) if isinstance(e, Tensor) and e.requires_grad]
+        if not tensors or not sources:
+            return None
+        total = torch.stack([each.double().sum() for each in tensors]).sum()
+        gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+        found = zip(sources, gradients, strict=True)
+        return next((name for name, gradient in found if gradient is not None), None)
+
+    for index, out in watch.outputs.items():
+        name = path_to(out, index + 1)
+        if name is not None:
+            what = f"{cut.blocks[index]} uses what was computed from {name}"
+            raise CutError(f"{what} beside its hidden state")
+    name = path_to(result, cut.layers - 1)
+    if name is not None:
+        raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
 
 class DrawRecorder(TorchDispatchMode):
@@ -220,6 +239,9 @@ class _Watch:
         self._autocast = _autocast()
         self.forms: list[tuple[Any, ...] | None] = []
         self._before: Tensor | None = None
+        self.inputs: dict[int, Tensor] = {}
+        """The hidden state of each block that was computed, from which it was computed alone."""
+        self.outputs: dict[int, Tensor] = {}
 
     def watched(
         self, index: int, like: int, compute: Callable[..., Any] | None
@@ -231,7 +253,7 @@ class _Watch:
             if index != self.called:
                 again = "again" if index < self.called else f"before {self._blocks[self.called]}"
                 raise CutError(f"{name} is called {again}")
-            hidden, _ = split_hidden(name, args, kwargs)
+            hidden, rest = split_hidden(name, args, kwargs)
             if self._before is not None and hidden is not self._before:
                 between = f"between {self._blocks[index - 1]} and {name}"
                 raise CutError(f"code {between} changes the hidden state")
@@ -240,34 +262,52 @@ class _Watch:
             if not torch.is_grad_enabled():
                 self.without_gradients = index + 1
             self._uses.layer = index + 1
-            version = hidden._version
-            out = repack(self.forms[like], hidden) if compute is None else compute(*args, **kwargs)
-            if hidden._version != version:
-                cure = "let it make a new one (x = x + ..., not x += ...)"
-                raise CutError(f"{name} writes into its input: {cure}")
+            if compute is None:
+                out = repack(self.forms[like], hidden)
+            else:
+                out = self._computed(index, compute, hidden, rest)
             self.forms.append(form_of(name, out))
+            if compute is not None:
+                self.outputs[index] = hidden_of(out)
             is_last = index + 1 == len(self._blocks)
             self._uses.layer = index + 2 if is_last else -1
             self.called += 1
             self._before = hidden_of(out)
             if self._before.shape[:1] != hidden.shape[:1]:
                 raise CutError(f"{name} changes the number of samples")
-            # Detached: a gradient from the result to layer 0 then shows a path around the blocks,
-            # which is refused.
+            # Detached, as a block's input is: a gradient from the result to another layer then
+            # shows a path around the blocks, which is refused.
             return repack(self.forms[index], self._before.detach()) if is_last else out
 
         return forward
+
+    def _computed(
+        self, index: int, compute: Callable[..., Any], hidden: Tensor, rest: BlockRest
+    ) -> Any:
+        self.inputs[index] = hidden.detach().requires_grad_()
+        own = self.inputs[index].clone()
+        args, kwargs, key = rest
+        version = own._version
+        out = compute(own, *args, **kwargs) if key is None else compute(**{key: own, **kwargs})
+        if own._version != version:
+            cure = "let it make a new one (x = x + ..., not x += ...)"
+            raise CutError(f"{self._blocks[index]} writes into its input: {cure}")
+        return out
 
 
 def _autocast() -> list[bool]:
     return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
 
 
+BlockRest = tuple[tuple[Any, ...], dict[str, Any], str | None]
+"""A block's arguments beside its hidden state, and the name of that, if it is passed by name."""
+
+
 def split_hidden(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Tensor, tuple[tuple[Any, ...], dict[str, Any], str | None]]:
+) -> tuple[Tensor, BlockRest]:
     """Separate a block's hidden state from its other arguments: the first argument."""
-    rest: tuple[tuple[Any, ...], dict[str, Any], str | None]
+    rest: BlockRest
     if args:
         hidden, rest = args[0], (args[1:], dict(kwargs), None)
     elif "hidden_states" in kwargs:
@@ -277,7 +317,7 @@ def split_hidden(
         raise CutError(f"{name} has no hidden state as its first argument")
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
         raise CutError(f"the first argument of {name} is not a tensor of floats")
-    for each in tree_leaves(rest):
+    for each in leaves_of(rest):
         if isinstance(each, Tensor) and each.requires_grad:
             raise CutError(f"{name} takes a second tensor that is trained")
     return hidden, rest
@@ -296,7 +336,7 @@ def form_of(name: str, out: Any) -> tuple[Any, ...] | None:
         return None
     if not isinstance(out, tuple) or not out or not isinstance(out[0], Tensor):
         raise CutError(f"{name} returns {type(out).__name__}, not a tensor or a tuple of it")
-    if any(isinstance(each, Tensor) for each in tree_leaves(out[1:])):
+    if any(isinstance(each, Tensor) for each in leaves_of(out[1:])):
         raise CutError(f"{name} returns more than one tensor")
     return out[1:]
 
@@ -309,18 +349,16 @@ def repack(form: tuple[Any, ...] | None, hidden: Tensor) -> Any:
 def _assign(
     module: nn.Module,
     blocks: tuple[str, ...],
-    kinds: Sequence[int],
     uses: ParameterUses,
     names: Mapping[int, str],
     forms: tuple[tuple[Any, ...] | None, ...],
 ) -> ModuleCut:
     """Assign a block's parameters to the block, and others to where they are used."""
     last = len(blocks) + 1
-    inside, like = {}, {}
+    inside = {}
     for index, path in enumerate(blocks):
         for name, _ in module.get_submodule(path).named_parameters(remove_duplicate=False):
             inside[f"{path}.{name}"] = index + 1
-            like[f"{path}.{name}"] = f"{blocks[kinds[index]]}.{name}"
     layer_of, alias_of, unused, both_ends = {}, {}, set(), []
     for name, parameter in _all_parameters(module):
         first = names[id(parameter)]
@@ -333,9 +371,6 @@ def _assign(
             if used - {inside[name]}:
                 raise CutError(f"{name} is used outside of its block")
             layer_of[name] = inside[name]
-            # A block that was not computed uses what the one like it does.
-            twin = names[id(module.get_parameter(like[name]))]
-            unused |= set() if twin in uses.layers_of else {name}
         elif used - {0, last}:
             where = "between blocks" if -1 in used else f"in {blocks[min(used - {0}) - 1]}"
             raise CutError(f"{name} is used {where}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -158,6 +160,22 @@ def test_a_parameter_that_no_code_uses_is_known_as_unused():
     assert cut.unused == {"extra"}
 
 
+class Chosen(nn.Module):
+    """A block whose numbers say which of its layers computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        return self.layers[int(bool((x.mean() + self.layers[0].bias[0]) > 1))](x)
+
+
+def test_what_a_block_does_not_use_in_one_pass_may_be_used_in_another():
+    chain = nn.Sequential(nn.Linear(4, 4), Chosen(), Chosen(), nn.Linear(4, 3))
+    assert not find_cut(chain, call, torch.zeros(2, 4)).unused
+
+
 class Ends(nn.Module):
     """Layers before and behind three blocks, used by a function."""
 
@@ -178,9 +196,10 @@ class Sided(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear, self.side = nn.Linear(4, 4), 0.0
 
-    def forward(self, x, side=0.0):
+    def forward(self, x, side=None):
+        side = self.side if side is None else getattr(side, "value", side)
         return x + self.linear(x + side)
 
 
@@ -196,6 +215,33 @@ def fresh_sides(self, x):
     return x
 
 
+@dataclass
+class Context:
+    """What scripts pass to their blocks, or return."""
+
+    value: torch.Tensor
+
+
+class Kept:
+    """Parts of a computation, kept by code of its own."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def by_attribute(self, x):
+    for block in self.blocks:
+        block.side = self.side(x)
+    return blocks_of(self, x)
+
+
+def of_the_first_block(self, x):
+    x = first = self.blocks[0](x)
+    for block in self.blocks[1:]:
+        x = block(x)
+    return self.head(x + first)
+
+
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
 
@@ -208,8 +254,25 @@ TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
             lambda self, x: self.head(blocks_of(self, x) + x),
             "code behind blocks.2 uses what was computed from token.weight",
         ),
+        (
+            lambda self, x: blocks_of(self, x, Context(self.side(x))),
+            "takes a second tensor that is trained",
+        ),
+        (
+            lambda self, x: blocks_of(self, x, Kept(self.side(x))),
+            "blocks.0 uses what was computed from token.weight beside its hidden state",
+        ),
+        (by_attribute, "blocks.0 uses what was computed from token.weight beside its hidden state"),
+        (
+            lambda self, x: Context(self.head(blocks_of(self, x) + x)),
+            "code behind blocks.2 uses what was computed from token.weight",
+        ),
+        (of_the_first_block, "code behind blocks.2 uses what was computed from blocks.0.linear.w"),
     ],
-    ids=["conditioning", "of the hidden state", "skip"],
+    ids=[
+        *("conditioning", "of the hidden state", "skip", "dataclass", "object", "attribute"),
+        *("skip to a dataclass", "skip from a block"),
+    ],
 )
 def test_a_second_path_to_a_block_or_the_result_is_refused(use, reason):
     with pytest.raises(CutError, match=reason):
@@ -244,6 +307,22 @@ def test_blocks_that_return_tuples_are_known_before_they_are_computed():
     cut, out = compute_in_parts(module, torch.ones(2, 4))
     assert cut.forms == ((None,),) * 3
     assert out.shape == (2, 4)
+
+
+def test_a_second_tensor_that_a_block_returns_is_refused_inside_a_dataclass_too():
+    class More(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), Context(x)
+
+    def chained_pairs(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+    module = Blocks(chained_pairs)
+    module.blocks = nn.ModuleList(More(4, 4) for _ in range(3))
+    with pytest.raises(CutError, match=r"blocks\.0 returns more than one tensor"):
+        find_cut(module, call, torch.ones(2, 4))
 
 
 def test_blocks_of_other_settings_or_without_parameters_are_not_taken_for_equal():
