@@ -27,6 +27,8 @@ _TOLERANCE_OF_LOSSES = 2e-5
 a miss in about 1,000 draws. Rounding is a tenth of it."""
 _TOLERANCE_OF_DOCUMENTS = 1e-6
 """Relative. Masked values count exactly zero times, so no sum is rounded differently."""
+_TOLERANCE_OF_STAGES = 1e-5
+"""Relative. Equal numbers are computed twice."""
 _CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
 _CURE_OF_LOSSES = (
     "return one value per sample, or a pair of a sum and a count: a mean is over other weights, "
@@ -85,6 +87,7 @@ def check_separable(
             raise InputError(
                 Problem("model", what, "keep it constant: ranks would not agree on it")
             )
+    _refuse_second_values(source, layers, batches[1][1], one_alone, context)
     return _unlike_shapes(source, layers, *alone)
 
 
@@ -166,6 +169,39 @@ def _pass(
     check_whole(count)
     sums = torch.stack((total.double(), torch.tensor(count)))
     return [each.detach() for each in (*found, sums)]
+
+
+def _refuse_second_values(
+    source: ModuleSource,
+    layers: Sequence[ModuleLayer],
+    batch: Any,
+    results: Sequence[Tensor],
+    context: MicroBatchContext,
+) -> None:
+    """Refuse a layer that computes something else where layer 0 is not held.
+
+    There its weights are zeros, and the hidden state alone comes from the stage that holds it.
+    Paths with a gradient were refused when the module was cut.
+    """
+    cut, skeleton = source.cut, layers[0].module.module
+    tied = set(cut.alias_of.values())
+    for name, number in cut.layer_of.items():
+        if number == 0 and name not in tied:
+            zeros = torch.zeros_like(skeleton.get_parameter(name))
+            set_parameter(skeleton, name, nn.Parameter(zeros, requires_grad=False))
+    current = MicroBatch(0, 0, torch.tensor([0]), inputs=batch)
+    context.current = current
+    with torch.no_grad():
+        found = [layer(x).detach() for layer, x in zip(layers[1:-1], results, strict=False)]
+        total = layers[-1].losses(results[-2], current)
+    found.append(torch.stack((total.detach().double(), results[-1][1])))
+    for layer, here, alone in zip(layers[1:], found, results[1:], strict=True):
+        scale = max(float(alone.abs().max()), 1e-6)
+        if float((here - alone).abs().max()) > _TOLERANCE_OF_STAGES * scale:
+            name = cut.layer_name(layer.index)
+            what = f"{name} uses what layer 0 computes beside the hidden state, as by detach()"
+            cure = "compute it from the batch alone, or in each block from its hidden state"
+            raise InputError(Problem("model", what, cure))
 
 
 def _unlike_shapes(

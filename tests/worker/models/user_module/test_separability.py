@@ -92,6 +92,48 @@ def test_a_part_that_mixes_samples_is_named(part, reason):
         checked(chain(part))
 
 
+class Gated(nn.Module):
+    """Blocks and a head that may take more of the first layer than the hidden state."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.head, self.kind = nn.Linear(4, 4), nn.Linear(4, 3), kind
+        self.blocks = nn.ModuleList(Scaled() for _ in range(2))
+
+    def forward(self, x):
+        batch, x = x, self.first(x)
+        gate = (batch if self.kind == "batch" else x).detach().sigmoid()
+        for block in self.blocks:
+            block.gate = gate if self.kind == "attribute" else 1.0
+        skip = gate if self.kind == "skip" else 0.0
+        for block in self.blocks:
+            x = block(x, gate if self.kind in ("argument", "batch") else 1.0)
+        return self.head(x + skip)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.gate = nn.Linear(4, 4), 1.0
+
+    def forward(self, x, gate):
+        return self.linear(x) * gate * self.gate
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("argument", "blocks.0"), ("attribute", "blocks.0"), ("skip", "head")]
+)
+def test_what_layer_0_computes_beside_the_hidden_state_is_refused_without_a_gradient(kind, named):
+    """On another stage its weights are zeros."""
+    with pytest.raises(InputError, match=f"{named} uses what layer 0 computes beside the hidden"):
+        checked(Gated(kind))
+
+
+@pytest.mark.parametrize("kind", ["batch", "none"])
+def test_what_is_computed_from_the_batch_may_reach_blocks(kind):
+    checked(Gated(kind))
+
+
 def test_a_mean_over_labels_is_refused_as_a_loss():
     with pytest.raises(InputError, match="model: head: computes two samples together"):
         checked(chain(nn.ReLU()), loss=mean_over_labels)
