@@ -1,12 +1,15 @@
 """What each thing that ``plan --allow`` names brings, on random cases.
 
-    python benchmarks/decisions.py zero-bubble|zero1|outer-steps|interleaved|sequence
+    python benchmarks/decisions.py
+        zero-bubble|zero1|outer-steps|interleaved|sequence|micro-batch-per-pipeline
         [--cases N] [--first N] [--samples N [N ...]] [--zones N [N ...]] [--outer-every N]
 
 One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
 taken if simple plans are preferred; the certified gap of a question without and with it, where the
 bound covers such plans; and the processor seconds of both. ``sequence`` is asked of larger models,
-``outer-steps`` of several zones with 8 or more samples for each GPU.
+``outer-steps`` of several zones with 8 or more samples for each GPU,
+``micro-batch-per-pipeline`` of two kinds of GPUs, one with much memory and one with little; every
+fourth of its cases has one kind only.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ MACHINES = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("V100-16", 8, 1.8), ("L4"
 MODELS = ("gpt2-large", "opt-1.3b", "gpt-neo-2.7b", "opt-6.7b")
 LARGE = (("A100-40", 8, 2.9), ("A100-80", 8, 3.9), ("H100-80", 8, 8.0))
 LARGE_MODELS = ("opt-6.7b", "llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b")
+ROOMY = (("A100-80", 8, 3.9), ("H100-80", 8, 8.0), ("A100-40", 8, 2.9))
+NARROW = (("T4", 4, 0.35), ("V100-16", 8, 1.8), ("L4", 4, 0.8))
 ZONE = "us-central1-a"
 ZONES = (ZONE, "us-central1-b", "us-east1-b", "us-west1-a", "europe-west4-a")
 """Two of one region, two more of its continent, and one beyond the sea."""
@@ -65,6 +70,34 @@ def question_of(seed: int, samples: list[int]) -> Question:
         max_tp=rng.choice([1, 2, 4]),
     )
     return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
+
+
+def mixed_question_of(seed: int) -> Question:
+    """8 to 32 GPUs with and without much memory, every fourth time of one kind; no bounds."""
+    rng = random.Random(f"mixed decisions {seed}")
+    kinds = [rng.choice(ROOMY), rng.choice(NARROW)][: 1 if seed % 4 == 3 else 2]
+    pools = []
+    for gpu, size, price in kinds:
+        gpus = size * rng.choice([1, 2])
+        pools.append(
+            Pool(
+                ZONE, gpu, f"{gpu}x{size}", size, gpus,
+                price_usd_per_gpu_hour=price, price_source="cluster file",
+            )
+        )  # fmt: skip
+    model = preset(rng.choice(("gpt2-large", "gpt2-xl", "opt-1.3b", "gpt-neo-2.7b")))
+    job = Job(
+        f"case-{seed}",
+        model,
+        global_batch=sum(pool.gpus for pool in pools) * rng.choice([4, 8, 16]),
+        sequence=rng.choice([256, 512, 1024]),
+        precision="fp16",
+        optimizer="adam",
+        recompute=rng.choice(("none", "auto")),
+        max_tp=rng.choice([1, 2, 4]),
+    )
+    cluster = Cluster(tuple(pools), load_catalogue())
+    return Question(job, cluster, Measurements(), proves=False, is_bounded=False)
 
 
 def large_question_of(seed: int) -> Question:
@@ -125,28 +158,32 @@ def has(plan: Plan | None, name: Allowed) -> bool:
     """Whether a plan has what the question allows."""
     if plan is None:
         return False
+    if name == "micro-batch-per-pipeline":
+        return len(plan.sizes) > 1
     return plan.sequence_parallel if name == "sequence" else plan.schedule == name
 
 
 def allowed_row(seed: int, name: Allowed, samples: list[int]) -> tuple[list[str], float | None]:
     """The line of a case for what jobs may allow, and the time with it by the time without."""
-    question = large_question_of(seed) if name == "sequence" else question_of(seed, samples)
-    question = replace(question, is_bounded=False)
+    if name == "sequence":
+        question = large_question_of(seed)
+    elif name == "micro-batch-per-pipeline":
+        question = mixed_question_of(seed)
+    else:
+        question = replace(question_of(seed, samples), is_bounded=False)
     job = question.job
     objective = replace(job.objective, allow=(name,))
     asked = replace(question, job=replace(job, objective=objective))
     plain, plain_s = _timed(question)
-    found, found_s = _timed(asked)
-    simple, _ = _timed(replace(asked, prefer="simple"))
-    ratio = None
-    if plain.objective and found.objective:
-        ratio = found.objective / plain.objective
+    found, found_s = _timed(replace(asked, prefer="simple"))
+    best = found.objective if found.instead_of is None else found.instead_of.iteration_s
+    ratio = best / plain.objective if plain.objective and best else None
     row = [
         *(str(seed), job.model.name, str(job.global_batch)),
         " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools),
-        *(_figure(plain.objective), _figure(found.objective)),
+        *(_figure(plain.objective), _figure(best)),
         "-" if ratio is None else f"{ratio - 1:+.1%}",
-        "yes" if has(simple.plan, name) else "no",
+        "yes" if has(found.plan, name) else "no",
         *("-", "-", f"{plain_s:.1f}/{found_s:.1f}"),
     ]
     return row, ratio

@@ -39,6 +39,7 @@ from planner.search.chunks import best_in_chunks
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
+from planner.search.size_variants import best_with_own_sizes
 from planner.search.stage_limits import StageTimeTables
 from planner.search.zero_bubble import best_without_bubble
 from simulator.cluster.cluster import Cluster
@@ -170,6 +171,8 @@ class _Asked:
             search, _ = self._searched(self.limits, shares_tokens=True, degrees=degrees)
             searches.append(search)
             found += search.judged
+        if "micro-batch-per-pipeline" in job.objective.allow:
+            found += [one for each in searches if (one := best_with_own_sizes(each)) is not None]
         if "interleaved" in job.objective.allow:
             found += [one for each in searches if (one := best_in_chunks(each)) is not None]
         outside = [one for one in found if _outside(one.plan) is not None]
@@ -418,6 +421,8 @@ def _outside(plan: Plan) -> str | None:
     """Why the bounds do not cover a plan; ``None``: they do."""
     if plan.sequence_parallel and any(s.tp > 1 for each in plan.pipelines for s in each.stages):
         return OUTSIDE["sequence"]
+    if len(plan.sizes) > 1:
+        return OUTSIDE["micro-batch-per-pipeline"]
     return OUTSIDE["interleaved"] if plan.schedule == "interleaved" else None
 
 

@@ -114,7 +114,7 @@ def _family(model: PaperModel, shape: PlanShape) -> str:
 def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
     kinds = sorted({lots[x.lot].gpu for t in judged.mix.templates for x in t.stages})
     stages = sorted({len(t.stages) for t in judged.mix.templates})
-    size = judged.mix.templates[0].micro_batch
+    size = "/".join(map(str, judged.plan.sizes))
     tp = _tp({x.tp for t in judged.mix.templates for x in t.stages})
     chunks = judged.plan.virtual_stages
     more = "" if chunks == 1 else f" of {chunks} chunks"

@@ -90,15 +90,20 @@ def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
 
 
 def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
-    """A plan as a mix of templates; ``None`` if a stage is split over several places."""
+    """A plan of one micro batch size as a mix of templates.
+
+    ``None`` if it has several, or a stage is split over several places.
+    """
     lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
-    if any(len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
+    if len(plan.sizes) > 1 or any(
+        len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
+    ):
         return None
     rows = Counter(pipeline.stages for pipeline in plan.pipelines)
     templates = tuple(
         maker.timed(
             tuple(maker.stage_of(stage, lot_of[stage.place]) for stage in stages),
-            plan.micro_batch_size,
+            plan.sizes[0],
             (0, *(stage.layers[1] for stage in stages)),
         )
         for stages in rows

@@ -126,20 +126,20 @@ class TemplateMaker:
         if not (costs.job.zero and costs.runtime.zero1_by_bucket) or costs.job.recompute != "auto":
             return plan
         devices = MemoryModel(plan, costs, self.sites.capacity_bytes).pipelines()
-        lot_of, size = {lot.place: k for k, lot in enumerate(self.lots)}, plan.micro_batch_size
+        lot_of = {lot.place: k for k, lot in enumerate(self.lots)}
         pipelines = []
         for pipeline, row in zip(plan.pipelines, devices, strict=True):
             stages, count = [], pipeline.micro_batches
             for s, (stage, device) in enumerate(zip(pipeline.stages, row, strict=True)):
                 recompute = self.memory.recomputed(
                     self.stage_of(stage, lot_of[stage.place.site]),
-                    size,
+                    plan.size_of(pipeline),
                     stage.layers,
                     in_flight=min(count, len(row) - s),
                     room=room_of(device),
                 )
                 stages.append(replace(stage, recompute=recompute))
-            pipelines.append(Pipeline(count, tuple(stages)))
+            pipelines.append(replace(pipeline, stages=tuple(stages)))
         return replace(plan, pipelines=tuple(pipelines))
 
     def stage_of(self, stage: Stage, lot: int) -> TemplateStage:

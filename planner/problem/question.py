@@ -33,6 +33,9 @@ RECOMPUTING = "any number of first layers recomputed"
 """Added to the space where the job leaves it to the planner."""
 OUTSIDE = {
     "interleaved": "the plan itself has chunks, and is outside",
+    "micro-batch-per-pipeline": (
+        "pipelines of the plan itself have micro batch sizes of their own, so it is outside"
+    ),
     "sequence": "the ranks of the plan itself share tokens, so it is outside",
 }
 """Added to the space where the bounds do not cover the plan, by what it has."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.pipelines.pipeline_template import Template, TemplateMaker
+from planner.problem.job_options import micro_batch_sizes
 from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
 from planner.replan.state_map import layers_of
 from simulator.documents.problems import Problems
 from simulator.estimate.result import Estimate
+from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, PlaceKey, Plan
 
 
@@ -22,7 +24,8 @@ class Running:
     plan: Plan
     estimate: Estimate
     templates: tuple[Template, ...]
-    """The template of each pipeline; the chunks of a device group are one stage of it."""
+    """The template of each pipeline, all of one micro batch size; the chunks of a device group are
+    one stage of it."""
     together: int | None
     """``Plan.together`` as the running plan's nodes show it; new pipelines are placed alike."""
 
@@ -61,15 +64,23 @@ def damage(running: Running, nodes: Sequence[Node]) -> Damage:
     return Damage(tuple(alive), tuple(broken))
 
 
+def template_size(plan: Plan, job: Job) -> int:
+    """The micro batch size of the templates of a running plan: what all its pipelines can hold."""
+    least, *others = plan.sizes
+    if not others:
+        return least
+    return max((size for size in micro_batch_sizes(job) if size <= least), default=1)
+
+
 def template_of(
-    pipeline: Pipeline, plan: Plan, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
+    pipeline: Pipeline, plan: Plan, size: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
 ) -> Template:
-    """The template that makes this pipeline of a plan, but for its chunks."""
+    """The template that makes this pipeline of a plan, but for its chunks and its size."""
     groups = plan.chunks(pipeline)
     stages = tuple(maker.stage_of(first, lot_of[first.place.key]) for first, *_ in groups)
     sizes = (sum(end - first for first, end in layers_of(stages)) for stages in groups)
     cuts = tuple(accumulate(sizes, initial=0))
-    return maker.timed(stages, plan.micro_batch_size, cuts)
+    return maker.timed(stages, size, cuts)
 
 
 def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:

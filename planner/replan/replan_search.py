@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.pipelines.own_sizes import plan_with_own_sizes
 from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
 from planner.pipelines.pipeline_template import Template
+from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
-from planner.replan.damage import Running, damage
+from planner.replan.damage import Running, damage, template_size
 from planner.replan.nodes import Node, lots_on, paid_first, spot_by_id, unplaced
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
@@ -20,8 +22,8 @@ from planner.replan.state_map import placed_groups
 from planner.search.chunks import in_chunks, in_rounds
 from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
-from simulator.inputs.plan_check import split_in_proportion
-from simulator.spec.plan import Pipeline, Plan
+from simulator.inputs.plan_check import share_samples, split_in_proportion
+from simulator.spec.plan import Pipeline, Plan, with_sizes
 
 ROUGH_OTHER_CUTS = 1.1
 """Factor on the rough time of a mix whose boundaries differ from those of the running pipelines."""
@@ -64,12 +66,13 @@ class ReplanSearch:
         self._damage = damage(self.running, self.nodes)
         self._grants = grants_of(self.tables.cluster, self.lots)
         self._spot = spot_by_id(self.nodes)
-        b = self.running.plan.micro_batch_size
+        b = template_size(self.running.plan, self.tables.job)
         self._total = self.tables.job.global_batch // b
         self._templates = self.tables.templates_of(self.running.plan)
         self._drafts = RepairDrafts(self._templates, self.lots, self._total, b)
-        if self.running.plan.virtual_stages > 1:
-            self.budget *= 2  # Mixes are judged with chunks and without.
+        self._own_sizes = self._sizes_by_stages()
+        if self.running.plan.virtual_stages > 1 or self._own_sizes:
+            self.budget *= 2  # Mixes are judged with chunks, or sizes of their own, and without.
         self.has_losses = bool(self._damage.broken)
         if self.has_losses:
             lost = len(self._damage.broken)
@@ -171,21 +174,41 @@ class ReplanSearch:
         plan, alive = self.running.plan, self._damage.alive
         if not alive or len(alive) > self._total:
             return None
-        kept = [plan.pipelines[p] for p in alive]
-        if len(kept) < len(plan.pipelines):
-            counts = split_in_proportion(self._total, [pipeline.micro_batches for pipeline in kept])
-            kept = [Pipeline(n, p.stages) for n, p in zip(counts, kept, strict=True)]
-            if plan.virtual_stages > 1:
-                kept = [*(in_rounds(kept, plan.virtual_stages) or ())]
-                if not kept:
-                    return None
-            plan = replace(plan, pipelines=tuple(kept))
+        if len(alive) < len(plan.pipelines):
+            kept = self._with_all_samples([plan.pipelines[p] for p in alive])
+            if kept is None:
+                return None
+            plan = replace(plan, pipelines=kept)
+            plan = with_sizes(plan, plan.size_by_pipeline)
         self._simple = plan
         found = self._judged(plan)
         if found is None and self.needed is None:
             self.needed = (
                 "the running plan exceeds its devices' memory or breaks a limit of the job"
             )
+        return found
+
+    def _with_all_samples(self, kept: Sequence[Pipeline]) -> tuple[Pipeline, ...] | None:
+        """The pipelines with the samples of those that were lost; ``None`` if that cannot be."""
+        plan, counts = self.running.plan, [pipeline.micro_batches for pipeline in kept]
+        if len(plan.sizes) == 1:
+            shares = split_in_proportion(self._total, counts)
+        else:
+            sizes = [plan.size_of(pipeline) for pipeline in kept]
+            found = share_samples(self.tables.job.global_batch, sizes, counts)
+            if found is None or plan.virtual_stages > 1:
+                return None
+            shares = found
+        pairs = zip(shares, kept, strict=True)
+        more = tuple(replace(pipeline, micro_batches=n) for n, pipeline in pairs)
+        return in_rounds(more, plan.virtual_stages) if plan.virtual_stages > 1 else more
+
+    def _sizes_by_stages(self) -> dict[tuple[TemplateStage, ...], int]:
+        """The micro batch sizes of running pipelines that have other ones than their templates."""
+        plan, found = self.running.plan, {}
+        for template, size in zip(self.running.templates, plan.size_by_pipeline, strict=True):
+            if size != template.micro_batch:
+                found[template.stages] = size
         return found
 
     def _base(self) -> PipelineMix:
@@ -246,15 +269,19 @@ class ReplanSearch:
         return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
 
     def _plans_of(self, mix: PipelineMix) -> Iterator[Plan]:
-        """The plan of a mix; with chunks, too, if the running plan has them.
+        """The plan of a mix; with chunks, too, or sizes of their own, if the running plan has them.
 
         Pipelines that run already stay where they are.
         """
-        running = self.running.plan
+        running, maker = self.running.plan, self._templates.maker
+        plain = plan_of(mix, self._total, maker)
         if running.virtual_stages == 1:
-            yield self._at_home(mix)
+            if self._own_sizes:
+                own = self._in_own_sizes(mix)
+                if own is not None:
+                    yield self._at_home(mix, own)
+            yield self._at_home(mix, plain)
             return
-        plain = plan_of(mix, self._total, self._templates.maker)
         ours = {tuple(map(unplaced, pipeline.stages)) for pipeline in running.pipelines}
         ways = [p for p in in_chunks(plain) if p.virtual_stages == running.virtual_stages]
         if ways:
@@ -263,12 +290,25 @@ class ReplanSearch:
             yield with_homes(best, running, self.nodes)
         yield plain
 
-    def _at_home(self, mix: PipelineMix) -> Plan:
-        """The plan of a mix; pipelines that run already stay where they are."""
+    def _in_own_sizes(self, mix: PipelineMix) -> Plan | None:
+        """The plan of a mix whose pipelines have the sizes of running ones with their stages."""
+        maker = self._templates.maker
+        templates = tuple(
+            template
+            if (size := self._own_sizes.get(template.stages)) is None
+            else maker.timed(template.stages, size, template.cuts)
+            for template in mix.templates
+        )
+        if templates == mix.templates:
+            return None
+        resized = replace(mix, templates=templates)
+        return plan_with_own_sizes(resized, self.tables.job.global_batch, maker)
+
+    def _at_home(self, mix: PipelineMix, plan: Plan) -> Plan:
+        """A plan of a mix, in whose order its pipelines are; those that run stay where they are."""
         homes: defaultdict[Template, list[int]] = defaultdict(list)
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)
-        plan = plan_of(mix, self._total, self._templates.maker)
         made = (template for template, n in mix.pairs for _ in range(n))
         pipelines = []
         for pipeline, template in zip(plan.pipelines, made, strict=True):
@@ -278,7 +318,7 @@ class ReplanSearch:
                 # Another number of micro batches may recompute another number of layers.
                 pairs = zip(pipeline.stages, running, strict=True)
                 stages = tuple(replace(new, places=old.places) for new, old in pairs)
-                pipelines.append(Pipeline(pipeline.micro_batches, stages))
+                pipelines.append(replace(pipeline, stages=stages))
             else:
                 pipelines.append(pipeline)
         return replace(plan, pipelines=tuple(pipelines))

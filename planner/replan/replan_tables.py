@@ -10,7 +10,7 @@ from planner.problem.inventory import Lot, lots_of
 from planner.problem.job_options import micro_batch_sizes, token_sharing_degrees, tp_degrees
 from planner.problem.objective import Limits
 from planner.replan.assign_nodes import assign
-from planner.replan.damage import Running, check_replannable, template_of
+from planner.replan.damage import Running, check_replannable, template_of, template_size
 from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
 from planner.replan.nodes import Node, is_placed, placement_of, spot_by_id
 from planner.replan.repairs import template_lots
@@ -97,14 +97,14 @@ class ReplanTables:
         assert is_placed(plan), "place a plan before it is replanned"
         self._make_templates(plan)
         maker, known = self.templates_of(plan).maker, dict[object, Template]()
-        templates = []
+        size, templates = template_size(plan, self.job), []
         for pipeline in plan.pipelines:
             key = tuple(
                 (s.layers, s.tp, s.recompute, s.place.gpu, s.place.machine, s.place.zone)
                 for s in pipeline.stages
             )
             if key not in known:
-                known[key] = template_of(pipeline, plan, maker, lot_of)
+                known[key] = template_of(pipeline, plan, size, maker, lot_of)
             templates.append(known[key])
         together = placement_of(plan, self.judge.sites.machines)
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
@@ -112,6 +112,6 @@ class ReplanTables:
 
     def _make_templates(self, plan: Plan) -> None:
         """Make the templates that a question may need, so that no question waits for them."""
-        size = plan.micro_batch_size
+        size = template_size(plan, self.job)
         for lots in template_lots(self.lots):
             self.templates_of(plan).templates(lots, size, self.job.global_batch // size)

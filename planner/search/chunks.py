@@ -44,10 +44,15 @@ def waiting_families(search: EventSearch, suits: Callable[[Plan], bool]) -> list
 
     The best plans are often variants of one; under another schedule another family may be best.
     """
+    return best_families(search, lambda plan: _bubble(plan) >= BUBBLE_MIN and suits(plan))
+
+
+def best_families(search: EventSearch, suits: Callable[[Plan], bool]) -> list[JudgedPlan]:
+    """The best suitable plan of each family of one micro batch size; the best families first."""
     kept = [one for one in search.judged if one.keeps_limits] or search.broken
     families: dict[Hashable, JudgedPlan] = {}
     for one in sorted(kept, key=lambda one: one.score):
-        if _bubble(one.plan) >= BUBBLE_MIN and suits(one.plan):
+        if len(one.plan.sizes) == 1 and suits(one.plan):
             families.setdefault(_family(one.plan), one)
     return [*families.values()][:FAMILIES_MAX]
 

@@ -136,8 +136,9 @@ class _Page:
     ) -> None:
         lanes = list(dict.fromkeys(line.lane for line in lines))
         for lane, top in zip(lanes, headings, strict=True):
-            count = plan.pipelines[lane.pipelines[0]].micro_batches
-            text = f"{lane.title}: {count} micro batches of {plan.micro_batch_size}"
+            pipeline = plan.pipelines[lane.pipelines[0]]
+            count, size = pipeline.micro_batches, plan.size_of(pipeline)
+            text = f"{lane.title}: {count} micro batches of {size}"
             self.text(0.2, self.y(top) - 0.2, text, fontsize=7.5, fontweight="bold")
         for line in lines:
             row, y = line.row, self.y(line.top + 0.5)

@@ -168,7 +168,8 @@ def _equal_pipelines(
             for stage in pipeline.stages
         )
         work = None if works is None else id(works[p])
-        same[work, pipeline.micro_batches, stages].append(p)
+        runs = pipeline.micro_batches, plan.size_of(pipeline)
+        same[work, runs, stages].append(p)
     return [tuple(numbers) for numbers in same.values()]
 
 

@@ -47,16 +47,17 @@ class DeviceGroups:
     @classmethod
     def of(cls, plan: Plan) -> DeviceGroups:
         numbers: dict[Place, int] = {}
-        blocks: dict[int, tuple[int, int]] = {}
+        blocks: dict[tuple[int, int], tuple[int, int]] = {}
         flat: list[int] = []
         for pipeline in plan.pipelines:
             # Pipelines that share one tuple of stages are read once.
-            if id(pipeline.stages) not in blocks:
+            size = plan.size_of(pipeline)
+            if (id(pipeline.stages), size) not in blocks:
                 begin = len(flat) // len(_COLUMNS)
-                _read(pipeline, plan.micro_batch_size, numbers, flat)
-                blocks[id(pipeline.stages)] = (begin, len(flat) // len(_COLUMNS))
+                _read(pipeline, size, numbers, flat)
+                blocks[id(pipeline.stages), size] = (begin, len(flat) // len(_COLUMNS))
         rows = np.array(flat, dtype=np.int64).reshape(-1, len(_COLUMNS))
-        spans = [blocks[id(pipeline.stages)] for pipeline in plan.pipelines]
+        spans = [blocks[id(p.stages), plan.size_of(p)] for p in plan.pipelines]
         if len(blocks) < len(spans):
             rows = rows[np.concatenate([np.arange(*span) for span in spans])]
         sizes = [end - begin for begin, end in spans]

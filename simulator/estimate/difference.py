@@ -17,7 +17,7 @@ OTHER_SHAPE = 0.046
 """Error that is added where pipelines differ in depth, micro batch size or recomputation."""
 OTHER_TP = 0.07
 """Error that is added where the work runs under another TP degree."""
-Key = Callable[[Pipeline, Stage, Place, bool], Hashable]
+Key = Callable[[Plan, Pipeline, Stage, Place, bool], Hashable]
 """Of layers of a stage at a place that are recomputed or not, what errors depend on."""
 
 
@@ -34,12 +34,11 @@ def difference_error(
         here, there = _work(one, key), _work(other, key)
         return 1.0 - sum(min(share, there.get(each, 0.0)) for each, share in here.items())
 
-    sizes = {id(p): plan.micro_batch_size for plan in (one, other) for p in plan.pipelines}
     return math.hypot(
         REPEATED,
-        OTHER_SHAPE * moved(lambda p, _, __, again: (sizes[id(p)], len(p.stages), again)),
-        OTHER_TP * moved(lambda _, stage, *__: stage.tp),
-        math.hypot(one_error, other_error) * moved(lambda _, __, place, ___: place.gpu),
+        OTHER_SHAPE * moved(lambda plan, p, _, __, again: (plan.size_of(p), len(p.stages), again)),
+        OTHER_TP * moved(lambda _, __, stage, *___: stage.tp),
+        math.hypot(one_error, other_error) * moved(lambda _, __, ___, place, ____: place.gpu),
     )
 
 
@@ -50,16 +49,16 @@ def are_told_apart(one: float, other: float, error: float) -> bool:
 
 
 def _work(plan: Plan, key: Key) -> dict[Hashable, float]:
-    """Shares of the work (layers x micro batches), by ``key``."""
+    """Shares of the work (layers x samples), by ``key``."""
     work: dict[Hashable, float] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             again = stage.recomputed
             kept = stage.layers[1] - stage.layers[0] - again
             for is_again, layers in ((True, again), (False, kept)):
-                each = pipeline.micro_batches * layers / sum(stage.split)
+                each = plan.samples_of(pipeline) * layers / sum(stage.split)
                 for place, share in zip(stage.places, stage.split, strict=True) if each else ():
-                    name = key(pipeline, stage, place, is_again)
+                    name = key(plan, pipeline, stage, place, is_again)
                     work[name] = work.get(name, 0.0) + each * share
     total = sum(work.values())
     return {name: amount / total for name, amount in work.items()}

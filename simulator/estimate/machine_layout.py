@@ -144,12 +144,12 @@ def _canonical_ranks(groups: DeviceGroups) -> tuple[list[int], list[int]]:
     flat = np.stack(columns, axis=1).reshape(-1).tolist()
     width = len(columns)
     keys = [
-        (pipeline.micro_batches, *flat[width * begin : width * end])
+        (pipeline.micro_batches, plan.size_of(pipeline), *flat[width * begin : width * end])
         for pipeline, (begin, end) in zip(plan.pipelines, groups.blocks, strict=True)
     ]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     ranks = [order[key] for key in keys]
-    return ranks, _blocks(ranks, [key[1:] for key in keys], plan.together)
+    return ranks, _blocks(ranks, [key[2:] for key in keys], plan.together)
 
 
 def _blocks(ranks: list[int], stages: list[tuple[int, ...]], together: int | None) -> list[int]:

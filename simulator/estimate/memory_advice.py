@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.documents.fields import quote
 from simulator.estimate.result import DeviceMemory
-from simulator.spec.plan import Plan, Stage
+from simulator.spec.plan import Plan, Stage, with_sizes
 
 GIB = 2**30
 
@@ -104,15 +104,16 @@ def _recomputation(stage: Stage, fits: Callable[[Stage], bool]) -> Iterator[str]
 def _smaller_micro_batch(
     plan: Plan, p: int, stage: Stage, fits: Callable[[Plan], bool]
 ) -> Iterator[str]:
-    size = plan.micro_batch_size
+    whole = size = plan.size_of(plan.pipelines[p])
     while len(stage.places) == 1 and size % 2 == 0:
         size //= 2
-        times = plan.micro_batch_size // size
+        # All pipelines of this size change, since they have one size in most plans.
+        sizes = [size if each == whole else each for each in plan.size_by_pipeline]
         pipelines = tuple(
-            replace(pipeline, micro_batches=pipeline.micro_batches * times)
-            for pipeline in plan.pipelines
+            replace(each, micro_batches=plan.samples_of(each) // its)
+            for each, its in zip(plan.pipelines, sizes, strict=True)
         )
-        if fits(replace(plan, micro_batch_size=size, pipelines=pipelines)):
+        if fits(with_sizes(replace(plan, pipelines=pipelines), sizes)):
             count = pipelines[p].micro_batches
             yield f"with micro batches of {size} (and {count} of them in this pipeline)"
             return

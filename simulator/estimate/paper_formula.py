@@ -22,7 +22,7 @@ from simulator.estimate.result import DeviceMemory, Estimate, Money
 from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
 from simulator.spec.job import Job
-from simulator.spec.plan import Place, Plan, Stage
+from simulator.spec.plan import Place, Plan, Stage, with_sizes
 from simulator.spec.provenance import Provenance
 
 FLOAT_BYTES = 4
@@ -103,6 +103,7 @@ def paper_estimate(
     problems = Problems()
     _check_shape(plan, profile, problems)
     problems.raise_if_any()
+    plan = with_sizes(plan, plan.size_by_pipeline)
     _check_measured(plan, profile, problems)
     problems.raise_if_any()
     links = _Links(network, problems)
@@ -163,6 +164,10 @@ def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
         problems.add("sequence_parallel", "the paper estimator does not support it", cure)
     if plan.zero is not None:
         problems.add("zero", "the paper estimator does not shard moments", cure)
+    if len(plan.sizes) > 1:
+        shown = ", ".join(map(str, plan.sizes))
+        what = f"are {shown}, and the paper estimator has one micro batch size"
+        problems.add("micro batch sizes", what, cure)
     shared = [stage.layers for stage in plan.pipelines[0].stages]
     for index, pipeline in enumerate(plan.pipelines):
         if [stage.layers for stage in pipeline.stages] != shared:

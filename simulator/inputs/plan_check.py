@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from operator import mul
 
 from simulator.cluster.cluster import Cluster
 from simulator.documents.fields import quote
@@ -23,6 +24,9 @@ from simulator.inputs.supply_check import (
 from simulator.models.layers import Model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
+
+REST_MAX = 1 << 16
+"""Most samples that are shared out one micro batch at a time."""
 
 
 def check_plan(
@@ -49,8 +53,9 @@ def check_plan(
             tp = stage.tp
             question = partial(_recompute_problem, stage, job)
             unfit.judge(("recompute", stage.recompute), at, question)
-            question = partial(_split_problem, stage.split, plan.micro_batch_size)
-            unfit.judge(("split", stage.split), at, question)
+            size = plan.size_of(pipeline)
+            question = partial(_split_problem, stage.split, size)
+            unfit.judge(("split", stage.split, size), at, question)
             unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
             for there, taken in places_with_paths(stage, at):
                 question = partial(place_problem, taken, tp, cluster, offers)
@@ -82,11 +87,18 @@ def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Pr
 
 def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
     """Check that the micro batches add up to exactly the global batch."""
-    size, batch = plan.micro_batch_size, job.global_batch
-    if job.micro_batches is not None and size not in job.micro_batches:
-        sizes = ", ".join(map(str, job.micro_batches))
-        cure = f"give one of {sizes}, or add it to training.micro_batches in the job"
-        problems.add(f"{place}: micro_batch_size", f"is {size}, which the job rules out", cure)
+    sizes, batch = plan.sizes, job.global_batch
+    allowed = sizes if job.micro_batches is None else job.micro_batches
+    for size in sizes:
+        if size not in allowed:
+            shown = ", ".join(map(str, allowed))
+            cure = f"give one of {shown}, or add it to training.micro_batches in the job"
+            where = _where_size(plan, size, place)
+            problems.add(where, f"is {size}, which the job rules out", cure)
+    if len(sizes) > 1:
+        _check_sum(plan, batch, place, problems)
+        return
+    size = sizes[0]
     if batch % size:
         divisors = [str(n) for n in range(1, min(batch, 4096) + 1) if batch % n == 0]
         shown = ", ".join(divisors[:10]) + (", ..." if len(divisors) > 10 else "")
@@ -107,6 +119,34 @@ def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
         cure = f"{wanted} micro batches feed at most {wanted} of the {len(counts)} pipelines"
     else:
         cure = f"give micro_batches {_written_list(split_in_proportion(wanted, counts))}"
+    problems.add(f"{place}: pipelines", what, cure)
+
+
+def _where_size(plan: Plan, size: int, place: str) -> str:
+    """Where the plan states a micro batch size first."""
+    if size == plan.micro_batch_size:
+        return f"{place}: micro_batch_size"
+    return f"{place}: pipelines[{plan.size_by_pipeline.index(size)}].micro_batch_size"
+
+
+def _check_sum(plan: Plan, batch: int, place: str, problems: Problems) -> None:
+    """Check the samples of pipelines whose micro batches differ in size."""
+    given = plan.samples_per_iteration
+    if given == batch:
+        return
+    counts = [pipeline.micro_batches for pipeline in plan.pipelines]
+    by_size: Counter[int] = Counter()
+    for size, count in zip(plan.size_by_pipeline, counts, strict=True):
+        by_size[size] += count
+    written = " + ".join(f"{by_size[size]} of {size}" for size in plan.sizes)
+    what = (
+        f"{written} make {given} samples, {abs(given - batch)} too "
+        f"{'many' if given > batch else 'few'} for the global batch of {batch}"
+    )
+    shares = share_samples(batch, plan.size_by_pipeline, counts)
+    cure = "change micro_batch_size of a pipeline: with these sizes no numbers make the batch"
+    if shares is not None:
+        cure = f"give micro_batches {_written_list(shares)}"
     problems.add(f"{place}: pipelines", what, cure)
 
 
@@ -134,6 +174,47 @@ def split_in_proportion(total: int, weights: list[int]) -> list[int]:
         shares[index] -= given
         owed -= given
     return shares
+
+
+def share_samples(total: int, sizes: Sequence[int], weights: Sequence[int]) -> list[int] | None:
+    """Micro batches of each pipeline, at least one, that make exactly so many samples.
+
+    They are in proportion to the weights, as nearly as the sizes allow: what remains is shared out
+    in as few micro batches as make it up. ``None``: no numbers are known that do.
+    """
+    assert len(sizes) == len(weights), (sizes, weights)
+    whole = sum(map(mul, sizes, weights))
+    wanted = [Fraction(total * weight, whole) for weight in weights]
+    counts = [max(1, round(share)) for share in wanted]
+    fewest: list[tuple[int, int]] = [(0, 0)]
+    for _ in range(2 * max(sizes) + len(sizes)):
+        rest = total - sum(map(mul, sizes, counts))
+        if 0 <= rest <= REST_MAX:
+            _extend(fewest, rest, sorted(set(sizes)))
+            if fewest[rest][0] < REST_MAX:
+                break
+        # Take back one: of those that are no larger than what is too many, where most is too many.
+        able = [i for i, count in enumerate(counts) if count > 1]
+        if not able or rest > REST_MAX:
+            return None
+        least = min(sizes[i] for i in able)
+        some = [i for i in able if sizes[i] <= max(-rest, least)]
+        counts[max(some, key=lambda i: (sizes[i] * (counts[i] - wanted[i]), -i))] -= 1
+    else:
+        return None
+    while rest:
+        size = fewest[rest][1]
+        alike = [i for i, each in enumerate(sizes) if each == size]
+        counts[max(alike, key=lambda i: (wanted[i] - counts[i], -i))] += 1
+        rest -= size
+    return counts
+
+
+def _extend(fewest: list[tuple[int, int]], rest: int, sizes: Sequence[int]) -> None:
+    """Note how few micro batches make each number of samples up to ``rest``, and one of them."""
+    for number in range(len(fewest), rest + 1):
+        ways = [(fewest[number - size][0] + 1, size) for size in sizes if size <= number]
+        fewest.append(min(ways, default=(REST_MAX, 0)))
 
 
 def _written_sum(counts: list[int]) -> str:

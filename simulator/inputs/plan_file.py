@@ -20,7 +20,15 @@ from simulator.documents.fields import (
 )
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problems
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
+from simulator.spec.plan import (
+    Pipeline,
+    Place,
+    Plan,
+    Recompute,
+    Schedule,
+    Stage,
+    with_sizes,
+)
 
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -82,9 +90,10 @@ def _plan(top: Table) -> Plan | None:
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
-    if size is None or len(whole) != len(pipelines):
+    if size is None or not whole or len(whole) != len(pipelines):
         return None
-    return Plan(size, whole, schedule, virtual_stages, together, shares, zero, outer)
+    plan = Plan(size, whole, schedule, virtual_stages, together, shares, zero, outer)
+    return with_sizes(plan, plan.size_by_pipeline)
 
 
 def zero_stage(value: Any) -> Literal[0, 1]:
@@ -97,12 +106,15 @@ def zero_stage(value: Any) -> Literal[0, 1]:
 
 def _pipeline(table: Table) -> Pipeline | None:
     micro_batches = table.integer("micro_batches", most=2**40, required=True)
+    size = (
+        table.integer("micro_batch_size", most=DEGREE_MAX) if "micro_batch_size" in table else None
+    )
     stages = [_stage(inner) for inner in table.tables("stages", required=True)]
     table.finish()
     whole = tuple(stage for stage in stages if stage is not None)
     if micro_batches is None or len(whole) != len(stages):
         return None
-    return Pipeline(micro_batches, whole)
+    return Pipeline(micro_batches, whole, size)
 
 
 def _stage(table: Table) -> Stage | None:
@@ -235,13 +247,15 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         written["zero"] = plan.zero
     if plan.outer_every is not None:
         written["outer_every"] = plan.outer_every
-    written["pipelines"] = [
-        {
-            "micro_batches": pipeline.micro_batches,
-            "stages": [_stage_to_json(stage) for stage in pipeline.stages],
-        }
-        for pipeline in plan.pipelines
-    ]
+    written["pipelines"] = [_pipeline_to_json(pipeline) for pipeline in plan.pipelines]
+    return written
+
+
+def _pipeline_to_json(pipeline: Pipeline) -> dict[str, Any]:
+    written: dict[str, Any] = {"micro_batches": pipeline.micro_batches}
+    if pipeline.micro_batch_size is not None:
+        written["micro_batch_size"] = pipeline.micro_batch_size
+    written["stages"] = [_stage_to_json(stage) for stage in pipeline.stages]
     return written
 
 
@@ -283,8 +297,10 @@ def _pipeline_lines(pipelines: Sequence[dict[str, Any]]) -> str:
         stages = ",\n".join(
             f"        {json.dumps(stage, ensure_ascii=False)}" for stage in pipeline["stages"]
         )
-        count = pipeline["micro_batches"]
-        blocks.append(
-            f'    {{\n      "micro_batches": {count},\n      "stages": [\n{stages}\n      ]\n    }}'
+        head = "".join(
+            f"      {json.dumps(key)}: {value},\n"
+            for key, value in pipeline.items()
+            if key != "stages"
         )
+        blocks.append(f'    {{\n{head}      "stages": [\n{stages}\n      ]\n    }}')
     return ",\n".join(blocks)

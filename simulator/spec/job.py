@@ -11,7 +11,7 @@ Optimizer = Literal["adam", "adamw", "sgd"]
 RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
 Preference = Literal["simple", "fastest"]
-Allowed = Literal["interleaved", "sequence"]
+Allowed = Literal["interleaved", "sequence", "micro-batch-per-pipeline"]
 DataKind = Literal["synthetic", "tokens", "images"]
 Engine = Literal["sailor", "deepspeed"]
 

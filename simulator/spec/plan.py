@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -96,6 +97,8 @@ class Pipeline:
 
     micro_batches: int
     stages: tuple[Stage, ...]
+    micro_batch_size: int | None = None
+    """Samples of its micro batches; ``None``: as many as in the plan."""
 
 
 def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
@@ -119,9 +122,10 @@ def linked_by_zones(zones: Sequence[set[str]]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a job runs; apart from the micro batch size, pipelines may differ in everything."""
+    """How a job runs; pipelines may differ in everything."""
 
     micro_batch_size: int
+    """Samples of a micro batch, in pipelines that state no size of their own."""
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = "1f1b"
     virtual_stages: int = 1
@@ -140,7 +144,25 @@ class Plan:
 
     @property
     def samples_per_iteration(self) -> int:
-        return self.micro_batch_size * sum(p.micro_batches for p in self.pipelines)
+        return sum(self.samples_of(pipeline) for pipeline in self.pipelines)
+
+    def size_of(self, pipeline: Pipeline) -> int:
+        """Samples of a pipeline's micro batches."""
+        return pipeline.micro_batch_size or self.micro_batch_size
+
+    def samples_of(self, pipeline: Pipeline) -> int:
+        """Samples that a pipeline computes in an iteration."""
+        return self.size_of(pipeline) * pipeline.micro_batches
+
+    @property
+    def size_by_pipeline(self) -> tuple[int, ...]:
+        """The micro batch size of each pipeline."""
+        return tuple(map(self.size_of, self.pipelines))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The different micro batch sizes, in rising order."""
+        return tuple(sorted(set(self.size_by_pipeline)))
 
     @property
     def outer_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -194,3 +216,21 @@ class Plan:
     @property
     def device_count(self) -> int:
         return sum(self.gpus_used().values())
+
+
+def with_sizes(plan: Plan, sizes: Sequence[int]) -> Plan:
+    """The plan whose pipelines have these micro batch sizes, in the one way in which it is written.
+
+    The size of most pipelines is the plan's; of several such, the smallest.
+    """
+    usual = min(Counter(sizes).items(), key=lambda pair: (-pair[1], pair[0]))[0]
+    own = [None if size == usual else size for size in sizes]
+    if plan.micro_batch_size == usual and own == [p.micro_batch_size for p in plan.pipelines]:
+        return plan
+    # Equal pipelines stay one object: estimates read each once.
+    known: dict[tuple[int, int | None], Pipeline] = {}
+    pipelines = [
+        known.setdefault((id(pipeline), size), replace(pipeline, micro_batch_size=size))
+        for pipeline, size in zip(plan.pipelines, own, strict=True)
+    ]
+    return replace(plan, micro_batch_size=usual, pipelines=tuple(pipelines))

@@ -24,7 +24,7 @@ from simulator.models.layers import Model
 from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage, with_sizes
 
 GPUS = ("V100-16", "A100-40", "GH-96", "RTX-3090", "T4")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b", "europe-west4-a")
@@ -313,6 +313,15 @@ def recomputed_layers(world: World, stage: Stage) -> list[int]:
         return []
     some = layers if stage.recompute == "full" else layers[: stage.recompute]
     return [index for index in some if index != len(world.job.model.layers) - 1]
+
+
+def with_own_sizes(rng: random.Random, plan: Plan) -> Plan:
+    """Let each pipeline have a micro batch size that its shares divide."""
+    sizes = []
+    for pipeline in plan.pipelines:
+        whole = max(sum(stage.split) for stage in pipeline.stages)
+        sizes.append(rng.choice([size for size in (1, 2, 4) if size % whole == 0]))
+    return with_sizes(plan, sizes)
 
 
 def with_shares(rng: random.Random, plan: Plan) -> Plan:

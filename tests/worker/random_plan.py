@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage, with_sizes
 
 HERE = Place("cpu", "this", "here")
+OWN_SIZES = 0.4
+"""Share of plans whose pipelines have micro batch sizes of their own."""
 
 
 def any_plan(
@@ -27,7 +30,20 @@ def any_plan(
         assert left >= 0, f"pipeline {number} took more ranks than there are"
         pipelines.append(Pipeline(share, stages))
     schedule: Schedule = draw.choice(["1f1b", "1f1b", "gpipe"])
-    return Plan(size, tuple(pipelines), schedule)
+    plan = Plan(size, tuple(pipelines), schedule)
+    return in_own_sizes(draw, plan) if draw.random() < OWN_SIZES else plan
+
+
+def in_own_sizes(draw: Random, plan: Plan) -> Plan:
+    """Cut the samples of each pipeline into micro batches of another size."""
+    pipelines, sizes = [], []
+    for pipeline in plan.pipelines:
+        rounds = plan.group_count(pipeline) if plan.schedule == "interleaved" else 1
+        samples = plan.samples_of(pipeline)
+        size = draw.choice([n for n in range(1, samples + 1) if samples % (n * rounds) == 0])
+        pipelines.append(replace(pipeline, micro_batches=samples // size))
+        sizes.append(size)
+    return with_sizes(replace(plan, pipelines=tuple(pipelines)), sizes)
 
 
 def any_interleaved_plan(draw: Random, job: Job, *, ranks_max: int = 10) -> Plan | None:
@@ -56,7 +72,8 @@ def any_interleaved_plan(draw: Random, job: Job, *, ranks_max: int = 10) -> Plan
         )
         pipelines.append(Pipeline(rounds * groups, stages))
         left, ranks = left - rounds * groups, ranks - sum(owned)
-    return Plan(size, tuple(pipelines), "interleaved", chunks)
+    plan = Plan(size, tuple(pipelines), "interleaved", chunks)
+    return in_own_sizes(draw, plan) if draw.random() < OWN_SIZES else plan
 
 
 def _recompute(draw: Random, layers: int) -> Recompute | int:

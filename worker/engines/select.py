@@ -38,6 +38,9 @@ def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
             what_differs = f"its pipelines differ: pipeline {number} has {what}"
             found.append(Problem(place, what_differs, "the sailor engine trains it"))
             break
+    if len(plan.sizes) > 1:
+        what = f"has micro batches of {' and '.join(map(str, plan.sizes))} samples"
+        found.append(Problem(place, what, "the sailor engine trains it"))
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(stage.tp > 1 for stage in stages):
         found.append(Problem(place, "has TP degrees above 1", "the sailor engine trains it"))

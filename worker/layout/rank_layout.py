@@ -121,9 +121,9 @@ def receivers_of(sender: RankPlace, receivers: tuple[RankPlace, ...]) -> tuple[R
 
 def sample_positions(plan: Plan, *, pipeline: int, micro_batch: int) -> range:
     """Return the positions of a micro batch's samples in the global batch."""
-    before = sum(each.micro_batches for each in plan.pipelines[:pipeline])
-    first = (before + micro_batch) * plan.micro_batch_size
-    return range(first, first + plan.micro_batch_size)
+    size = plan.size_of(plan.pipelines[pipeline])
+    first = sum(map(plan.samples_of, plan.pipelines[:pipeline])) + micro_batch * size
+    return range(first, first + size)
 
 
 # -- holders of layers and atoms --- --------------------------------------------------------------

@@ -234,6 +234,7 @@ def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
         "pipelines": [
             {
                 "micro_batches": pipeline.get("micro_batches"),
+                **{key: pipeline[key] for key in ("micro_batch_size",) if key in pipeline},
                 "stages": [
                     {key: stage[key] for key in SHOWN if key in stage}
                     for stage in pipeline["stages"]

@@ -44,7 +44,7 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         groups = counted(len(plan.outer_groups), "group")
         shape += f", in {groups} with an outer step every {plan.outer_every} iterations"
     yield (
-        f"plan        {shape}, micro batch {plan.micro_batch_size}, "
+        f"plan        {shape}, micro batch {'/'.join(map(str, plan.sizes))}, "
         f"{estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {gpus_text(plan)}"
@@ -98,7 +98,8 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
                 ", ".join(map(_layers, chunks)),
                 _devices(stage),
                 place.zone,
-                str(pipeline.micro_batches),
+                str(pipeline.micro_batches)
+                + (f" of {plan.size_of(pipeline)}" if len(plan.sizes) > 1 else ""),
                 f"{device.total / GIB:.1f}/{device.capacity / GIB:.1f}"
                 + ("" if device.fits else " !"),
             ]

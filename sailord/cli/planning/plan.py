@@ -119,7 +119,8 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     multiple=True,
     help="Where that is faster: interleaved, several chunks of layers on each device in turn"
     " (interleaved 1F1B); sequence, ranks that split layers share the tokens between split parts"
-    " (sequence parallelism); default: the job's objective.allow. zero-bubble: see what it would"
+    " (sequence parallelism); micro-batch-per-pipeline, pipelines with a micro batch size of their"
+    " own; default: the job's objective.allow. zero-bubble: see what it would"
     " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted."
     " zero1: try ZeRO-1 off and on, whatever the job says. outer-steps: see what it would bring if"
     " pipelines in separate zones averaged their parameters only every --outer-every iterations,"

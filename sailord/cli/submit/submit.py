@@ -56,9 +56,10 @@ _NAME_MAX = 60
 )
 @click.option(
     "--allow",
-    type=click.Choice(("interleaved",)),
+    type=click.Choice(("interleaved", "micro-batch-per-pipeline")),
     multiple=True,
-    help="interleaved: a script's ranks may hold several chunks of layers in turn.",
+    help="interleaved: a script's ranks may hold several chunks of layers in turn."
+    " micro-batch-per-pipeline: its pipelines may have a micro batch size of their own.",
 )
 @server_command
 def submit(

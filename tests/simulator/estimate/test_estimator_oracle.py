@@ -26,6 +26,7 @@ from tests.simulator.worlds import (
     random_plan,
     random_world,
     recomputed_layers,
+    with_own_sizes,
     with_shares,
 )
 
@@ -97,16 +98,16 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
 def backward_below_s(world: World, plan: Plan, group: GroupId, layer: int) -> float:
     """What a group's last backward still has to do once it is through with a layer."""
     p, s, i = group
-    stage = plan.pipelines[p].stages[s]
+    stage, size = plan.pipelines[p].stages[s], plan.size_of(plan.pipelines[p])
     share = stage.split[i] / sum(stage.split)
     times = world.estimator.costs_of(plan).times(
-        stage.places[i].gpu, tp=stage.tp, samples=round(plan.micro_batch_size * share)
+        stage.places[i].gpu, tp=stage.tp, samples=round(size * share)
     )
     below = 0.0
     if plan.schedule == "zero-bubble":
         # The gradients of weights are computed apart, from the last layer on.
         weight = world.costs.weight_by_layer(
-            stage.places[i].gpu, tp=stage.tp, samples=round(plan.micro_batch_size * share)
+            stage.places[i].gpu, tp=stage.tp, samples=round(size * share)
         )
         return float(sum(weight[stage.layers[0] : layer]))
     for index in range(stage.layers[0], layer):
@@ -140,9 +141,10 @@ def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
         return found
     for p, pipeline in enumerate(plan.pipelines):
         devices = len(pipeline.stages) // plan.virtual_stages
+        size = plan.size_of(pipeline)
         for s, stage in enumerate(pipeline.stages):
             for i, place in enumerate(stage.places):
-                samples = plan.micro_batch_size * stage.split[i] // sum(stage.split)
+                samples = size * stage.split[i] // sum(stage.split)
                 times = world.estimator.costs_of(plan).times(
                     place.gpu, tp=stage.tp, samples=samples
                 )
@@ -156,7 +158,7 @@ def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
             # Embedding and head on one device: what they share is stepped once.
             for i, place in enumerate(pipeline.stages[0].places):
                 first = pipeline.stages[0]
-                samples = plan.micro_batch_size * first.split[i] // sum(first.split)
+                samples = size * first.split[i] // sum(first.split)
                 times = world.estimator.costs_of(plan).times(
                     place.gpu, tp=first.tp, samples=samples
                 )
@@ -170,8 +172,8 @@ def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
 @pytest.mark.sim
 @pytest.mark.parametrize("part", range(4))
 def test_estimate_of_any_plan_matches_the_oracle(part: int, examples: int) -> None:
-    """All mixed: boundaries, GPU kinds, TP, counts, zones, recomputation, splits, schedules."""
-    overlapping = synced = 0
+    """All mixed: boundaries, kinds, TP, counts, sizes, zones, recomputation, splits, schedules."""
+    overlapping = synced = sizes = 0
     for case in range(examples):
         seed = f"plan {part} {case}"
         rng = random.Random(seed)
@@ -179,15 +181,18 @@ def test_estimate_of_any_plan_matches_the_oracle(part: int, examples: int) -> No
         for number in range(3):
             plan = random_plan(rng, world, most_micro_batches=rng.choice([4, 12, 40]))
             plan = replace(with_shares(rng, plan), sequence_parallel=number == 2)
+            plan = with_own_sizes(rng, plan) if number == 1 else plan
             estimate = world.estimator.estimate(plan)
             expected = judged_iteration_s(world, plan)
             assert estimate.iteration_s == pytest.approx(expected, rel=1e-9), (seed, number, plan)
             assert math.isfinite(estimate.iteration_s)
             synced += len(plan.pipelines) > 1
+            sizes += len(plan.sizes) > 1
             overlapping += len(plan.pipelines) > 1 and world.job.gradient_sync == "overlap"
     # Random cases could avoid what matters; these may not.
     assert overlapping >= examples // 2
     assert synced >= examples
+    assert sizes >= examples // 4
 
 
 @pytest.mark.sim

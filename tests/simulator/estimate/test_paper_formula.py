@@ -17,7 +17,7 @@ from simulator.models.layers import Model
 from simulator.network.curves import Curve
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage, with_sizes
 
 # A toy of four layers, two GPU kinds and two zones, small enough to reckon on paper.
 LAYERS = 4
@@ -132,6 +132,11 @@ def test_one_pipeline_of_one_stage_computes_only() -> None:
     assert result.update_s == 0.001
     assert result.sync_s == 0.0
     assert result.iteration_s == pytest.approx(5 * 4 * 0.03 + 0.001)
+
+
+def test_size_that_all_pipelines_state_is_the_plans_size() -> None:
+    stated = tuple(replace(pipeline, micro_batch_size=2) for pipeline in TWO.pipelines)
+    assert estimate(replace(TWO, micro_batch_size=5, pipelines=stated)) == estimate(TWO)
 
 
 def test_three_stages_send_once_in_the_middle_and_twice_the_gradient_at_the_end() -> None:
@@ -332,6 +337,10 @@ PLACE = TWO.pipelines[0].stages[0].place
     [
         (replace(TWO, schedule="gpipe"), "schedule: the paper estimator supports 1f1b, not gpipe"),
         (replace(TWO, zero=0), "zero: the paper estimator does not shard moments"),
+        (
+            with_sizes(TWO, [2, 1]),
+            "micro batch sizes: are 1, 2, and the paper estimator has one micro batch size",
+        ),
         (changed(TWO, recompute="full"), "the paper estimator does not support recomputation"),
         (
             changed(TWO, places=(PLACE, PLACE), split=(1, 1)),

@@ -279,7 +279,8 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         'job.toml: [objective] deadline: is "soon"; '
         "give a date and time such as 2030-01-31T12:00:00Z",
         "job.toml: [objective] max_spot_share: is 1.5; give a number at least 0 and at most 1",
-        'job.toml: [objective] allow[1]: is "zero-bubble"; give "interleaved" or "sequence"',
+        'job.toml: [objective] allow[1]: is "zero-bubble"; give "interleaved" or "sequence"'
+        ' or "micro-batch-per-pipeline"',
         'job.toml: [data] tokens: is missing, and kind is "tokens"; name the file of tokens',
         'job.toml: [checkpoint] memory_every: is "often"; give a number of steps or "auto"',
         'job.toml: [checkpoint] survive: is "rack"; give "node" or "zone"',

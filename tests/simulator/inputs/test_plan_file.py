@@ -23,7 +23,7 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import complete_plan, load_plan, plan_text, plan_to_json, read_plan
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage, with_sizes
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SCHEMAS = resources.files("simulator") / "data/schemas"
@@ -401,6 +401,7 @@ PLACES = st.builds(
     machine=st.sampled_from(["", "a2-highgpu-4g"]),
     zone=st.sampled_from(["us-central1-a", "é"]),
 )
+RUNS = st.tuples(st.integers(1, 99), st.sampled_from([None, None, 2, 3]))
 
 
 @st.composite
@@ -419,13 +420,12 @@ def plans(draw: st.DrawFn) -> Plan:
 
     schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "zero-bubble"]))
     pipelines = tuple(
-        Pipeline(draw(st.integers(1, 99)), tuple(stage() for _ in range(draw(st.integers(1, 3)))))
-        for _ in range(draw(st.integers(1, 3)))
+        Pipeline(count, tuple(stage() for _ in range(draw(st.integers(1, 3)))), own)
+        for count, own in draw(st.lists(RUNS, min_size=1, max_size=3))
     )
     virtual = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
-    together = draw(st.sampled_from([None, 1, 2]))
+    together, zero = draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from([None, 0, 1]))
     size, shares = draw(st.integers(1, 8)), draw(st.booleans())
-    zero = draw(st.sampled_from([None, 0, 1]))
     outer = draw(st.sampled_from([None, 1, 500]))
     return Plan(size, pipelines, schedule, virtual, together, shares, zero, outer)
 
@@ -434,7 +434,7 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_written_plan_is_read_back_and_fits_the_schema(plan: Plan) -> None:
     raw = plan_to_json(plan)
     VALIDATOR.validate(raw)
-    assert read_plan(raw) == plan
+    assert read_plan(raw) == with_sizes(plan, plan.size_by_pipeline)
     assert json.loads(plan_text(plan)) == raw
 
 

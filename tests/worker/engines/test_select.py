@@ -41,8 +41,12 @@ def test_deepspeed_trains_what_it_supports_and_each_rank_snapshots_all_it_holds(
             ),
             "its pipelines differ: pipeline 1 has 1 micro batches and pipeline 0 has 3",
         ),
+        (
+            Plan(2, (ALIKE.pipelines[0], replace(ALIKE.pipelines[0], micro_batch_size=1))),
+            "has micro batches of 1 and 2 samples",
+        ),
     ],
-    ids=["tp", "recompute", "schedule", "uneven"],
+    ids=["tp", "recompute", "schedule", "uneven", "sizes"],
 )
 def test_sailor_engine_trains_other_plans_and_gives_the_reason(plan, why):
     told = f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"

@@ -32,7 +32,7 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
     given = {} if path is None else load_document(path).data
     batch = {
         "train_batch_size": job.global_batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "train_micro_batch_size_per_gpu": plan.size_of(plan.pipelines[0]),
         "gradient_accumulation_steps": plan.pipelines[0].micro_batches,
     }
     found = [*_contradictions(given, batch, job)]
