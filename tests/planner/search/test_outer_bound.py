@@ -21,6 +21,7 @@ from tests.planner.search.test_bound import just_enough, placed_somehow
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
 from tests.planner.search.tight_plans import any_recomputation, just_fitting
 from tests.planner.small_cases import is_possible
+from tests.planner.test_outer_answer import ASKED, JOB
 from tests.simulator.estimate.test_outer_steps import random_grouped
 from tests.simulator.worlds import random_world
 
@@ -32,6 +33,8 @@ def tables_of(
     lots: tuple[Lot, ...],
     recompute: RecomputePolicy,
     degrees: tuple[int, ...] = (1, 2, 4),
+    *,
+    takes_outer_steps: bool = True,
 ) -> StageTimeTables:
     return StageTimeTables(
         TemplateMaker(judge.costs, judge.network, judge.sites, lots),
@@ -39,8 +42,35 @@ def tables_of(
         degrees=degrees,
         recompute=recompute,
         per_layer_sync=judge.overlaps,
-        takes_outer_steps=True,
+        takes_outer_steps=takes_outer_steps,
     )
+
+
+def test_a_bound_that_counts_sums_would_be_beaten() -> None:
+    """One GPU in each of two zones: two pipelines could only sum across them."""
+    pools = tuple(replace(each, machine="V100-16x1", gpus_per_machine=1, gpus=1)
+                  for each in ASKED.cluster.pools)  # fmt: skip
+    asked = replace(ASKED, cluster=replace(ASKED.cluster, pools=pools), is_bounded=False)
+    found = plan_job(asked)
+    assert found.plan is not None
+    assert found.estimate is not None
+    assert found.plan.outer_every == 50
+    seconds = found.estimate.iteration_s
+    judge = estimator("event", job=JOB, cluster=asked.cluster, measurements=asked.measurements)
+    assert isinstance(judge, EventEstimator)
+    lots, sizes = lots_of(asked.cluster, judge.sites), [1, 2, 4, 8, 16, 32, 64]
+    bounds = {
+        takes: EventBound(
+            tables_of(judge, lots, "none", (1,), takes_outer_steps=takes),
+            lots,
+            (),
+            Limits(JOB.objective),
+            JOB.global_batch,
+            sizes,
+        ).bounds(2 * seconds, 2 * seconds)
+        for takes in (True, False)
+    }
+    assert bounds[True].seconds <= seconds < bounds[False].seconds
 
 
 @pytest.mark.slow
