@@ -60,6 +60,11 @@ class QueueingRun(Run):
         waits_s = 60.0 if self.calm else self.chances.choice((5.0, 120.0, 900.0, 1e6))
         self.at(waits_s * self.chances.uniform(0.5, 1.5), lambda: self.decide_on(ask))
 
+    def settle(self) -> None:
+        """Decide on all that waits, some of it for longer than the script."""
+        for ask in tuple(self.queue.values()):
+            self.decide_on(ask)
+
     def decide_on(self, ask: InstanceRequest) -> None:
         """Grant a request that still waits, or end it with a cause."""
         if self.queue.pop(ask.request_id, None) is None:

@@ -29,6 +29,7 @@ def judge(seed: int) -> None:
     if not run.leads:
         run.run(86_400.0)
     run.feed(BootsRetried(run.now))
+    run.settle()
     run.run(RUN_S + 5000.0)  # No machine of the trouble is left, and no pool rests.
     if not run.state.stop and run.policy.usd_max is None:
         up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
