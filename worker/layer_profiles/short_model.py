@@ -106,6 +106,7 @@ class ShortModel:
             precision=self._precision,
             moments=0,
             owned=(),
+            device=device,
         )
         self._seed = loss_seed(job, self._precision, LossScale.first(self._precision, job))
 

@@ -186,10 +186,12 @@ def layer_buffers(
     precision: Precision,
     moments: int,
     owned: Sequence[Bucket],
+    device: torch.device,
 ) -> dict[int, LayerBuffer]:
     """Move the parameters of a rank's layers into flat buffers, in the order of the sums.
 
-    ``owned`` are the buckets whose moments this rank keeps.
+    ``owned`` are the buckets whose moments this rank keeps. All buffers are on ``device``, also
+    those of layers that have nothing to train or whose tensors are tied.
     """
     found: dict[int, dict[str, nn.Parameter]] = {}
     shared = {spec.name for spec in tables[TIED]}
@@ -205,7 +207,6 @@ def layer_buffers(
     for index in sorted(found, reverse=True):
         specs, parameters = tables[index], found[index]
         split, whole = atoms_layout(specs, held, atoms=atoms), unsplit_layout(specs)
-        device = next((p.device for p in parameters.values()), torch.device("cpu"))
         zeros = partial(torch.zeros, split.elements + whole.elements, device=device)
         master = zeros(dtype=precision.master)
         computes_on_masters = precision.computes_on_masters

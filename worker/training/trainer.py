@@ -184,6 +184,7 @@ class RankTrainer:
             precision=self.precision,
             moments=OptimizerStep.moment_count(job),
             owned=owned_buckets(self.holdings, rank, zero=job.zero),
+            device=self.device,
         )
         self._groups = {
             layer: self._groups_of(layer, buffer.whole_slots, buffer.master.numel())

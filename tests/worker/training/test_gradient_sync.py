@@ -51,6 +51,7 @@ def buffers(job, plan, place, group):
         precision=FP64,
         moments=2,
         owned=owned_buckets(holdings, place.rank, zero=0),
+        device=torch.device("cpu"),
     )
 
 

@@ -164,6 +164,7 @@ class DeepSpeedEngine:
             precision=self.precision,
             moments=OptimizerStep.moment_count(job),
             owned=owned_buckets(self.holdings, rank, zero=0),
+            device=torch.device("cpu"),
         )
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
