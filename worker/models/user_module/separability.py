@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,7 +54,7 @@ def check_separable(
     _refuse_batch_norm(skeleton)
     context = MicroBatchContext()
     layers = _layers(skeleton, source, context)
-    versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
+    buffers = {name: (each._version, each.clone()) for name, each in skeleton.named_buffers()}
     numbers = random.getstate(), _numpy_state()
     with torch.no_grad():
         batches = [(samples, make_batch(samples)) for samples in ([0, 1], [0], [1])]
@@ -81,12 +81,7 @@ def check_separable(
         with torch.no_grad():
             hidden, current = _hidden(layers, evaluated, [0], context)
             layers[-1].metrics(hidden[-1], current)
-    for name, buffer in skeleton.named_buffers():
-        if buffer._version != versions[name]:
-            what = f"the buffer {name} changes while the model computes"
-            raise InputError(
-                Problem("model", what, "keep it constant: ranks would not agree on it")
-            )
+    _refuse_changed_buffers(skeleton, buffers)
     _refuse_second_values(source, layers, batches[1][1], one_alone, context)
     return _unlike_shapes(source, layers, *alone)
 
@@ -139,6 +134,31 @@ def _refuse_batch_norm(module: nn.Module) -> None:
             what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
             cure = "use GroupNorm or LayerNorm, or put it into eval() to keep its statistics"
             raise InputError(Problem("model", what, cure))
+
+
+def _refuse_changed_buffers(skeleton: nn.Module, before: Mapping[str, tuple[int, Tensor]]) -> None:
+    """Refuse a buffer that was added, removed, replaced by another value, or written to.
+
+    torch counts no writes through ``.data``, so values are compared, too; and a write that happens
+    to change no value counts as well.
+    """
+    after = dict(skeleton.named_buffers())
+    for name in dict.fromkeys((*before, *after)):
+        version, value = before.get(name, (0, None))
+        now = after.get(name)
+        if now is None or value is None or now._version != version or not _same_bits(now, value):
+            what = f"the buffer {name} changes while the model computes"
+            raise InputError(
+                Problem("model", what, "keep it constant: ranks would not agree on it")
+            )
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare two tensors bit by bit: then not-a-number equals itself."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    bits = [each.detach().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return torch.equal(*bits)
 
 
 def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:

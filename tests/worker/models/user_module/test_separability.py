@@ -43,6 +43,31 @@ class Counting(nn.Module):
         return self.linear(x)
 
 
+class Averaging(nn.Module):
+    """A block that keeps an average of its inputs for evaluation."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.linear, self.update = nn.Linear(4, 4), update
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.update(self, x.detach().mean(0))
+        return self.linear(x)
+
+
+def by_data(block, mean):
+    block.mean.data.mul_(0.9).add_(mean, alpha=0.1)
+
+
+def anew(block, mean):
+    block.mean = block.mean.mul(0.9).add_(mean, alpha=0.1)
+
+
+def late(block, mean):
+    block.register_buffer("last", mean)
+
+
 def chain(part):
     return nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 3))
 
@@ -83,9 +108,12 @@ def test_a_module_of_separate_samples_is_accepted():
             "1 is a BatchNorm1d, which mixes the samples of a micro batch",
         ),
         (Counting(), "the buffer 1.calls changes while the model computes"),
+        (Averaging(by_data), "the buffer 1.mean changes while the model computes"),
+        (Averaging(anew), "the buffer 1.mean changes while the model computes"),
+        (Averaging(late), "the buffer 1.last changes while the model computes"),
         (nn.RReLU(), "model: 1: draws random numbers by torch's rrelu_with_noise"),
     ],
-    ids=["mixing", "batch norm", "no statistics", "buffer", "random"],
+    ids=["mixing", "batch norm", "no statistics", "buffer", "data", "anew", "late", "random"],
 )
 def test_a_part_that_mixes_samples_is_named(part, reason):
     with pytest.raises(InputError, match=reason):
