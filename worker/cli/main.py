@@ -280,9 +280,16 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     show_default=True,
     help=f"{', '.join(_FORMS.values())}.",
 )
+@click.option("--step", type=click.IntRange(0), help="Of a DCP that does not say its own.")
 @click.argument("arguments", nargs=-1)
 def import_checkpoint(
-    folder: Path, job_file: Path, name: str, out: Path, form: str, arguments: tuple[str, ...]
+    folder: Path,
+    job_file: Path,
+    name: str,
+    out: Path,
+    form: str,
+    step: int | None,
+    arguments: tuple[str, ...],
 ) -> None:
     """Convert a checkpoint of another form to one snapshot file.
 
@@ -296,6 +303,8 @@ def import_checkpoint(
     from worker.script.hf_job import names_hf  # noqa: PLC0415 - the same
     from worker.script.open_job import names_module, open_job  # noqa: PLC0415 - the same
 
+    if step is not None and form != "dcp":
+        raise InputError(Problem("--step", f"is not for --form {form}", "leave it out"))
     convert.return_freed_memory()
     config = None
     is_described = job_file.suffix != ".py" and not names_hf(
@@ -309,11 +318,10 @@ def import_checkpoint(
             config = module.config
     if form == "megatron":
         header = import_megatron(folder, job, config, name, out)
+    elif form == "dcp":
+        header = convert.import_dcp(folder, job, name, out, step=step)
+    elif form == "deepspeed":
+        header = convert.import_deepspeed(folder, job, name, out)
     else:
-        imports = {
-            "deepspeed": convert.import_deepspeed,
-            "dcp": convert.import_dcp,
-            "huggingface": convert.import_huggingface,
-        }
-        header = imports[form](folder, job, name, out)
+        header = convert.import_huggingface(folder, job, name, out)
     click.echo(f"{out}: step {header.step}, {header.total_bytes:,} bytes")

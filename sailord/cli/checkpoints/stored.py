@@ -240,8 +240,13 @@ def export(
     help=f"{', '.join(FORMS.values())}.",
 )
 @click.option("--checkpoint", "place", metavar="URI", help="Where a script's checkpoints go.")
+@click.option(
+    "--step", type=click.IntRange(0), help="Of a DCP that does not say its own, as one of SGD."
+)
 @takes_script
-def import_checkpoint(folder: Path, job: JobFile, name: str, form: str, place: str | None) -> None:
+def import_checkpoint(
+    folder: Path, job: JobFile, name: str, form: str, place: str | None, step: int | None
+) -> None:
     """Import a checkpoint of another program into the storage of a job.
 
     ARGUMENTS, after --, are those of a script, and --workdir is its folder, as in `submit`.
@@ -261,6 +266,7 @@ def import_checkpoint(folder: Path, job: JobFile, name: str, form: str, place: s
         file = Path(scratch) / "whole.snap"
         words = {"--job": job.path.absolute(), "--name": name, "--to": file, "--form": form}
         command += [str(word) for pair in words.items() for word in pair]
+        command += [] if step is None else ["--step", str(step)]
         command += ["--", *job.arguments]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
         expect_success(done.returncode)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
@@ -75,15 +78,34 @@ def test_to_dcp_and_back_changes_no_bit(kind, described, tmp_path):
     assert pieces_of(tmp_path / "back.snap") == pieces_of(tmp_path / "direct.snap")
 
 
-def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
-    module = AutoModelForCausalLM.from_pretrained(tmp_path / "llama").train()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+def saved_loop(folder, make_optimizer, **others):
+    """Train the LLaMA in a plain loop for three steps, and save it as DCP with other tensors."""
+    module = AutoModelForCausalLM.from_pretrained(folder / "llama").train()
+    optimizer = make_optimizer(module.parameters())
     for _ in range(3):
         tokens = torch.arange(8)[None] + 3
         module(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
     model, state = get_state_dict(module, optimizer)
-    dcp.save({"model": model, "optimizer": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    whole = {"model": model | others, "optimizer": state}
+    dcp.save(whole, checkpoint_id=folder / "dcp", no_dist=True)
+    return module, optimizer
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def sgd(parameters, momentum=0.9):
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=momentum)
+
+
+def amsgrad(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, amsgrad=True)
+
+
+def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
+    module, optimizer = saved_loop(tmp_path, adamw)
     header = import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "in.snap")
     assert (header.step, header.progress.samples) == (3, 12)
     made = make(tmp_path / "kept", 3, spec=described.read_text())
@@ -99,6 +121,47 @@ def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
         type(made.whole)(made.whole.job, header.progress, tuple(direct)), "j", tmp_path / "x"
     )
     assert pieces_of(tmp_path / "in.snap") == pieces_of(tmp_path / "x")
+
+
+def test_dcp_that_does_not_say_its_step_needs_it_from_the_user(described, tmp_path):
+    saved_loop(tmp_path, sgd)
+    job, out = replace(load_job(described), optimizer="sgd"), tmp_path / "in.snap"
+    with pytest.raises(InputError, match=r"does not say its step.*; give --step N"):
+        import_dcp(tmp_path / "dcp", job, "j", out)
+    header = import_dcp(tmp_path / "dcp", job, "j", out, step=3)
+    assert (header.step, header.progress.updates, header.progress.samples) == (3, 3, 12)
+
+
+def test_step_of_a_dcp_that_says_its_own_is_refused(described, tmp_path):
+    saved_loop(tmp_path, adamw)
+    with pytest.raises(InputError, match="--step: is 2, and the checkpoint is of step 3"):
+        import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "in.snap", step=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "told"),
+    [
+        (adamw, "sgd", r"holds optimizer\.state\..*\.exp_avg, which sgd does not keep"),
+        (sgd, "adamw", r"holds optimizer\.state\..*\.momentum_buffer, which adamw does not keep"),
+        (amsgrad, "adamw", r"\.max_exp_avg_sq, which adamw does not keep"),
+        (partial(sgd, momentum=0), "sgd", "holds no momentum_buffer of its optimizer, sgd"),
+    ],
+    ids=["adamw for sgd", "sgd for adamw", "amsgrad", "no momentum"],
+)
+def test_dcp_of_another_optimizer_is_refused(make, optimizer, told, described, tmp_path):
+    saved_loop(tmp_path, make)
+    job = replace(load_job(described), optimizer=optimizer)
+    step = 3 if make is not adamw and make is not amsgrad else None
+    with pytest.raises(InputError, match=told):
+        import_dcp(tmp_path / "dcp", job, "j", tmp_path / "in.snap", step=step)
+
+
+def test_tensors_that_the_job_does_not_train_are_named(described, tmp_path, capsys):
+    others = {"norm.running_mean": torch.ones(4), "norm.running_var": torch.ones(4)}
+    saved_loop(tmp_path, adamw, **others)
+    import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "in.snap")
+    told = "what the job does not train is left out: norm.running_mean and 1 more; the script"
+    assert told in capsys.readouterr().err
 
 
 def test_weights_of_safetensors_become_a_checkpoint_before_the_first_step(described, tmp_path):

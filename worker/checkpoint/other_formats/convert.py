@@ -10,6 +10,7 @@ import ctypes
 import json
 import pickle
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ from worker.models.weight_files.foreign_tensors import (
     check_stored,
     foreign_tensors,
     headless_prefix,
+    module_name,
     present_name,
 )
 from worker.models.weight_files.hf_weights import open_files, stored_tensors
@@ -231,8 +233,13 @@ def read_safetensors(path: Path, name: str) -> Tensor:
         return found
 
 
-def import_dcp(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
-    """Convert a checkpoint of ``torch.distributed.checkpoint``; its step is the optimizer's."""
+def import_dcp(
+    folder: Path, job: Job, name: str, out: Path, *, step: int | None = None
+) -> snapshot_file.Header:
+    """Convert a checkpoint of ``torch.distributed.checkpoint``; its step is the optimizer's.
+
+    ``step`` is that of a checkpoint whose optimizer keeps none.
+    """
     opened = DcpFolder(folder)
     stored = opened.stored()
     weights = {key.removeprefix("model."): each for key, each in stored.items()
@@ -241,9 +248,12 @@ def import_dcp(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.He
         cure = 'save {"model": ..., "optimizer": ...} of get_state_dict'
         raise InputError(Problem(str(folder), "holds nothing under model.", cure))
     prefix, moments = "optimizer.state.", MOMENT_NAMES[job.optimizer]
-    steps = [key for key in stored if key.startswith(prefix) and key.endswith(".step")]
-    updates = int(max((float(opened.read(key)) for key in steps), default=0))
+    updates = _updates(opened, stored, job, step)
     has_moments = any(key.startswith(prefix) and key.endswith(moments) for key in stored)
+    if updates and not has_moments and (job.optimizer != "sgd" or job.update.momentum > 0):
+        what = f"holds no {moments[0]} of its optimizer, {job.optimizer}"
+        cure = "use a complete checkpoint, or one of the weights alone, which begins at step 0"
+        raise InputError(Problem(str(folder), what, cure))
 
     def key_of(tensor: ForeignTensor, kind: int) -> str:
         if not kind:
@@ -260,6 +270,30 @@ def import_dcp(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.He
         step=updates, updates=updates, samples=updates * job.global_batch,
     )  # fmt: skip
     return import_tensors(job, found, foreign_tensors(job), name, out)
+
+
+def _updates(
+    opened: DcpFolder, stored: Mapping[str, StoredTensor], job: Job, given: int | None
+) -> int:
+    """Return the optimizer's step, after a look at whose state it is."""
+    place, prefix = str(opened.folder), "optimizer.state."
+    kept = ("step", *MOMENT_NAMES[job.optimizer])
+    state = [key for key in opened.keys if key.startswith(prefix)]
+    strange = next((key for key in state if key.rpartition(".")[2] not in kept), None)
+    if strange is not None:
+        what = f"holds {strange}, which {job.optimizer} does not keep"
+        raise InputError(Problem(place, what, "give the job the checkpoint's optimizer"))
+    steps = [key for key in state if key.endswith(".step") and key in stored]
+    if steps:
+        found = int(max(float(opened.read(key)) for key in steps))
+        if given not in (None, found):
+            what = f"is {given}, and the checkpoint is of step {found}"
+            raise InputError(Problem("--step", what, "leave it out"))
+        return found
+    if given is None and any(key.startswith("optimizer.") for key in opened.keys):
+        what = "does not say its step, which SGD does not keep"
+        raise InputError(Problem(place, what, "give --step N, the number of its updates"))
+    return given or 0
 
 
 def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
@@ -338,6 +372,25 @@ def expect_shape(place: str, key: str, found: StoredTensor | None, tensor: Forei
         raise InputError(Problem(place, what, cure))
 
 
+def _tell_left_out(job: Job, opened: ForeignCheckpoint, used: Sequence[ForeignTensor]) -> None:
+    """Name the tensors of a script's model that no checkpoint of ours holds."""
+    left = sorted(opened.stored.keys() - {each.name for each in used} - _shared_names(job))
+    if job.model.family == "module" and left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        what = f"what the job does not train is left out: {left[0]}{more}"
+        print(f"{opened.place}: {what}; the script must load it", file=sys.stderr, flush=True)
+
+
+def _shared_names(job: Job) -> set[str]:
+    """Return further names of tensors that layers share, under which torch stores them again."""
+    return {
+        module_name(job, index, tensor.name)
+        for index, layer in enumerate(job.model.layers)
+        for tensor in layer.tensors
+        if tensor.tied_to is not None
+    }
+
+
 def import_tensors(
     job: Job,
     opened: ForeignCheckpoint,
@@ -349,6 +402,7 @@ def import_tensors(
     check_stored(job, tensors, opened.stored, opened.place)
     prefix = headless_prefix(job)
     named = [replace(t, name=present_name(t.name, opened.stored, prefix)) for t in tensors]
+    _tell_left_out(job, opened, named)
     progress = snapshot_file.SavedProgress(
         opened.step, opened.updates, 1.0, 0, FIRST_HASH,
         opened.samples, opened.samples * job.sequence,
