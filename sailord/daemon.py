@@ -87,8 +87,6 @@ class Daemon:
     _is_ready: bool = False
     _set_aside: frozenset[JobId] = frozenset()
     """Jobs whose records could not be read when this term began, or came later."""
-    _compared_at: float = 0.0
-    """When the store was last compared with what agents know."""
     _led: int | None = None
     """The term whose ``Elected`` the controller has; ``election.term`` is set before the store is
     read."""
@@ -280,11 +278,9 @@ class Daemon:
     async def _recover(self, world: World) -> None:
         """Begin the term anew if agents know of later generations than the store."""
         state, now = self.controller.cluster.state, self.clock.now()
-        is_due = now >= self._compared_at + READ_S
-        if state.term is None or state.term != self.election.term or not is_due:
+        if state.term is None or state.term != self.election.term:
             return
-        self._compared_at = now
-        if await self.recovery.recover(world, state):
+        if self.recovery.is_due(world, state, now) and await self.recovery.recover(world, state):
             self.controller.inbox.put(Deposed(now))
             self.controller.resign_asked.set()
 

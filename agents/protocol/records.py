@@ -1,7 +1,6 @@
 """The records that sailord, the agents and the store share, and the agents' reports.
 
-Records in the store outlive every process. A report is an agent's complete state, so that a lost
-one is made good by the next. How they are encoded is in ``agents.protocol.codec``.
+Records outlive every process; a report is an agent's complete state. ``codec`` encodes them.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import Literal, NewType
 from agents.protocol.versions import UNNUMBERED, Protocol
 
 NodeId = NewType("NodeId", str)
-"""A node's id: one life of a machine, from an agent's first registration after a boot to its end. A
-machine that reboots, or returns under its name, is another node."""
+"""A node's id: one life of a machine. After a reboot, or a return, it is another node."""
 JobId = NewType("JobId", str)
 
 
@@ -453,6 +451,8 @@ class JobRecord:
     """When it should be done, in seconds since 1970; an event warns if that is at risk."""
     begun: int = 0
     """The step of the checkpoint that it was submitted to continue from."""
+    generations_before: int = 0
+    """The highest generation in its checkpoint storage at submission; another store counted it."""
     part: tuple[NodeId, ...] | None = None
     """The nodes that it has, while other jobs run beside it; ``None``: all that no other has."""
     coming: tuple[NodeId, ...] = ()

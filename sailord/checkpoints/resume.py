@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from agents.object_store import of_file
@@ -30,33 +31,45 @@ from worker.checkpoint.snapshot_file import head_checksum, read_head, read_heade
 NEWEST = "newest"
 
 
-def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Durable | None:
-    """The checkpoint to start from, or ``None``; raises ``InputError``.
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a submitted job begins."""
+
+    durable: Durable | None = None
+    """The checkpoint to start from; ``None``: the first step."""
+    generations_before: int = 0
+    """The highest generation in the job's storage."""
+
+
+def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Beginning:
+    """Return where a job begins; raises ``InputError``.
 
     A job may not start from step 0 in a storage with checkpoints of a job of the same id, since the
     two histories could not be distinguished.
     """
     if uri is None:
         if resume is None:
-            return None
+            return Beginning()
         cure = "set uri under [checkpoint]"
         raise InputError(Problem("resume", "the job has no checkpoint storage", cure))
     try:
         storage = open_storage(uri)
+        folders = folders_at(storage, id_)
+        before = max((folder.point.generation for folder in folders), default=0)
         if resume is None:
-            if any(folder.manifests for folder in folders_at(storage, id_)):
+            if any(folder.manifests for folder in folders):
                 # Unreadable ones, too: a newer version may have written them.
                 what = f"{uri} already has checkpoints of a job {id_}"
                 cure = "use --resume newest, or another --id"
                 raise InputError(Problem("checkpoint: uri", what, cure))
             storage.make_root()
-            return None
+            return Beginning(None, before)
         found, unreadable = look_at(storage, id_)
         manifest, durable = _chosen(found, unreadable, resume, f"{uri}/{id_}")
         _check(storage, manifest, job, id_, found)
     except StorageError as error:
         raise InputError(Problem("checkpoint: uri", str(error))) from None
-    return durable
+    return Beginning(durable, before)
 
 
 def _chosen(

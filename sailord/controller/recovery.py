@@ -8,6 +8,7 @@ reads everything anew and goes on from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,8 @@ from sailord.core.model.state import State
 
 log = structlog.get_logger("sailord")
 
+INTERVAL_S = 1.0
+
 
 @dataclass(eq=False)
 class Recovery:
@@ -42,6 +45,19 @@ class Recovery:
     agents: AgentClient
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By key: jobs that nodes train but that the store does not have."""
+    _compared_at: float = -math.inf
+
+    def is_due(self, world: World, state: State, now: float) -> bool:
+        """Return whether to compare: each second, and at once when a job is new.
+
+        Its first generation follows those of its checkpoints. So it may be later than the one that
+        nodes still train, which could then not be recovered.
+        """
+        is_new = any(job.id not in state.jobs for job in world.jobs)
+        if not is_new and now < self._compared_at + INTERVAL_S:
+            return False
+        self._compared_at = now
+        return True
 
     async def recover(self, world: World, state: State) -> bool:
         """Store records that only agents still have; return whether anything was stored."""

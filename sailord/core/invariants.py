@@ -16,6 +16,7 @@ from sailord.core.model.phases import (
     Waiting,
 )
 from sailord.core.model.state import State
+from sailord.core.queries.generation_record import next_number
 
 
 def check(before: State, after: State, commands: Iterable[Command]) -> None:
@@ -53,7 +54,7 @@ def _check_write(state: State, write: WriteGeneration) -> None:
     assert record.term == state.term, "a record is written under another's term"
     assert record.members == tuple(sorted(set(record.members))), "members are a sorted set"
     if last is None or record.number != last.number:
-        assert record.number == (1 if last is None else last.number + 1), "a number was left out"
+        assert record.number == next_number(state, record.job, last), "a number was left out"
         assert record.state == "open", "a generation begins open"
         assert record.members, "a generation without members"
         known = [state.nodes[id_] for id_ in record.members if id_ in state.nodes]
@@ -92,9 +93,10 @@ def _check_phase(state: State) -> None:
         case Stopping():
             assert generation is not None, "something stops without a generation"
         case Opening():
-            number = 0 if generation is None else generation.number
-            gap = active.phase.record.number - number
-            assert gap in {0, 1}, "a generation is opened out of turn"
+            record = active.phase.record
+            is_written = generation is not None and record.number == generation.number
+            is_next = record.number == next_number(state, active.job, generation)
+            assert is_written or is_next, "a generation is opened out of turn"
         case Closing() if generation is not None:
             assert generation.job == active.job, "another job's generation is closed"
         case _:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from agents.daemon.allowed_uris import CHECKPOINTS, MOUNTS, check_uri
 from agents.protocol.names import JOB_ID
-from agents.protocol.records import Bill, Durable, JobId, JobRecord
+from agents.protocol.records import Bill, JobId, JobRecord
 from agents.store.interface import StoreError
 from sailord.api.access.callers import caller_of
 from sailord.api.answers import render, types
@@ -36,7 +36,7 @@ from sailord.api.handlers.packages import check_package, delete_unused, package_
 from sailord.api.handlers.plans import read_plan
 from sailord.capacity.core.planner_view import possible_supplies
 from sailord.checkpoints.object_storage import StorageError
-from sailord.checkpoints.resume import begins_from
+from sailord.checkpoints.resume import Beginning, begins_from
 from sailord.cluster_records import Transition
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
@@ -89,12 +89,13 @@ async def submit_job(request: web.Request) -> web.Response:
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
 
-    def begin() -> Durable | None:
+    def begin() -> Beginning:
         if saving.uri is not None:
             check_uri(saving.uri, checkpoints.allowed, CHECKPOINTS, "checkpoint: uri")
         return begins_from(job, id_, saving.uri, body.get("resume"))
 
-    durable = await checkpoints.threads.run(begin)
+    beginning = await checkpoints.threads.run(begin)
+    durable = beginning.durable
     bill = Bill(usd_max=job.objective.max_usd_total)
     caller = caller_of(request)
     by = "" if caller is None else f" by {caller.name}"
@@ -103,7 +104,8 @@ async def submit_job(request: web.Request) -> web.Response:
     record = JobRecord(
         id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill,
         deadline=None if deadline is None else datetime.fromisoformat(deadline).timestamp(),
-        begun=0 if durable is None else durable.point.step, weight=weight,
+        begun=0 if durable is None else durable.point.step,
+        generations_before=beginning.generations_before, weight=weight,
     )  # fmt: skip
     if not await api.gateway.submit(record, body["job"], durable):
         cure = "use another id"

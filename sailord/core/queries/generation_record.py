@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import GenerationRecord, Restore
+from agents.protocol.records import GenerationRecord, JobId, Restore
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
 from sailord.core.queries.restore_point import lineage_of
 from sailord.core.queries.snapshot_intervals import intervals_now
 from sailord.core.queries.timeouts import step_of, wait_s
+
+
+def is_first(record: GenerationRecord) -> bool:
+    """Return whether no generation of the job came before this one, in this store."""
+    return not record.lineage
+
+
+def next_number(state: State, job: JobId, last: GenerationRecord | None) -> int:
+    """Return the number of the generation after ``last``, or of a job's first one.
+
+    A first one follows the generations that another store counted and that checkpoints are of, so
+    that the newest checkpoint is always that of the highest generation.
+    """
+    if last is not None:
+        return last.number + 1
+    durable = state.durables.get(job)
+    known = 0 if durable is None else durable.point.generation
+    return max(state.jobs[job].generations_before, known) + 1
 
 
 def next_record(
@@ -20,7 +38,7 @@ def next_record(
     assert state.term is not None, "only the leader opens a generation"
     return GenerationRecord(
         job=active.job,
-        number=1 if last is None else last.number + 1,
+        number=next_number(state, active.job, last),
         state="open",
         plan=proposal.plan,
         members=tuple(sorted(proposal.members)),

@@ -21,6 +21,7 @@ from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.standing import Lost
 from sailord.core.model.state import Active, Question, State
 from sailord.core.queries.active_job import is_rolling_back
+from sailord.core.queries.generation_record import is_first
 
 START = "start"
 """A reconfiguration before which nothing ran: the first one, or one after a pause."""
@@ -159,7 +160,8 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
     assert isinstance(active.phase, Opening)
     stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
     if stood_at is None:
-        stood_at = seen.sign_at if active.phase.record.number == 1 else active.progress.advanced_at
+        is_start = is_first(active.phase.record)
+        stood_at = seen.sign_at if is_start else active.progress.advanced_at
     answered_at = state.now if seen.answered_at is None else seen.answered_at
     return replace(
         seen,

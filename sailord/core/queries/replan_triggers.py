@@ -30,6 +30,8 @@ _ON_RANK = re.compile(r"^rank \d+: ")
 _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
 """The part of a failure that names the sample; ranks that fail alike name different samples."""
 _CUT_OFF = " lost the connection to "
+RECOVERY_S = 3.0
+"""For the leader to ask nodes for a generation that the store lost, before a first one opens."""
 NAMED_MAX = 5
 """A sentence names at most so many things."""
 
@@ -89,10 +91,18 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
         due = max(due, max(ready, default=state.now) + options.start_gather_s)
         if ready and any(_is_preparing(node) for node in state.nodes.values()):
             due = max(due, min(state.now, min(ready) + options.start_s) + options.start_gather_s)
+        if last is None and any(_has_trained(node, active.job) for node in state.nodes.values()):
+            due += RECOVERY_S
     ordered = _rollback(active)
     is_told = not ordered or ordered in phase.reason
     reason = phase.reason if is_told else f"{ordered}; {phase.reason}"
     return Trigger(reason, due, is_forced=True)
+
+
+def _has_trained(node: Node, job: JobId) -> bool:
+    """Return whether it has heard of a generation of the job."""
+    report = node.report
+    return report is not None and report.job == job and report.heard.generation > 0
 
 
 def _is_preparing(node: Node) -> bool:

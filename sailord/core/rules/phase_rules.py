@@ -19,6 +19,7 @@ from sailord.core.queries.active_job import (
     is_writing,
     stopped_at,
 )
+from sailord.core.queries.generation_record import is_first
 from sailord.core.queries.replan_triggers import (
     last_steering_order,
     next_order,
@@ -108,7 +109,7 @@ def _while_opening(state: State, active: Active, phase: Opening) -> RuleAnswer:
     order = next_order(active)
     if order is not None and order.kind == "rollback" and phase.lowers == order.durable:
         state = replace(state, active=without(active, order))
-    if record.number > 1:
+    if not is_first(record):
         nodes = tuple(sorted(id_ for id_, node in state.nodes.items() if not node.is_lost))
         commands.append(AbortGeneration(record.job, record.number - 1, nodes))
     commands.append(WakeAgents(record.members))

@@ -8,21 +8,33 @@ import pytest
 
 from sailord.checkpoints.manifest import load_manifest
 from sailord.checkpoints.object_storage import open_storage
-from sailord.checkpoints.resume import begins_from, take_in
+from sailord.checkpoints.resume import Beginning, begins_from, take_in
 from sailord.checkpoints.verify import faults_of
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
-from tests.sailord.checkpoints.made import JOB, SPEC, chain, read_full, whole_state, write_full
+from tests.sailord.checkpoints.made import (
+    JOB,
+    SPEC,
+    chain,
+    make,
+    read_full,
+    whole_state,
+    write_full,
+)
 
 pytestmark = pytest.mark.torch
 
 
 def begin(folder, resume, *, spec=SPEC):
+    return beginning(folder, resume, spec=spec).durable
+
+
+def beginning(folder, resume, *, spec=SPEC):
     return begins_from(read_job(spec), JOB, f"file://{folder}", resume)
 
 
 def test_resume_without_checkpoint_storage_is_refused():
-    assert begins_from(read_job(SPEC), JOB, None, None) is None
+    assert begins_from(read_job(SPEC), JOB, None, None) == Beginning()
     with pytest.raises(InputError, match="no checkpoint storage"):
         begins_from(read_job(SPEC), JOB, None, "newest")
 
@@ -62,6 +74,20 @@ def test_resume_takes_the_requested_step_or_the_newest(tmp_path):
     assert begin(tmp_path, "10") == first.durable
     with pytest.raises(InputError, match="existing steps: 10, 20"):
         begin(tmp_path, "15")
+
+
+@pytest.mark.parametrize("resumed", ["newest", "600"])
+def test_checkpoints_of_a_new_store_are_newer_than_those_of_the_lost_one(tmp_path, resumed):
+    make(tmp_path, 600, generation=5)
+    lost = make(tmp_path, 700, generation=7)
+    (tmp_path / "j" / "8-720").mkdir()
+    (tmp_path / "j" / "8-720" / "0-n0.1.snap").write_bytes(b"unfinished")
+    begun = beginning(tmp_path, resumed)
+    assert begun.durable.point.step == (700 if resumed == "newest" else 600)
+    assert begun.generations_before == 8
+    child = make(tmp_path, 650, generation=begun.generations_before + 1, parent=begun.durable)
+    assert child.durable != lost.durable
+    assert begin(tmp_path, "newest") == child.durable
 
 
 @pytest.mark.parametrize(

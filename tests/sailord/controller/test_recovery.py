@@ -70,6 +70,16 @@ def test_a_job_without_a_record_is_named(of):
     assert [*unknown] == [Keys("test").state(job().id)]
 
 
+def test_nodes_are_compared_at_intervals_and_at_once_when_a_job_is_new():
+    recovery = Recovery(SimpleNamespace(keys=Keys("test"), store=None), Agents())
+    world, known = World(1, (), (job(),), (), (), ()), state(None)
+    assert recovery.is_due(world, known, 10.0)
+    assert not recovery.is_due(world, known, 10.9)
+    assert recovery.is_due(world, replace(known, jobs={}), 10.9)
+    assert not recovery.is_due(world, known, 11.8)
+    assert recovery.is_due(world, known, 12.0)
+
+
 def test_an_ended_job_is_not_recovered():
     ended = replace(job(), state="done")
     ahead = node(A, report(A, of=9))

@@ -17,7 +17,9 @@ from tests.sailord.core.states import BEGAN, NOW, A, B, C, act, active_of, node,
 def unprepared(*since: float | None) -> State:
     """A job before its first plan, on nodes that can run it since then, or are being prepared."""
     nodes = [
-        node(id_, report(id_, "idle", unfit="" if at else PREPARING), since=0.0, returned_at=at)
+        node(
+            id_, report(id_, "idle", of=0, unfit="" if at else PREPARING), since=0.0, returned_at=at
+        )
         for id_, at in zip((A, B, C), since, strict=True)
     ]
     waiting = state(Waiting("submitted", NOW - 100), *nodes)

@@ -32,7 +32,9 @@ A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 def record(number, members, step, source="memory"):
     restore = Restore(Point(step, number - 1), source)
-    return GenerationRecord(JOB.id, number, "open", "p", members, restore, 1, f"why {number}")
+    lineage = () if number == 1 else (Point(0, number - 1),)
+    about = "open", "p", members, restore, 1, f"why {number}", lineage
+    return GenerationRecord(JOB.id, number, *about)
 
 
 OLD, NEW = record(1, (A, B), 0), record(2, (A, B), 100)
