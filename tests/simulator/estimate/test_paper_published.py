@@ -42,6 +42,7 @@ def published_network(folder: Path) -> tuple[Network, dict[str, Any]]:
 
 
 def published(folder: Path, plan: Plan, model: str, prices: Mapping[str, float]) -> PaperResult:
+    """The result; without prices it costs nothing."""
     network, raw = published_network(folder)
     gibibytes = raw["gpu_memory_bytes"]["simulator_GPU_MEMORY_GiB"]
     return paper_estimate(
@@ -49,7 +50,7 @@ def published(folder: Path, plan: Plan, model: str, prices: Mapping[str, float])
         job=JOB,
         profile=published_profile(folder, model),
         network=network,
-        usd_per_hour=lambda place, gpus, _: prices[place.gpu] * gpus,
+        usd_per_hour=lambda place, gpus, _: prices.get(place.gpu, 0.0) * gpus,
         capacity_bytes=lambda place: gibibytes[place.gpu] * 2**30,
         gpus_per_node=lambda place: raw["gpus_per_node"][place.gpu],
     )
@@ -134,7 +135,7 @@ def plan_of_run(case: dict[str, Any]) -> Plan:
 
 def test_published_estimates_of_real_runs_are_reproduced(reference: Path) -> None:
     for case in validation_cases(reference):
-        result = published(reference, plan_of_run(case), case["model"], lambda _: None)
+        result = published(reference, plan_of_run(case), case["model"], {})
         # The times were published with six digits after the point.
         assert result.iteration_s == pytest.approx(case["sailor_estimate_time_s"], abs=6e-7)
         devices = [device for row in result.memory for device in row]
@@ -147,7 +148,7 @@ def test_formula_error_on_real_runs_matches_its_error_bar(reference: Path) -> No
     errors, bars = [], set()
     for case in validation_cases(reference):
         plan = plan_of_run(case)
-        estimate = published(reference, plan, case["model"], lambda _: None).estimate(plan)
+        estimate = published(reference, plan, case["model"], {}).estimate(plan)
         bars.add(estimate.provenance.relative_error)
         if case["flags"]["time_valid"]:
             errors.append(abs(estimate.iteration_s / case["measured_iter_time_s"] - 1))
