@@ -435,14 +435,15 @@ class Recipe:
         self._untried[:] = check_splits(self, job, self._example(1))
         return job
 
-    def _evaluated(self) -> Any:
-        """Return a sample of the evaluation for a check of its metrics, if there are some."""
-        if not self.more_metrics or self.steps is None:
-            return None
-        data = self.evaluation_after(self.steps - 1)
-        if data is None or not data.batches():
-            return None
-        return self._converted(data.batch(0, [0]).inputs, exact=True)
+    def _evaluated(self) -> list[Any]:
+        """Return samples of the evaluation for a check of its metrics, if there are some."""
+        data = None if self.steps is None else self.evaluation_after(self.steps - 1)
+        if not self.more_metrics or data is None or not data.batches():
+            return []
+        others = unlike_first(data, min(sizes_of(data.dataset) or (1,)))[:1]
+        chosen = [[0, *others], [0], others] if others else [[0]]
+        batches = (data.batch(0, each).inputs for each in chosen)
+        return [self._converted(each, exact=True) for each in batches]
 
     @property
     def _looked_at(self) -> int:

@@ -41,14 +41,14 @@ def check_separable(
     make_batch: Callable[[Sequence[int]], Any],
     *,
     others: Sequence[int] = (),
-    evaluated: Any = None,
+    evaluated: Sequence[Any] = (),
 ) -> list[str]:
     """Compare two samples computed together with each computed alone, layer by layer.
 
     ``others`` are samples with other numbers of labels, or of another class, than the first one, of
     which only the loss is compared with it: a mean over the labels of both is not that of their
-    means. ``evaluated`` is a batch of the evaluation, whose metrics are tried. Returns what is no
-    mistake on one stage.
+    means. ``evaluated`` is a sample of the evaluation, whose metrics are tried, or two of them
+    together and then each alone. Returns what is no mistake on one stage.
     """
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
@@ -77,13 +77,34 @@ def check_separable(
             totals = [total[:1] for total in sums]
             if bool(totals[0].isfinite()):  # Else the sample is bad, which training skips.
                 _compare("loss", *totals, tolerance=_TOLERANCE_OF_LOSSES, cure=_CURE_OF_LOSSES)
-    if evaluated is not None:
-        with torch.no_grad():
-            hidden, current = _hidden(layers, evaluated, [0], context)
-            layers[-1].metrics(hidden[-1], current)
+    _check_metrics(layers, evaluated, context)
     _refuse_changed_buffers(skeleton, buffers)
     _refuse_second_values(source, layers, batches[1][1], one_alone, context)
     return _unlike_shapes(source, layers, *alone)
+
+
+def _check_metrics(
+    layers: list[ModuleLayer], batches: Sequence[Any], context: MicroBatchContext
+) -> None:
+    """Refuse a metric whose mean over two samples is not that over each."""
+    found = []
+    for batch, samples in zip(batches, ([0, 1], [0], [1]), strict=False):
+        with torch.no_grad():
+            own = [0] if len(batches) == 1 else samples
+            hidden, current = _hidden(layers, batch, own, context)
+            found.append(layers[-1].metrics(hidden[-1], current))
+    if len(found) < 3:
+        return
+    for name in found[0]:
+        (total, count), *alone = ([float(each) for each in sums[name]] for sums in found)
+        counted = sum(each[1] for each in alone)
+        if not count or not counted:
+            continue
+        both, apart = total / count, sum(each[0] for each in alone) / counted
+        if abs(both - apart) > _TOLERANCE_OF_LOSSES * max(abs(both), abs(apart), 1e-6):
+            what = f"of two samples together is {both:.6g}, and {apart:.6g} of each alone"
+            cure = "return one value per sample, or a pair of a sum and a count"
+            raise InputError(Problem("loss" if name == "loss" else f"metric {name}", what, cure))
 
 
 def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: int) -> None:

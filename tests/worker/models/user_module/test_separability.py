@@ -319,3 +319,31 @@ def test_shapes_between_layers_that_depend_on_plain_numbers_are_noted(counts):
 
 def mean_of_samples(output, batch):
     return nn.functional.cross_entropy(output, batch["labels"])
+
+
+def with_metric(metric, labels=(0, 1, 2)):
+    data = [(torch.full((4,), 1.0 + i), labels[i % 3]) for i in range(6)]
+    recipe = Recipe(
+        model=chain(nn.Identity()), dataset=data, batch_size=2, steps=1,
+        eval_dataset=data, more_metrics={"error": metric},
+    )  # fmt: skip
+    check_separable(recipe, recipe.examples, evaluated=recipe._evaluated())
+
+
+def test_a_metric_that_is_a_mean_over_labels_is_refused():
+    """It would depend on how many samples a plan evaluates at once."""
+    with pytest.raises(InputError, match=r"metric error: of two samples together is .* pair"):
+        with_metric(lambda output, batch: output.abs().sum() / (1 + batch[1]).sum())
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda output, batch: (output.argmax(-1) == batch[1]).float(),
+        lambda output, batch: (output.abs().sum(), (1 + batch[1]).sum()),
+        lambda output, _: output.abs().mean(),
+    ],
+)
+def test_metrics_by_sample_and_sums_are_accepted(metric):
+    with_metric(metric)
+    with_metric(metric, labels=(1, 1, 1))
