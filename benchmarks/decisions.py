@@ -73,12 +73,12 @@ def question_of(seed: int, samples: list[int]) -> Question:
 
 
 def mixed_question_of(seed: int) -> Question:
-    """8 to 32 GPUs with and without much memory, every fourth time of one kind; no bounds."""
+    """8 GPUs with much memory, and 8 to 32 with little; every fourth case has none of these."""
     rng = random.Random(f"mixed decisions {seed}")
     kinds = [rng.choice(ROOMY), rng.choice(NARROW)][: 1 if seed % 4 == 3 else 2]
     pools = []
     for gpu, size, price in kinds:
-        gpus = size * rng.choice([1, 2])
+        gpus = 8 if (gpu, size, price) in ROOMY else size * rng.choice([2, 4])
         pools.append(
             Pool(
                 ZONE, gpu, f"{gpu}x{size}", size, gpus,
