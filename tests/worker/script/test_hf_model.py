@@ -198,3 +198,24 @@ def test_saved_weights_come_with_config_and_tokenizer(warm, tmp_path):
     batch = default_collate(sentences(2))
     with torch.no_grad():
         assert after(**batch).loss < before(**batch).loss
+
+
+def test_a_name_in_the_local_cache_is_opened_as_its_folder(tmp_path, monkeypatch):
+    """Laid out as `hf download` leaves it: a snapshot of links to blobs."""
+    hub = pytest.importorskip("huggingface_hub")
+    model = language_model("llama").float()
+    model.save_pretrained(tmp_path / "folder")
+    kept = tmp_path / "cache" / "models--acme--tiny"
+    for each in ("blobs", "refs", "snapshots/abc"):
+        (kept / each).mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    for number, file in enumerate(sorted((tmp_path / "folder").iterdir())):
+        shutil.copy(file, kept / "blobs" / str(number))
+        (kept / "snapshots" / "abc" / file.name).symlink_to(f"../../blobs/{number}")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    found = sailor.hf("acme/tiny").state_dict()
+    wanted = model.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(InputError, match="name in the local cache"):
+        sailor.hf("acme/other")

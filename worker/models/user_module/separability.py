@@ -55,15 +55,16 @@ def check_separable(
     context = MicroBatchContext()
     layers = _layers(skeleton, source, context)
     buffers = {name: (each._version, each.clone()) for name, each in skeleton.named_buffers()}
-    numbers = random.getstate(), _numpy_state()
+    numbers = _states_of_generators()
     with torch.no_grad():
         batches = [(samples, make_batch(samples)) for samples in ([0, 1], [0], [1])]
         together, one_alone, two_alone = (
             _pass(layers, batch, samples, context) for samples, batch in batches
         )
-    if (random.getstate(), _numpy_state()) != numbers:
+    if _states_of_generators() != numbers:
         what = "draws numbers by Python's random or by numpy while it computes"
-        raise InputError(Problem("model", what, "draw them by torch, once for each sample"))
+        place = f"model: {_part_that_draws(source, layers, batches[1][1], context)}"
+        raise InputError(Problem(place, what, "draw them by torch, once for each sample"))
     alone = (batches[1][1], one_alone), (batches[2][1], two_alone)
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
         _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
@@ -123,10 +124,24 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
             raise InputError(Problem("model", what, cure))
 
 
-def _numpy_state() -> tuple[bytes, int]:
-    """Return the state of numpy's own generator, to compare it."""
+def _states_of_generators() -> tuple[object, bytes, int]:
+    """Return the states of the generators of Python and numpy, to compare them."""
     state: Any = np.random.get_state(legacy=False)
-    return state["state"]["key"].tobytes(), state["state"]["pos"]
+    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
+
+
+def _part_that_draws(
+    source: ModuleSource, layers: Sequence[ModuleLayer], batch: Any, context: MicroBatchContext
+) -> str:
+    """Return the name of the first layer that draws from these generators; else the head's."""
+    context.current = MicroBatch(0, 0, torch.tensor([0]), inputs=batch)
+    found, before = torch.empty(0), _states_of_generators()
+    with torch.no_grad():
+        for layer in layers[:-1]:
+            found = layer(found)
+            if _states_of_generators() != before:
+                return source.cut.layer_name(layer.index)
+    return source.cut.layer_name(layers[-1].index)
 
 
 def _layers(
