@@ -7,8 +7,8 @@ there should be. This reconciles towards it, one request at a time per pool. Fiv
    settles it;
 2. only instances that carry a request id are ever deleted, by their unique number;
 3. no request without a known price, against a quota or a budget, or during a pool's cooldown;
-4. only an agent that registers proves a pool: until then few of its instances are up at once, and
-   after a few in a row without an agent the pool is stopped;
+4. only an agent that registers proves a pool: until then few of its instances are up at once
+   (unless they wait in a queue, whole), and after a few in a row without an agent it is stopped;
 5. surplus instances are deleted, unused ones first; those that the job uses are drained only once
    the whole target is up, or earlier if the budget cannot pay for both.
 """
@@ -62,13 +62,13 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
     state, doubted = _expire_doubts(state)
     state, faulty = _mark_unusable(state)
     state, retired = retire(state)
-    state, drained = shrink(state)
     state, withdrawn = withdraw(state)
+    state, drained = shrink(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
     return state, (
         *(*logged, *stopped, *paced, *parted, *doubted),
-        *(*faulty, *retired, *drained, *withdrawn, *deleted, *created),
+        *(*faulty, *retired, *withdrawn, *drained, *deleted, *created),
     )
 
 
@@ -366,27 +366,30 @@ def _delete(state: CapacityState) -> Decision:
 
 
 def _grow(state: CapacityState) -> Decision:
-    """Request missing instances: one request at a time per pool."""
+    """Request missing instances: one request at a time per pool, those that may wait last.
+
+    What may wait is requested as a whole: else a part would be billed while the rest waits.
+    """
     if state.stop or state.observed_at is None:
         return state, ()  # What exists is unknown before the first observation.
     orders: list[model.Command] = []
     there, busy = supply(state), {asked.ask.pool for asked in state.asks.values()}
-    for pool, wanted in sorted(state.target.items()):
+    for pool, wanted in sorted(state.target.items(), key=lambda each: (each[0].flex, each[0])):
         missing = wanted - there[pool]
         if missing <= 0 or pool in busy:
             continue
-        count = min(
-            missing,
-            obtainable(state, pool, there),
-            boots.room(state, pool),
-            MACHINES_PER_REQUEST_MAX,
-        )
-        if count <= 0:
+        room = boots.room(state, pool)
+        if pool.flex and room > 0:
+            room = boots.NO_LIMIT
+        most = min(missing, MACHINES_PER_REQUEST_MAX)
+        least = most if pool.flex else 1
+        count = min(most, obtainable(state, pool, there), room)
+        if count < least:
             continue
         price = state.prices[pool]
         while count and not is_affordable(state, count * price):
             count -= 1
-        if not count:
+        if count < least:
             continue
         number = state.requests + 1
         ask = InstanceRequest(model.request_id_of(state.prefix, number), pool, count)

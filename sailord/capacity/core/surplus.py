@@ -77,17 +77,20 @@ def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) ->
 def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
     """Return the surplus in use that must go so that the budget pays for the rest and the target.
 
-    Without this the job would keep it forever, and the target would never be requested.
+    Without this the job would keep it forever, and the target would never be requested. Nothing is
+    given up for what would only wait in a queue, for hours perhaps.
     """
     most = usd_per_hour_limit(state)
     if most is None or not spare:
         return []
     running = [m for m in state.machines.values() if m.ended_at is None]
     going = (m.usd_per_hour or 0.0 for m in running if not m.is_staying)
-    room = most - usd_per_hour(state) + sum(going)
+    withdrawn = (a.usd_per_hour_all for a in state.asks.values() if a.cancelled_at is not None)
+    room = most - usd_per_hour(state) + sum(going) + sum(withdrawn)
     within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
     needed, there = 0.0, supply(state)
-    for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):
+    soon = (pool for pool in state.target if not pool.flex)
+    for pool in sorted(soon, key=lambda pool: state.prices.get(pool, 0.0)):
         for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool, there))):
             if needed + state.prices[pool] <= within_reach:
                 needed += state.prices[pool]

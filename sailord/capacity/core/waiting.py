@@ -70,14 +70,16 @@ def withdraw(state: CapacityState) -> Decision:
         if not asked.is_queued or not (state.is_target_set or state.stop):
             continue
         pool = asked.ask.pool
-        if not state.stop and there[pool] - asked.ask.count < state.target.get(pool, 0):
+        # It goes before the job is paused: what waits trains nothing.
+        is_over = bool(state.stop) or not is_affordable(state, 0.0)
+        if not is_over and there[pool] - asked.ask.count < state.target.get(pool, 0):
             if asked.unwanted_since is not None:
                 state = _with(state, replace(asked, unwanted_since=None))
             continue
         since = state.now if asked.unwanted_since is None else asked.unwanted_since
         now = replace(asked, unwanted_since=since)
         is_due = state.now >= since + state.policy.surplus_s or not any(state.target.values())
-        if state.stop or is_due or not is_affordable(state, 0.0):
+        if is_over or is_due:
             last = asked.cancelled_at
             if last is None or state.now >= last + state.policy.delete_again_s:
                 now = replace(now, cancelled_at=state.now)

@@ -19,6 +19,7 @@ from sailord.capacity.core.model import (
     Create,
     Delete,
     Drain,
+    PauseJob,
     RequestAnswered,
     TargetSet,
     Tick,
@@ -198,3 +199,73 @@ def test_the_known_end_of_such_an_instance_moves_the_job_off_in_time():
     story.count(end - 200.0, {"n1": Agent(4)}, frozenset({"n1"}))
     (drain,) = story.of(Drain)
     assert (drain.node, drain.leaves_at) == ("n1", end)
+
+
+@pytest.mark.parametrize("usd_per_hour_max", [8.0, 12.0])
+def test_what_trains_stays_until_what_waits_has_come(usd_per_hour_max):
+    """The limit does not pay for both: the job must not stand still for as long as a queue."""
+    story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max))
+    agents = {f"n{number}": Agent(4) for number in (1, 2)}
+    story.see(11.0, machine(1), machine(2)).count(60.0, agents, frozenset(agents))
+    story.hear(TargetSet(61.0, {FLEX: 2})).count(HOUR, agents, frozenset(agents))
+    assert (story.of(Drain), story.of(Delete), story.asks()) == ([], [], [])
+
+
+def test_what_trains_is_drained_once_what_waited_has_come():
+    story = Story(CapacityPolicy(usd_per_hour_max=14.4)).see(11.0, machine(1), machine(2))
+    old = {f"n{number}": Agent(4) for number in (1, 2)}
+    story.count(60.0, old, frozenset(old)).hear(TargetSet(61.0, {FLEX: 2}))
+    (order,) = story.of(Create)
+    id_ = order.ask.request_id
+    story.hear(RequestAnswered(62.0, Queued(id_))).count(HOUR, old, frozenset(old))
+    assert story.of(Drain) == []
+    made = [machine(number, FLEX, id_, at=HOUR) for number in (3, 4)]
+    both = old | {f"n{number}": Agent(4) for number in (3, 4)}
+    story.see(HOUR + 10.0, machine(1), machine(2), *made).count(HOUR + 60.0, both, frozenset(old))
+    assert [order.node for order in story.of(Drain)] == ["n1", "n2"]
+
+
+def test_what_needs_no_queue_takes_the_hourly_limit_first():
+    story = Story(CapacityPolicy(usd_per_hour_max=PRICES[A])).see(1.0)
+    assert story.hear(TargetSet(1.0, {FLEX: 1, A: 1})).asks() == [(A, 1)]
+
+
+def test_what_waits_is_requested_as_a_whole_or_not_at_all():
+    assert Story().see(1.0).hear(TargetSet(1.0, {FLEX: 8})).asks() == [(FLEX, 8)]
+    story = Story(CapacityPolicy(usd_per_hour_max=7 * PRICES[FLEX])).see(1.0)
+    assert story.hear(TargetSet(1.0, {FLEX: 8})).asks() == []
+    assert story.hear(TargetSet(2.0, {FLEX: 7})).asks() == [(FLEX, 7)]
+
+
+def test_what_waits_is_withdrawn_before_a_budget_pauses_the_job():
+    """It is wanted, and still the first to go: it costs nothing and trains nothing."""
+    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, machine(1))
+    agents = {"n1": Agent(4)}
+    story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {A: 1, FLEX: 3}))
+    (order,) = story.of(Create)
+    id_, at = order.ask.request_id, 62.0
+    story.hear(RequestAnswered(at, Queued(id_)))
+    while not story.of(Cancel):
+        assert story.of(PauseJob) == []
+        at += 10.0
+        story.see(at, machine(1), queued={id_: order.ask})
+    assert (story.of(Drain), story.of(PauseJob)) == ([], [])
+    while not story.of(PauseJob):
+        at += 10.0
+        story.see(at, machine(1), refused=(Refused(id_, "unknown", "cancelled"),))
+        assert story.asks() == []
+    assert spent_usd(story.state) == pytest.approx(1.8, abs=0.02)
+
+
+def test_what_is_being_withdrawn_drains_nothing():
+    """Its cost goes with it, so the job keeps what it uses."""
+    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, machine(1))
+    agents = {"n1": Agent(4)}
+    story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {FLEX: 3}))
+    (order,) = story.of(Create)
+    id_, at = order.ask.request_id, 62.0
+    story.hear(RequestAnswered(at, Queued(id_)))
+    while not story.of(Cancel):
+        at += 10.0
+        story.see(at, machine(1), queued={id_: order.ask})
+    assert story.of(Drain) == []
