@@ -15,7 +15,7 @@ from planner.search import sync_bound
 from planner.search.bound import share_out
 from planner.search.round_trips import RoundTrips, levels_of
 from planner.search.stage_limits import StageTimeTables
-from simulator.estimate import event_estimator, sync_rings
+from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.estimate.machine_layout import lay_out
 from simulator.network import network
 from simulator.spec.plan import Pipeline, Plan, Schedule
@@ -94,7 +94,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
     examples: int, schedule: Schedule, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_gloo:
-        for module in (event_estimator, network, sync_bound, sync_rings):
+        for module in (gradient_sync, optimizer_step, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     for seed in range(examples):
         rng = random.Random(f"round trips {seed}")

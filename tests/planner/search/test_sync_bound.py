@@ -11,7 +11,7 @@ from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
 from planner.search import sync_bound
 from planner.search.stage_limits import StageTimeTables
-from simulator.estimate import event_estimator, sync_rings
+from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.network import network
 from tests.planner.search.test_bound import just_enough
 from tests.planner.search.tight_plans import any_recomputation, just_fitting
@@ -57,7 +57,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
 ) -> None:
     if is_gloo:
         # Gloo sums in threads side by side; the GPUs of these worlds would use NCCL.
-        for module in (event_estimator, network, sync_bound, sync_rings):
+        for module in (gradient_sync, optimizer_step, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     compared = 0
     for seed in range(examples):
