@@ -15,7 +15,7 @@ from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import unsaved_steps
-from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of
+from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of, to_come
 from sailord.core.sharing.worth import Kind, Stake, Wanted, best_handover
 
 NOBODY = JobId("")
@@ -89,7 +89,9 @@ def _stake(parts: Parts, part: State) -> Stake:
     """Return what a job has in its part; more nodes are of use if it trains, or will."""
     worths, nodes = _worths(parts, part.job), _to_give(part)
     gets = part.active is not None and isinstance(part.active.phase, Waiting | Starting | Running)
-    return Stake(nodes, part.job.weight, worths, gives=_trains(part), gets=gets)
+    return Stake(
+        nodes, part.job.weight, worths, gives=_trains(part), gets=gets, stays=to_come(part)
+    )
 
 
 def _worths(parts: Parts, job: JobRecord) -> dict[str, float]:
@@ -112,9 +114,10 @@ def _predicted(record: GenerationRecord | None) -> dict[str, float]:
 
 def _kinds(parts: Parts) -> dict[NodeId, Kind]:
     return {
-        id_: (part.nodes[id_].record.gpu, part.nodes[id_].record.gpus)
+        # Of a node that a new leader has not seen yet the GPUs are not known.
+        id_: (part.nodes[id_].record.gpu, max(part.nodes[id_].record.gpus, 1))
         for part in parts.all()
-        for id_ in part.nodes.free
+        for id_ in (*part.nodes.free, *to_come(part))
     }
 
 
@@ -143,11 +146,14 @@ def _may_be_recalled(part: State) -> bool:
 
 
 def _is_without_plan(part: State) -> bool:
-    """Whether its job has been waiting for a while, and there is no plan for its nodes, or none."""
+    """Whether its job has been waiting for a while, and there is no plan for its nodes, or none.
+
+    While some are being prepared, it waits for them.
+    """
     active = part.active
     if active is None or not isinstance(active.phase, Waiting):
         return False
     nodes, asked = frozenset(usable(part, active)), active.asked
     is_refused = asked.is_refused and asked.nodes == nodes
     is_due = part.now >= active.phase.since + part.options.additions_gather_s
-    return is_due and (is_refused or not nodes)
+    return is_due and (is_refused or not (nodes or to_come(part)))

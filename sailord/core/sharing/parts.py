@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agents.protocol.records import JobId, NodeId
 from sailord.core.model.commands import Command
-from sailord.core.model.nodes import Nodes
+from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.state import State
 from sailord.core.queries.job_queue import queue_order
 
@@ -88,9 +88,24 @@ def nodes_of(part: State) -> tuple[NodeId, ...]:
     return tuple(each.id for each in usable)
 
 
+def to_come(part: State) -> tuple[NodeId, ...]:
+    """Return the nodes that count although no plan can use them now, sorted.
+
+    They are being prepared, could not be so far, or have no lease for the moment.
+    """
+    return tuple(sorted(id_ for id_, node in part.nodes.items() if _will_be_free(node)))
+
+
+def _will_be_free(node: Node) -> bool:
+    if node.is_usable(is_member=False) or node.is_lost or node.is_draining:
+        return False
+    is_marked = node.exclusion.slow or node.exclusion.wrong_bits or node.is_closed_to_new_plans
+    return not is_marked and not (node.report is not None and node.report.fault)
+
+
 def nodes_in_all(parts: Parts) -> int:
-    """Return how many nodes jobs could use."""
-    return sum(len(nodes_of(part)) for part in parts.all())
+    """Return how many nodes jobs could use, now or soon."""
+    return sum(len(nodes_of(part)) + len(to_come(part)) for part in parts.all())
 
 
 def whole(parts: Parts) -> State:

@@ -38,10 +38,12 @@ class Stake:
     """Of one GPU by kind, relative to the fastest kind; 1 if not known."""
     gives: bool
     gets: bool
+    stays: tuple[NodeId, ...] = ()
+    """Nodes that it has, and that cannot change hands now: no plan can use them yet, or for now."""
 
     @property
     def kept(self) -> int:
-        """How many nodes it keeps at least."""
+        """How many nodes it keeps at least, besides those that stay: it trains on them."""
         return 1 if self.weight else 0
 
     def worth(self, kinds: Iterable[Kind]) -> float:
@@ -93,7 +95,10 @@ def exchanges(stakes: Mapping[JobId, Stake], kinds: Kinds) -> Mapping[JobId, tup
 def _single(
     stakes: Mapping[JobId, Stake], kinds: Kinds, hands: Mapping[JobId, list[NodeId]]
 ) -> Iterator[_Exchange]:
-    has = {id_: stake.worth(kinds[node] for node in hands[id_]) for id_, stake in stakes.items()}
+    has = {
+        id_: stake.worth(kinds[node] for node in (*hands[id_], *stake.stays))
+        for id_, stake in stakes.items()
+    }
     for giver, stake in stakes.items():
         if not stake.gives or len(hands[giver]) <= stake.kept:
             continue
@@ -103,7 +108,7 @@ def _single(
             for receiver, other in stakes.items():
                 if other.gets and receiver != giver:
                     gain = other.gain(has[receiver], has[receiver] + other.worth([kind]))
-                    is_first = not hands[receiver]
+                    is_first = not (hands[receiver] or other.stays)
                     yield _Exchange((is_first, gain + loss), giver, receiver, node)
 
 
@@ -124,8 +129,8 @@ def _gain_of(
     for id_, stake in stakes.items():
         after = nodes.union(stake.nodes) if id_ == receiver else set(stake.nodes) - nodes
         if after != set(stake.nodes):
-            before = stake.worth(kinds[node] for node in stake.nodes)
-            gain += stake.gain(before, stake.worth(kinds[node] for node in after))
+            before = stake.worth(kinds[node] for node in (*stake.nodes, *stake.stays))
+            gain += stake.gain(before, stake.worth(kinds[n] for n in (*after, *stake.stays)))
             weight += 0.0 if id_ == receiver else stake.weight
-    is_first = not stakes[receiver].nodes
+    is_first = not (stakes[receiver].nodes or stakes[receiver].stays)
     return (is_first, gain) if is_first or gain >= GAIN_MIN * weight else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import Order
+from agents.protocol.records import PREPARING, Order
 from sailord.core.model.commands import RequestPlan, WriteGeneration
 from sailord.core.model.events import (
     JobSubmitted,
@@ -67,6 +67,49 @@ def test_a_job_keeps_its_part_while_its_last_steps_are_in_memory_alone():
     assert isinstance(active.phase, Waiting)
     assert active.phase.since < NOW + 60
     assert unsaved_steps(parts.others[OTHER], active)
+
+
+@pytest.mark.parametrize("unfit", [PREPARING, "its setup failed"])
+def test_nodes_that_are_being_prepared_count_and_their_job_waits_for_them(unfit):
+    """Each further node would begin to prepare anew, and the giver end with one node."""
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(C, D)),
+        generations=(of(JOB, A, B),),
+        durables=((JOB, durable(10)),),
+    )
+    parts = train(parts, JOB, (A, B), NOW + 1)
+    for at in range(2, 80):
+        told = [replace(says(id_, "idle", number=at), unfit=unfit) for id_ in (C, D)]
+        parts, _ = act(parts, Reported(NOW + at, told[0], (told[1],)), Ticked(NOW + at))
+        assert parts.handover is None
+        assert not parts.recalled
+    assert sorted(parts.others[OTHER].nodes) == [C, D]
+    assert parts.too_few == {}
+    told = [says(id_, "idle", number=80) for id_ in (C, D)]
+    parts, commands = act(
+        parts, Reported(NOW + 80, told[0], (told[1],)), *map(Ticked, range(1081, 1120))
+    )
+    assert [each.nodes for each in of_kind(RequestPlan, commands) if each.job == OTHER] == [(C, D)]
+
+
+def test_a_broken_device_is_no_node_to_wait_for():
+    parts, _ = elected(job(), job(OTHER, part=(D,)))
+    for at in range(2, 60):
+        broken = replace(says(D, "idle", number=at), fault="its GPU fell off the bus")
+        parts, _ = act(parts, Reported(NOW + at, broken), Ticked(NOW + at))
+    assert not parts.others
+    assert parts.first.jobs[OTHER].state == "queued"
+
+
+def test_a_lease_that_lapses_for_a_moment_moves_no_node():
+    parts = three((4, 4, 4), (1.0, 1.0, 1.0))
+    there = tuple(node.record for part in parts.all() for node in part.nodes.values())
+    parts, _ = act(parts, NodesObserved(NOW + 40, there[:-2]), Ticked(NOW + 41))
+    assert len(nodes_of(parts.others[THIRD])) == 2
+    assert parts.handover is None
+    parts, _ = act(parts, NodesObserved(NOW + 42, there), Ticked(NOW + 43))
+    assert parts.handover is None
 
 
 def with_b_cordoned() -> Parts:

@@ -124,3 +124,12 @@ def test_nodes_that_no_job_has_cost_nothing():
     assert best_handover(nobody | asleep, KINDS) == (TWO, (A100S[29],))
     alone = {ONE: replace(asleep[ONE], nodes=tuple(A100S[:29]))}
     assert best_handover(nobody | alone, KINDS) == (ONE, (A100S[29],))
+
+
+def test_nodes_that_cannot_change_hands_now_count_and_one_to_train_on_is_kept():
+    begun = stakes({ONE: A100S[:4], TWO: ()})
+    assert best_handover(begun, KINDS) == (TWO, tuple(A100S[:2]))
+    prepares = begun | {TWO: replace(begun[TWO], stays=tuple(A100S[4:7]))}
+    assert best_handover(prepares, KINDS) is None
+    waits = {ONE: replace(begun[ONE], nodes=(A100S[0],), stays=tuple(A100S[1:4])), TWO: begun[TWO]}
+    assert best_handover(waits, KINDS) is None
