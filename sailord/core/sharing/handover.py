@@ -19,6 +19,7 @@ from sailord.core.model.state import State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.replan_triggers import few, usable
+from sailord.core.queries.timeouts import adopted_start_s, running_step_s, stop_s
 from sailord.core.sharing.parts import Change, Handover, Parts, nodes_in_all
 
 K = TypeVar("K")
@@ -92,13 +93,21 @@ def _why_ended(parts: Parts, handover: Handover, ids: tuple[NodeId, ...], *, is_
         return f"{handover.to} does not need them any more"
     if not ids:
         return "the nodes are lost"
-    options = parts.first.options
-    limit_s = options.plan_s + options.stop_s + options.start_s
-    if parts.first.now >= handover.since + limit_s:
+    givers = [parts.of_job(key) for key in dict.fromkeys(parts.key_of(id_) for id_ in ids)]
+    if parts.first.now >= handover.since + max(map(_limit_s, givers)):
         return "they are not free in time"
-    givers = dict.fromkeys(parts.key_of(id_) for id_ in ids)
-    found = (_why_kept(parts.of_job(key), handover.since) for key in givers)
-    return next(filter(None, found), "")
+    return next(filter(None, (_why_kept(giver, handover.since) for giver in givers)), "")
+
+
+def _limit_s(giver: State) -> float:
+    """Return the time limit for a part's job to move, and to save a step where it goes on."""
+    options, active = giver.options, giver.active
+    if active is None or active.generation is None:
+        return options.plan_s + options.stop_s + options.start_s
+    # The next generation begins with a step that is not saved, and saves every so many.
+    saving_s = (2 + active.generation.memory_every) * running_step_s(active)
+    starting_s = adopted_start_s(options, active.generation)
+    return options.plan_s + stop_s(options, active) + starting_s + saving_s
 
 
 def _why_kept(giver: State, since: float) -> str:

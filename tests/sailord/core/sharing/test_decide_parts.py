@@ -65,6 +65,7 @@ from tests.sailord.core.states import (
     generation,
     proposal,
     record,
+    report,
 )
 
 
@@ -151,7 +152,9 @@ def test_a_second_job_gets_half_of_the_nodes_once_they_are_free():
     assert isinstance(parts.others[OTHER].active.phase, Waiting)
 
 
-def moved_to(parts: Parts, *members: NodeId) -> tuple[Parts, list[Command]]:
+def moved_to(
+    parts: Parts, *members: NodeId, keep: tuple[Sealed, ...] = ()
+) -> tuple[Parts, list[Command]]:
     """The first job goes on without the others of its nodes."""
     commands: list[Command] = []
 
@@ -178,13 +181,35 @@ def moved_to(parts: Parts, *members: NodeId) -> tuple[Parts, list[Command]]:
     opening = of_kind(WriteGeneration, commands)[-1]
     assert opening.record.members == members
     then(GenerationWritten(at + 5, opening.record))
-    idle = [says(id_, "idle", number=10) for id_ in NODES if id_ not in members]
+    idle = [
+        replace(says(id_, "idle", number=10), sealed=keep) for id_ in NODES if id_ not in members
+    ]
     then(Reported(at + 6, idle[0], tuple(idle[1:])))
     return parts, commands
 
 
 def sealed_at(step: int, number: int) -> Sealed:
     return Sealed(Point(step, number), (Holding(0, 0, 1),))
+
+
+def test_a_handover_waits_for_a_giver_that_seldom_saves_its_steps():
+    """Its next generation begins from what the nodes hold, and first saves steps of its own."""
+    parts = running()
+    slow = replace(parts.first.active.generation, step_s=20.0, memory_every=15)
+    active = replace(parts.first.active, generation=slow)
+    parts = replace(parts, first=replace(parts.first, active=active))
+    parts, _ = act(parts, JobSubmitted(NOW + 40, job(OTHER, "queued")), Ticked(NOW + 41))
+    parts, _ = moved_to(parts, A, B, keep=(sealed_at(41, 3),))
+    for step in range(42, 57):
+        at = NOW + 50 + 20 * (step - 42)
+        told = [report(id_, step=step, of=4, number=step, sealed=()) for id_ in (A, B)]
+        parts, _ = act(parts, Reported(at, told[0], (told[1],)), Ticked(at))
+        assert parts.handover is not None
+        assert not parts.others
+    assert parts.first.now > parts.handover.since + 280
+    told = [report(id_, step=57, of=4, number=57, sealed=(56,)) for id_ in (A, B)]
+    parts, _ = act(parts, Reported(NOW + 350, told[0], (told[1],)), Ticked(NOW + 351))
+    assert sorted(parts.others[OTHER].nodes) == [C, D]
 
 
 def test_a_job_without_a_place_for_checkpoints_waits_in_line():
