@@ -228,6 +228,7 @@ class Effects:
             is_behind=self.is_behind(job),
             begun=record.begun,
             usd_max=record.bill.usd_max,
+            kinds=tuple(sorted({each.record.gpu for each in nodes.values()} - {""})),
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from planner.problem.job_options import micro_batch_sizes
 from planner.replan.replanner import Replanner
@@ -12,15 +13,16 @@ LEAST = 1e-4
 """No kind is worth less."""
 
 
-def gpu_worths(replanner: Replanner) -> tuple[tuple[str, float], ...]:
+def gpu_worths(replanner: Replanner, kinds: Iterable[str] = ()) -> tuple[tuple[str, float], ...]:
     """Return for each GPU kind of the cluster its speed, relative to the fastest.
 
     It is the speed of all layers on one GPU, at the middle one of the possible micro batches, so
-    that it is the same for all plans of the job.
+    that it is the same for all plans of the job. The cluster has the kinds of its file, of the
+    job's nodes, and ``kinds``: those of all nodes.
     """
     sizes = micro_batch_sizes(replanner.job)
     seconds: dict[str, float] = {}
-    for gpu in sorted({pool.gpu for pool in replanner.cluster.pools}):
+    for gpu in sorted({pool.gpu for pool in replanner.cluster.pools}.union(kinds)):
         with contextlib.suppress(InputError):  # A node's GPU kind that nothing is known of.
             times = replanner.judge.costs.times(gpu, tp=1, samples=sizes[len(sizes) // 2])
             seconds[gpu] = float(times.forward.sum() + times.backward.sum())

@@ -70,6 +70,8 @@ class PlanRequest:
     """The step of the checkpoint that the job was submitted to continue from."""
     usd_max: float | None = None
     """The job's total budget; ``None``: that of its file."""
+    kinds: tuple[str, ...] = ()
+    """The GPU kinds of all nodes, also of those that other jobs have."""
 
 
 @dataclass(frozen=True, slots=True)

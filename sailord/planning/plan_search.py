@@ -330,7 +330,7 @@ def _completed(
     pools = Counter(pool_name(node) for node in nodes if node.id in members)
     losses, observed_s = past.history.hits(pools, past.now_s)
     writes_s = write_s(job, len(members))
-    worths = gpu_worths(replanner_for(request, nodes))
+    worths = gpu_worths(replanner_for(request, nodes), request.kinds)
     proposal = replace(
         found.proposal, losses=losses, observed_s=observed_s, write_s=writes_s, worths=worths
     )

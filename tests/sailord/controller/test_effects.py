@@ -33,7 +33,7 @@ from sailord.core.model.events import (
 )
 from sailord.core.model.state import State
 from sailord.core.sharing.parts import Parts
-from tests.sailord.core.states import JOB, A, G, durable, node, state
+from tests.sailord.core.states import JOB, A, B, G, durable, node, record, state
 
 OUTSIDE = JobRecord(JOB, "running", saving=Saving("file:///elsewhere"))
 WAITED_FOR: dict[type, tuple[Effect, type[Event]]] = {
@@ -101,9 +101,11 @@ async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() ->
     others: Any = Burning()
     config: Any = SimpleNamespace(cluster_file=Path(), profiles=None, measured_links=None)
     gateway: Any = Slow()
-    known = ClusterState(Parts(state(None, node(A))))
+    other = node(B, record=record(B, gpu="T4"))
+    known = ClusterState(Parts(state(None, node(A), other)))
     effects = Effects(config, gateway, others, others, others, known, Inbox(Clock()), Clock(), {})
     request = await effects._request(JOB, (A,), None)
     assert request is not None
     assert [each.id for each in request.nodes] == [A]
+    assert request.kinds == ("A100-40", "T4"), "also of nodes that it is not about"
     assert await effects._request(JOB, (A,), None) is None

@@ -116,6 +116,19 @@ def test_a_proposal_says_what_gpus_are_worth_also_those_that_the_job_does_not_ha
     assert 0 < min(worths.values()) < max(worths.values()) == 1
 
 
+def test_gpus_are_worth_the_same_in_whatever_part_the_job_is_asked_about():
+    """Kinds that the cluster file does not name, too: else nodes would go to and fro for ever."""
+    kinds = "L4", "T4"
+    worths = []
+    for kind in kinds:
+        nodes = tuple(replace(each, gpu=kind, machine=f"{kind}x2") for each in NODES)
+        found = answer(replace(QUESTION, nodes=nodes, kinds=kinds))
+        assert isinstance(found, FoundPlan)
+        worths.append(dict(found.proposal.worths))
+    assert worths[0] == worths[1]
+    assert worths[0].keys() == {"A100-40", "V100-16", *kinds}
+
+
 def test_unknown_machines_are_reconstructed_from_the_running_plan():
     first = answer(QUESTION)
     assert isinstance(first, FoundPlan)
