@@ -115,8 +115,12 @@ class Controller:
     def safe_point(self, job: JobId | None = None) -> Point | None:
         """The newest point that survives the loss of any one node, or of a zone where asked.
 
-        Of the job of the first part, or of one that has another part.
+        Of a job that runs; ``None``: of the active one, which has another part once the first part
+        has no job.
         """
+        active = self.cluster.state.active
+        if job is None and active is not None:
+            job = active.job
         key = job if job in self.cluster.parts.others else None
         return self._releases[key].safe(self.cluster.parts.of_job(key), time.monotonic())
 
