@@ -108,6 +108,24 @@ def backup(file: Path, config: Path) -> None:
     click.echo(f"{file}: {entries} entries")
 
 
+@main.command("startup-script")
+@click.argument("machine")
+@CONFIG
+def startup_script(machine: str, config: Path) -> None:
+    """Print the start-up script of MACHINE, for the template of a group with a queue."""
+    from sailord.config import load_config  # noqa: PLC0415 - see above
+    from sailord.providers.gce.config import GceConfig  # noqa: PLC0415 - see above
+    from sailord.providers.gce.requests import startup_script  # noqa: PLC0415 - see above
+
+    provider = load_config(config).provider
+    pools = provider.pools if isinstance(provider, GceConfig) else ()
+    fitting = [pool for pool in pools if pool.flex and pool.machine == machine]
+    if not isinstance(provider, GceConfig) or not fitting:
+        cure = "only [[provider.group]] with flex_start = true needs the script (docs/gce.md)"
+        raise InputError(Problem("provider", f'has no flex start of "{machine}"', cure))
+    click.echo(startup_script(fitting[0], provider))
+
+
 async def _ask_provider(config: Config) -> None:
     from sailord.providers.config import open_provider  # noqa: PLC0415 - see above
     from sailord.providers.interface import ProviderError  # noqa: PLC0415 - see above

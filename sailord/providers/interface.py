@@ -99,6 +99,8 @@ class Observation:
     """Requests whose operation still runs: more of their instances may appear."""
     queued: Mapping[str, InstanceRequest] = field(default_factory=dict)
     """By id, the requests that wait in the provider's queue, at no cost."""
+    unseen_queues: tuple[str, ...] = ()
+    """Zones where it is not known which requests wait."""
     refused: tuple[Refused, ...] = ()
     """Requests that left the queue, and made nothing; each may be reported many times."""
     ended_at: Mapping[str, float] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def follow_queue(state: CapacityState, seen: Observation) -> Decision:
             else:
                 state = cool_down(state, pool, why.kind, why.text, why.retry_after_s)
                 told.append(Log(f"refused ({why.kind}) after waiting: {pool}: {why.text}"))
-        elif asked.is_queued and pool.zone not in seen.unseen_zones:
+        elif asked.is_queued and pool.zone not in (*seen.unseen_zones, *seen.unseen_queues):
             gone = replace(asked, is_queued=False, is_in_doubt=True, doubted_at=state.now)
             state = _with(state, gone)
     return state, tuple(told)

@@ -1,11 +1,13 @@
 """Requests that wait in Google's queue until a managed instance group can make all instances.
 
-A resize request has our request's id as its description. It stays listed after its end.
+A resize request has our request's id as its description. It stays listed after its end, for longer
+than its instances live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sailord.providers.gce.client import GceClient
@@ -18,6 +20,21 @@ CLIENT = "InstanceGroupManagerResizeRequests"
 NOT_FOUND = 404
 WAITS = ("ACCEPTED", "CREATING")
 ENDED = ("FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What Google's lists of requests say."""
+
+    waiting: Mapping[str, InstanceRequest]
+    """By our id."""
+    refused: tuple[Refused, ...]
+    """Those that ended without instances."""
+    ids: Mapping[str, str]
+    """Our ids, by the names of all requests."""
+    unseen: tuple[str, ...]
+    """Zones whose list could not be read."""
+    troubles: tuple[str, ...]
 
 
 async def create(api: GceClient, config: GceConfig, ask: InstanceRequest) -> None:
@@ -42,28 +59,31 @@ async def cancel(api: GceClient, config: GceConfig, ask: InstanceRequest) -> Non
             raise
 
 
-async def read(
-    api: GceClient, config: GceConfig
-) -> tuple[Mapping[str, InstanceRequest], tuple[Refused, ...], frozenset[str]]:
-    """Return the requests that wait, those that ended without instances, and unseen zones."""
+async def read(api: GceClient, config: GceConfig) -> Queue:
+    """Read the requests of all groups; where a group is gone, none waits."""
     waiting: dict[str, InstanceRequest] = {}
     refused: list[Refused] = []
-    unseen: set[str] = set()
+    ids: dict[str, str] = {}
+    unseen: list[str] = []
+    troubles: list[str] = []
     for pool in sorted(pool for pool in config.groups if pool.flex):
         try:
             pages = await api.pages(
                 *(CLIENT, "list"), zone=pool.zone, instance_group_manager=config.groups[pool]
             )
-        except GceError:
-            unseen.add(pool.zone)
+        except GceError as failure:
+            troubles.append(f"the queue of {pool} was not read: {failure.text}")
+            if failure.status != NOT_FOUND:
+                unseen.append(pool.zone)
             continue
         for one in (each for page in pages for each in page.items if each.description):
+            ids[one.name] = one.description
             if one.state in WAITS:
                 count = len(one.instances) or one.resize_by
                 waiting[one.description] = InstanceRequest(one.description, pool, count)
             elif one.state in ENDED:
                 refused.append(_refusal(one))
-    return waiting, tuple(refused), frozenset(unseen)
+    return Queue(waiting, tuple(refused), ids, tuple(unseen), tuple(troubles))
 
 
 def _refusal(one: Any) -> Refused:

@@ -37,10 +37,15 @@ class OperationHistory:
 
 
 def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalogue) -> Instance:
-    """Read an instance; ``requests`` maps Google's request ids to ours."""
+    """Read an instance.
+
+    ``requests`` maps Google's request ids to ours, and the names of requests that waited, which
+    those of their instances begin with.
+    """
     labels = dict(resource.labels)
     items = {item.key: item.value for item in resource.metadata.items}
-    request = items.get(REQUEST_LABEL) or labels.get(REQUEST_LABEL, "")
+    told = items.get(REQUEST_LABEL) or labels.get(REQUEST_LABEL, "")
+    request = requests.get(told, told) or requests.get(resource.name.rpartition("-")[0], "")
     zone = _last(resource.zone)
     created_at = parse_time(resource.creation_timestamp)
     run_s = resource.scheduling.max_run_duration.seconds
@@ -50,7 +55,7 @@ def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalog
         pool=_pool_of(resource, zone, labels, catalogue),
         state=STATES.get(resource.status, "pending"),
         created_at=created_at,
-        request_id=requests.get(request, request),
+        request_id=request,
         node=resource.name,
         ends_at=created_at + run_s if run_s else None,
     )

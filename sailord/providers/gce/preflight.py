@@ -10,6 +10,7 @@ from sailord.providers.gce.config import DEFAULT_ACCOUNT, GceConfig, machine_sha
 from sailord.providers.gce.cures import cure_of, permission_cure
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.family_quotas import FamilyLimits, FamilyQuotas
+from sailord.providers.gce.flex_template import check_template
 from sailord.providers.gce.network_preflight import Finding, check_network, or_none
 from sailord.providers.gce.observe import read_aggregated
 from sailord.providers.gce.quotas import (
@@ -206,7 +207,11 @@ async def _check_named(
             yield Problem("provider.placement", what, f"{cure} {policy} --region={region}"), True
     for pool, group in sorted(config.groups.items()):
         fields = {"zone": pool.zone, "instance_group_manager": group}
-        if await or_none(api.call("InstanceGroupManagers", "get", **fields)) is None:
+        found = await or_none(api.call("InstanceGroupManagers", "get", **fields))
+        if found is not None and pool.flex:
+            async for finding in check_template(api, config, pool, found):
+                yield finding
+        elif found is None:
             what = f'{pool.zone} has no managed instance group "{group}"'
             cure = "`gcloud compute instance-groups managed list` shows them"
             yield Problem("provider.group", what, cure), True

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from sailord.providers.gce import flex_start, instance_groups, preflight
 from sailord.providers.gce.billing import Billing
 from sailord.providers.gce.client import GceClient, find_credentials
@@ -57,6 +59,8 @@ from sailord.providers.interface import (
 from simulator.documents.problems import Problem
 from simulator.hardware.catalogue import Catalogue
 
+log = structlog.get_logger("sailord")
+
 NOT_FOUND, CONFLICT = 404, 409
 
 
@@ -81,7 +85,9 @@ class GceProvider(Provider):
         self._billing = Billing(api, config)
         self._families = FamilyQuotas(api, config, now)
         self._requests: dict[str, str] = {}
-        """Our request ids by Google's, where they differ."""
+        """Our request ids by Google's, where they differ, and by names of requests that waited."""
+        self._troubles: tuple[str, ...] = ()
+        """What was logged of the queues, and still holds."""
         self._seen: dict[str, Instance] = {}
         """By number, as last observed: a deletion needs the zone."""
 
@@ -104,7 +110,7 @@ class GceProvider(Provider):
         at = self._now()
         rule = f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"'
         try:
-            pages, operations, (queued, refused, blind) = await asyncio.gather(
+            pages, operations, queue = await asyncio.gather(
                 self._api.pages("Instances", "aggregated_list", filter=rule),
                 self._api.pages(
                     *("GlobalOperations", "aggregated_list"),
@@ -116,8 +122,12 @@ class GceProvider(Provider):
             )
         except GceError as failure:
             raise ProviderError(failure.text) from failure
-        resources, hidden = read_aggregated(pages, "instances")
-        unseen = tuple(sorted({*hidden, *blind}))
+        self._requests |= queue.ids
+        for trouble in queue.troubles:
+            if trouble not in self._troubles:
+                log.warning(trouble)
+        self._troubles = queue.troubles
+        resources, unseen = read_aggregated(pages, "instances")
         found = tuple(self._instance(one) for one in resources)
         self._seen = {
             **{i.id: i for i in self._seen.values() if i.pool.zone in unseen},
@@ -132,8 +142,9 @@ class GceProvider(Provider):
             pending_requests=frozenset(
                 self._requests.get(one, one) for one in past.pending_requests
             ),
-            queued=queued,
-            refused=refused,
+            queued=queue.waiting,
+            unseen_queues=queue.unseen,
+            refused=queue.refused,
             ended_at={**past.ended_at, **stopped_at(resources)},
         )
 

@@ -69,15 +69,13 @@ def group_instances_body(ask: InstanceRequest, config: GceConfig) -> list[dict[s
 def resize_request_body(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     """Return a request that waits until a group can make all of these instances.
 
-    The group's template need not know how an agent starts.
+    Such instances have nothing of their own but the name, which tells the request: their start-up
+    script is the template's.
     """
-    instances = group_instances_body(ask, config)
-    for one in instances:
-        one["preserved_state"]["metadata"]["startup-script"] = startup_script(ask.pool, config)
     return {
         "name": request_name(ask, config.cluster_name),
         "description": ask.request_id,
-        "instances": instances,
+        "instances": [{"name": name} for name in instance_names(ask, config.cluster_name)],
         "requested_run_duration": {"seconds": min(config.max_run_s, FLEX_RUN_S_MAX)},
     }
 

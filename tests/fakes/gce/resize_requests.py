@@ -63,7 +63,7 @@ def grant(cloud: Cloud, group: Group, name: str) -> None:
         assert one.state == "ACCEPTED", f"{name} has ended as {one.state}"
         one.state = "SUCCEEDED"
         for config in one.configs:
-            group.wanted[config["name"]] = config.get("preservedState", {}).get("metadata", {})
+            group.wanted[config["name"]] = {}  # Per-instance configurations are not applied.
         limited = {**group.properties["scheduling"], "maxRunDuration": {"seconds": int(one.run_s)}}
         group.properties = {**group.properties, "scheduling": limited}
         cloud.fill(group)

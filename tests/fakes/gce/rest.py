@@ -62,6 +62,7 @@ class Rest:
             ("POST", ZONE + "/instances/{name}/simulateMaintenanceEvent", self.simulate),
             ("GET", ZONE + "/operations", self.operations),
             ("GET", ZONE + "/operations/{name}", self.operation),
+            ("GET", ROOT + "/global/instanceTemplates/{group}", self.template),
             ("GET", GROUP, self.group),
             ("POST", GROUP + "/createInstances", self.group_create),
             ("POST", GROUP + "/deleteInstances", self.group_delete),
@@ -392,7 +393,18 @@ class Rest:
     def group(self, request: Request) -> Answer:
         self.cloud.need("compute.instanceGroupManagers.get")
         group = self._group(request)
-        return {"name": group.name, "targetSize": len(group.wanted)}
+        template = self._link(f"global/instanceTemplates/{group.name}")
+        return {
+            "name": group.name,
+            "targetSize": len(group.wanted),
+            "instanceTemplate": template,
+        }
+
+    def template(self, request: Request) -> Answer:
+        """Its template has a group's name."""
+        self.cloud.need("compute.instanceTemplates.get")
+        group = self._group(request)
+        return {"name": group.name, "properties": group.properties}
 
     def group_create(self, request: Request) -> Answer:
         group, client_id = self._group(request), request.query.get("requestId", "")

@@ -112,9 +112,10 @@ def test_a_request_that_was_given_up_and_waits_after_all_counts_again():
         assert not story.state.asks, "its instances are there, so it does not count twice"
 
 
-def test_a_zone_that_is_not_seen_leaves_its_requests_in_the_queue():
+@pytest.mark.parametrize("unseen", ["unseen_zones", "unseen_queues"])
+def test_a_zone_that_is_not_seen_leaves_its_requests_in_the_queue(unseen):
     story, id_ = waiting()
-    story.see(60.0, unseen_zones=("zone-a",)).see(600.0, unseen_zones=("zone-a",))
+    story.see(60.0, **{unseen: ("zone-a",)}).see(600.0, **{unseen: ("zone-a",)})
     assert story.state.asks[id_].is_queued
 
 

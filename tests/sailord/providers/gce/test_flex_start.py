@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
+from click.testing import CliRunner
 
+from sailord.main import main
+from sailord.providers.gce.requests import startup_script
 from sailord.providers.interface import InDoubt, Pool, Queued, Refused
+from simulator.documents.problems import InputError
 from tests.fakes.gce.cloud import Cloud, Group, InjectedFailure
 from tests.fakes.gce.resize_requests import grant, refuse
-from tests.gce.cloud import HERE, ask, provider
+from tests.gce.cloud import HERE, ask, config, provider
 from tests.processes import until
 
 FLEX = Pool(HERE, "a2-highgpu-1g", "A100-40", 1, spot=False, flex=True)
@@ -19,6 +25,14 @@ PROPERTIES = {
     "machineType": "a2-highgpu-1g",
     "labels": {"sailor-cluster": "prod"},
     "scheduling": {"provisioningModel": "FLEX_START", "instanceTerminationAction": "DELETE"},
+    "metadata": {
+        "items": [
+            {
+                "key": "startup-script",
+                "value": startup_script(FLEX, config("http://127.0.0.1")),
+            }
+        ]
+    },
 }
 DAY_S = 86_400
 
@@ -47,7 +61,7 @@ def test_a_request_waits_and_is_granted_as_a_whole_for_seven_days_at_most():
         assert {one.pool for one in seen.instances} == {FLEX}
         assert {one.ends_at - one.created_at for one in seen.instances} == {7 * DAY_S}
         assert waiting.run_s == 7 * DAY_S
-        assert "spot = false" in cloud.vms[0].metadata["startup-script"]
+        assert [list(config) for config in waiting.configs] == [["name"]] * 2
         assert len((await gce.delete([one.id for one in seen.instances])).ids) == 2
         await until(lambda: not cloud.there())
         assert group.wanted == {}, "the group makes no others"
@@ -114,7 +128,7 @@ def test_a_lost_answer_is_in_doubt_and_the_queue_shows_it():
         assert (await gce.observe()).queued == {first.request_id: first}
         cloud.failures = [InjectedFailure("GET .*/resizeRequests", 1, status=503)]
         seen = await gce.observe()
-        assert (seen.queued, seen.unseen_zones) == ({}, (HERE,))
+        assert (seen.queued, seen.unseen_queues, seen.unseen_zones) == ({}, (HERE,), ())
 
     queued(story)
 
@@ -126,3 +140,83 @@ def test_a_refused_insertion_names_the_cure():
         assert "--add-permissions=compute.instanceGroupManagers.update" in refused.text
 
     queued(story, denied={"compute.instanceGroupManagers.update"})
+
+
+def test_instances_are_known_by_their_names_also_while_the_queue_is_not_seen():
+    async def story(cloud, gce, group):
+        first = ask(1, of=FLEX)
+        await gce.create(first)
+        grant(cloud, group, next(iter(group.queue)))
+        assert {one.request_id for one in (await gce.observe()).instances} == {first.request_id}
+        cloud.failures = [InjectedFailure("GET .*/resizeRequests", 1, status=503)]
+        seen = await gce.observe()
+        assert {one.request_id for one in seen.instances} == {first.request_id}
+        cloud.insert(HERE, {**PROPERTIES, "name": "by-hand"})
+        by_hand = [one for one in (await gce.observe()).instances if one.name == "by-hand"]
+        assert [one.request_id for one in by_hand] == [""], "it is nobody's request"
+
+    queued(story)
+
+
+def test_where_the_group_is_gone_nothing_waits_and_the_log_says_so_once():
+    async def story(cloud, gce, _):
+        first = ask(1, of=FLEX)
+        await gce.create(first)
+        del cloud.groups["flex"]
+        with structlog.testing.capture_logs() as told:
+            for _ in range(2):
+                seen = await gce.observe()
+                assert (seen.queued, seen.unseen_queues, seen.unseen_zones) == ({}, (), ())
+        assert ["flex" in line["event"] for line in told] == [True]
+        assert await gce.cancel(first) == ""
+
+    queued(story)
+
+
+def test_a_queue_that_may_not_be_read_hides_no_instances():
+    async def story(cloud, gce, _):
+        cloud.denied = {"compute.instanceGroupManagers.get"}
+        seen = await gce.observe()
+        assert (seen.unseen_queues, seen.unseen_zones) == ((HERE,), ())
+
+    queued(story)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"labels": {"sailor-cluster": "other"}}, "--labels=sailor-cluster=prod"),
+        ({"scheduling": {"provisioningModel": "SPOT"}}, "--provisioning-model=FLEX_START"),
+        ({"machineType": "a2-highgpu-2g"}, "--machine-type=a2-highgpu-1g"),
+        ({"metadata": {}}, "sailord startup-script a2-highgpu-1g"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_a_mistake(change, word):
+    async def story(_, gce, group):
+        assert not [one for one in await gce.check() if one.place == "provider.group"]
+        group.properties = {**PROPERTIES, **change}
+        with pytest.raises(InputError) as caught:
+            await gce.check()
+        (problem,) = (one for one in caught.value.problems if one.place == "provider.group")
+        assert word in problem.cure
+
+    queued(story)
+
+
+def test_a_template_with_an_old_script_is_a_warning():
+    async def story(_, gce, group):
+        script = {"key": "startup-script", "value": "#!/bin/sh"}
+        group.properties = {**PROPERTIES, "metadata": {"items": [script]}}
+        (problem,) = (one for one in await gce.check() if one.place == "provider.group")
+        assert "has another start-up script" in problem.what
+
+    queued(story)
+
+
+def test_the_script_for_a_template_is_printed(monkeypatch):
+    found = config("http://127.0.0.1", FLEX)
+    monkeypatch.setattr("sailord.config.load_config", lambda _: SimpleNamespace(provider=found))
+    done = CliRunner().invoke(main, ["startup-script", FLEX.machine])
+    assert (done.exit_code, done.output.strip()) == (0, startup_script(FLEX, found).strip())
+    done = CliRunner().invoke(main, ["startup-script", "a2-highgpu-2g"])
+    assert (done.exit_code, "flex_start = true" in done.output) == (2, True)

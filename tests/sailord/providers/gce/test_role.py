@@ -6,28 +6,36 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sailord.providers.interface import Granted, Pool
+from sailord.providers.gce.requests import startup_script
+from sailord.providers.interface import Granted, Pool, Queued
 from simulator.documents.problems import InputError
 from tests.fakes.gce.cloud import ACCOUNT, ROLE, Cloud, role_permissions
 from tests.fakes.gce.resources import Group, Network
-from tests.gce.cloud import HERE, THERE, ask, pool, provider
+from tests.gce.cloud import HERE, THERE, ask, config, pool, provider
 
 T4 = Pool(HERE, "n1-standard-8-t4-1", "T4", 1, False)
 H100 = Pool(HERE, "a3-highgpu-8g", "H100-80", 8, False)
 GROUPED = pool(THERE)
-POOLS = (T4, pool(), GROUPED, H100)
+FLEX = replace(pool(), spot=False, flex=True)
+POOLS = (T4, pool(), GROUPED, H100, FLEX)
 PROPERTIES = {
     "machineType": "a2-highgpu-1g",
     "labels": {"sailor-cluster": "prod"},
     "scheduling": {"provisioningModel": "SPOT"},
 }
+SCRIPT = {"key": "startup-script", "value": startup_script(FLEX, config("http://127.0.0.1"))}
+QUEUEING = PROPERTIES | {
+    "scheduling": {"provisioningModel": "FLEX_START"},
+    "metadata": {"items": [SCRIPT]},
+}
 IMAGE, OTHER = (f"test-project/global/images/{name}" for name in ("family/sailor", "sailor-2"))
 EVERYTHING = {
-    "groups": {GROUPED: "pool"},
+    "groups": {GROUPED: "pool", FLEX: "flex"},
     "placement": {"us-central1": "near"},
     "reservations": {T4: "mine"},
     "tags": ("sailor",),
@@ -42,7 +50,10 @@ def world() -> Cloud:
     """A cloud that has all that is configured."""
     metrics = ("NVIDIA_A100_GPUS", "NVIDIA_T4_GPUS")
     return Cloud(
-        groups={"pool": Group("pool", THERE, PROPERTIES)},
+        groups={
+            "pool": Group("pool", THERE, PROPERTIES),
+            "flex": Group("flex", FLEX.zone, QUEUEING),
+        },
         networks={"default": Network(routers={"us-central1": [NAT]})},
         images={IMAGE: {}, OTHER: {}},
         reservations={"mine": "n1-standard-8"},
@@ -65,7 +76,7 @@ def doing_all(cloud: Cloud) -> Iterator[Callable[[int], str]]:
         await usual.prices()
         for index, of in enumerate(POOLS):
             outcome = await usual.create(ask(1, of=of, number=len(POOLS) * number + index))
-            wrong += [] if isinstance(outcome, Granted) else [outcome]
+            wrong += [] if isinstance(outcome, Granted | Queued) else [outcome]
         with contextlib.suppress(Exception):
             await usual.quotas()
             await usual.observe()
