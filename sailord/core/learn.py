@@ -72,7 +72,7 @@ def learn(state: State, event: events.Event) -> Step:
         case events.Deposed() | events.WriteRefused():
             return Step(State(options=state.options, now=state.now, requests=state.requests))
         case events.NodesObserved():
-            state = observe_nodes(state, event.nodes, event.unreadable)
+            state = observe_nodes(state, event.nodes, event.unreadable, event.elsewhere)
         case events.Reported():
             state = take_reports(state, (event.report, *event.others))
         case events.ProbeFailed():

@@ -26,12 +26,15 @@ UNREADABLE = "sailord cannot read its record: upgrade sailord first, or read its
 
 
 def observe_nodes(
-    state: State, records: Iterable[NodeRecord], unreadable: frozenset[NodeId] = frozenset()
+    state: State,
+    records: Iterable[NodeRecord],
+    unreadable: frozenset[NodeId] = frozenset(),
+    elsewhere: Iterable[NodeRecord] = (),
 ) -> State:
     """Take in all nodes that have a lease at this moment; the others have none.
 
     An ``unreadable`` node is only known to hold a lease: it keeps its last record, and no new plan
-    uses it.
+    uses it. ``elsewhere``: nodes of other jobs, which may be new lives of these.
     """
     seen = {record.id: record for record in records}
     fresh: dict[NodeId, Node] = {}
@@ -73,7 +76,7 @@ def observe_nodes(
             )
         if node is not known:
             fresh[record.id] = node
-    names = {record.name: record.id for record in seen.values()}
+    names = {record.name: record.id for record in (*elsewhere, *seen.values())}
     for id_, node in state.nodes.items():
         if id_ in seen:
             continue

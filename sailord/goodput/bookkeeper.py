@@ -16,7 +16,14 @@ from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
 from sailord.goodput.core.shares import Key, Share, Shares, divided, resumed, too_many
-from sailord.goodput.core.sight import Price, Renting, renting_of, sight_of, with_others
+from sailord.goodput.core.sight import (
+    Price,
+    Renting,
+    newest_lives,
+    renting_of,
+    sight_of,
+    with_others,
+)
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
@@ -82,14 +89,16 @@ class Bookkeeper:
         if phase == self._phase and state.now < self._looked_at + pause_s:
             return
         self._phase, self._looked_at = phase, state.now
-        step = self.ledger.step
+        step, lives = self.ledger.step, newest_lives(state)
         sight = sight_of(
             main,
             self.price,
             Renting() if capacity is None else renting_of(capacity, state.now),
             trained=None if step is None else (step.job, step.generation),
+            lives=lives,
         )
-        others = [sight_of(part, self.price, Renting()) for part in parts if part is not main]
+        beside = (part for part in parts if part is not main)
+        others = [sight_of(part, self.price, Renting(), lives=lives) for part in beside]
         sight = with_others(sight, others) if others else sight
         old, self.ledger = self.ledger, fold(self.ledger, sight)
         self.shares = divided(self.shares, old, self.ledger)

@@ -52,6 +52,8 @@ class NodesObserved:
     nodes: tuple[NodeRecord, ...]
     unreadable: frozenset[NodeId] = frozenset()
     """Nodes with a lease whose records cannot be read."""
+    elsewhere: tuple[NodeRecord, ...] = ()
+    """Those that another job has: an agent that restarts is a node of the first job again."""
 
 
 @dataclass(frozen=True, slots=True)

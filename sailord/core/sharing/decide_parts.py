@@ -135,8 +135,9 @@ def _routed(parts: Parts, event: events.Event) -> Routed:
         case events.NodesObserved():
             for key in (None, *parts.others):
                 nodes = tuple(each for each in event.nodes if parts.key_of(each.id) == key)
+                rest = tuple(each for each in event.nodes if parts.key_of(each.id) != key)
                 unreadable = frozenset(id_ for id_ in event.unreadable if parts.key_of(id_) == key)
-                yield key, replace(event, nodes=nodes, unreadable=unreadable)
+                yield key, replace(event, nodes=nodes, unreadable=unreadable, elsewhere=rest)
         case events.Reported():
             for key in (None, *parts.others):
                 reports = (event.report, *event.others)

@@ -83,9 +83,11 @@ def sight_of(
     renting: Renting,
     *,
     trained: tuple[str, int] | None = None,
+    lives: Collection[NodeId] | None = None,
 ) -> Sight:
     """Return the sight of this moment.
 
+    ``lives``: the newest lives of all nodes where ``state`` has only those of a part.
     ``trained``: the job and generation that trained at the last sight. A new leader, which has no
     reports yet, believes that it still does.
     """
@@ -106,7 +108,8 @@ def sight_of(
         else:
             sums[2 if is_rented else 1] += usd_per_hour
 
-    for id_, node in _newest_lives(state).items():
+    newest = newest_lives(state) if lives is None else lives
+    for id_, node in ((id_, node) for id_, node in state.nodes.items() if id_ in newest):
         contract = by_name.get(node.record.name)
         if node.is_lost or not node.record.gpus or node.record.name in ended_nodes:
             continue
@@ -156,14 +159,14 @@ def _added(known: CauseLoad, load: CauseLoad) -> CauseLoad:
     )
 
 
-def _newest_lives(state: State) -> Mapping[NodeId, Node]:
+def newest_lives(state: State) -> frozenset[NodeId]:
     """Return the newest life of each node, since a machine that rebooted is paid for once."""
     newest: dict[str, Node] = {}
     for node in state.nodes.values():
         known = newest.get(node.record.name)
         if known is None or (known.is_lost, -known.since) > (node.is_lost, -node.since):
             newest[node.record.name] = node
-    return {node.record.id: node for node in newest.values()}
+    return frozenset(node.record.id for node in newest.values())
 
 
 def _trains(active: Active, trained: tuple[str, int] | None) -> bool:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import PREPARING, Busy
+from agents.protocol.records import PREPARING, Busy, NodeId
+from sailord.core.model.events import NodesObserved
 from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping, Waiting
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.sharing.parts import whole
 from sailord.goodput.core.ledger import Sight
-from sailord.goodput.core.sight import Rented, Renting, sight_of, with_others
+from sailord.goodput.core.sight import Rented, Renting, newest_lives, sight_of, with_others
+from tests.sailord.core.sharing_states import act, both_train
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -164,3 +167,12 @@ def test_gpus_of_jobs_that_share_are_added_and_their_steps_are_training() -> Non
     assert both.step == first.step
     (beside,) = both.beside
     assert [(each.cause, each.gpus) for each in beside.loads] == [("training", 2)]
+
+
+def test_a_machine_whose_agent_restarts_is_booked_once_though_two_parts_have_a_life_of_it() -> None:
+    parts = both_train()
+    there = *map(record, (A, B, C, D)), record(NodeId("d2"), name="machine-d")
+    parts, _ = act(parts, NodesObserved(NOW + 2, there))
+    lives = newest_lives(whole(parts))
+    first, other = (sight_of(each, lambda _: 2.0, NOTHING, lives=lives) for each in parts.all())
+    assert sum(each.gpus for each in with_others(first, [other]).loads) == 4

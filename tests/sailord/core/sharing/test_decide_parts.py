@@ -47,6 +47,7 @@ from tests.sailord.core.sharing_states import (
     OTHER,
     SHARED,
     act,
+    both_train,
     elected,
     job,
     of_kind,
@@ -127,6 +128,15 @@ def test_a_new_node_belongs_to_the_first_part():
     fresh = NodeId("e")
     parts, _ = act(parts, NodesObserved(NOW + 1, tuple(map(record, (*NODES, fresh)))))
     assert sorted(parts.first.nodes) == [A, B, fresh]
+
+
+def test_a_node_whose_agent_restarts_is_lost_to_its_part_at_once():
+    """Its new life is in the first part."""
+    parts, fresh = both_train(), NodeId("d2")
+    there = *map(record, (A, B, C)), record(fresh, name="machine-d")
+    parts, _ = act(parts, NodesObserved(NOW + 2, there))
+    assert sorted(parts.first.nodes) == [A, B, fresh]
+    assert parts.others[OTHER].nodes[D].why_lost == "its agent was restarted"
 
 
 def test_a_second_job_gets_half_of_the_nodes_once_they_are_free():
