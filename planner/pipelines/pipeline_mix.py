@@ -92,11 +92,13 @@ def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
 def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
     """A plan of one micro batch size as a mix of templates.
 
-    ``None`` if it has several, or a stage is split over several places.
+    ``None`` if it has several, or a stage is split over several places or at none of the lots.
     """
     lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
     if len(plan.sizes) > 1 or any(
-        len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
+        len(stage.places) > 1 or stage.place not in lot_of
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
     ):
         return None
     rows = Counter(pipeline.stages for pipeline in plan.pipelines)

@@ -103,6 +103,16 @@ def test_a_limit_that_only_outer_steps_keep_is_kept() -> None:
     assert plan_job(replace(asked, tries=(), outer_every=None)).plan is None
 
 
+def test_plans_on_spot_gpus_start_no_search_without_these() -> None:
+    near, far = ASKED.cluster.pools
+    spot = replace(ASKED.cluster, pools=(near, replace(far, spot=True)))
+    limit = replace(JOB.objective, max_spot_share=0.5)
+    asked = replace(ASKED, job=replace(JOB, objective=limit), cluster=spot, is_bounded=False)
+    found = plan_job(asked)
+    assert found.plan is not None
+    assert found.plan.outer_every == 50
+
+
 def test_an_interrupted_question_has_the_plan_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
