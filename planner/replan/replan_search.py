@@ -227,6 +227,8 @@ class ReplanSearch:
                 return
             self._seen.add(mix)
             for plan in self._plans_of(mix):
+                if not self._has_allowed_sizes(plan):
+                    continue
                 # Templates are of plans with sequence parallelism if the running plan has it.
                 shares = self.running.plan.sequence_parallel
                 found = self.placed(replace(plan, sequence_parallel=shares))
@@ -289,6 +291,11 @@ class ReplanSearch:
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
             yield with_homes(best, running, self.nodes)
         yield plain
+
+    def _has_allowed_sizes(self, plan: Plan) -> bool:
+        """Whether the job allows its micro batch sizes: that of the templates may be another."""
+        allowed = self.tables.job.micro_batches
+        return not allowed or set(plan.sizes) <= set(allowed)
 
     def _in_own_sizes(self, mix: PipelineMix) -> Plan | None:
         """The plan of a mix whose pipelines have the sizes of running ones with their stages."""

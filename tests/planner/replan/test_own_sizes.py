@@ -15,6 +15,7 @@ from planner.replan.replanner import Replanner
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.plan_check import check_plan
 from simulator.models.presets import preset
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -99,6 +100,22 @@ def test_any_changes_are_survived() -> None:
         kept += len(found.plan.sizes) > 1
         running = replanner.prepare(found.plan, nodes)
     assert kept, "a plan with sizes of its own follows another at least once"
+
+
+def test_no_size_follows_that_the_job_rules_out() -> None:
+    """Only 4 divides the batch, which is more than the smallest size that runs."""
+    job = replace(JOB, global_batch=20, micro_batches=(3, 4))
+    plan = Plan(4, (on(WIDE, 2, cuts=(13,)), on(NARROW, 4, 3, (13,))))
+    assert check_plan(plan, job, CLUSTER) == ()
+    replanner, nodes = Replanner(job, CLUSTER, Measurements()), nodes_of(CLUSTER)
+    placed = replanner.place(plan, nodes)
+    assert placed is not None
+    running = replanner.prepare(placed, nodes)
+    assert template_size(running.plan, job) == 1
+    found = replanner.replan(running, tuple(node for node in nodes if node.gpu == NARROW.gpu))
+    assert found.plan is not None
+    assert set(found.plan.sizes) <= {3, 4}
+    assert check_plan(found.plan, job, CLUSTER) == ()
 
 
 def test_templates_have_a_size_that_divides_the_batch() -> None:
