@@ -83,7 +83,9 @@ def template_of(
     return maker.timed(stages, size, cuts)
 
 
-def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:
+def check_replannable(
+    plan: Plan, job: Job, known: Mapping[PlaceKey, int], *, place: str = "plan"
+) -> None:
     """Refuse plans that replanning does not support, reporting all problems at once."""
     problems = Problems()
     if plan.schedule not in ("1f1b", "interleaved"):
@@ -92,6 +94,13 @@ def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str =
             f'has the schedule "{plan.schedule}"',
             "replanning supports 1f1b and interleaved only; run sailorctl plan",
         )
+    if plan.outer_every is not None:
+        problems.add(
+            place, "takes outer steps", "replanning does not support them; run sailorctl plan"
+        )
+    if plan.zero not in (None, job.zero):
+        what = f"has zero = {plan.zero}, but the job trains with zero = {job.zero}"
+        problems.add(place, what, f"set training.zero = {plan.zero} in the job")
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(len(stage.places) > 1 for stage in stages):
         problems.add(

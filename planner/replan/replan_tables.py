@@ -93,7 +93,7 @@ class ReplanTables:
     def prepare(self, plan: Plan, nodes: Sequence[Node]) -> Running:
         """Prepare a placed plan for replanning, before anything is lost from its nodes."""
         lot_of = {lot.key: k for k, lot in enumerate(self.lots)}
-        check_replannable(plan, lot_of)
+        check_replannable(plan, self.job, lot_of)
         assert is_placed(plan), "place a plan before it is replanned"
         self._make_templates(plan)
         maker, known = self.templates_of(plan).maker, dict[object, Template]()

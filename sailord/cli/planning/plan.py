@@ -294,7 +294,8 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
     # Nodes are assigned to unsplit stages.
     is_split = any(len(s.places) > 1 for each in found.plan.pipelines for s in each.stages)
     placed = None
-    if not is_split:
+    # What a lost outer group repeats, and snapshots of its two values per parameter: unknown.
+    if not is_split and found.plan.outer_every is None:
         paid = paid_first(nodes, found.plan, spot=True) if found.pays_spot_first else nodes
         placed = tables.place(found.plan, paid) or tables.place(found.plan, nodes)
     if placed is not None:

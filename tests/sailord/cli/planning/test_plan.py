@@ -465,6 +465,16 @@ def test_a_plan_with_outer_steps_says_how_often_and_what_they_change(tmp_path: P
     assert "no runtime takes outer steps yet; the loss would differ" in result.output
 
 
+def test_what_is_not_modelled_with_outer_steps_is_left_out(tmp_path: Path) -> None:
+    options = ("--allow", "outer-steps", "--outer-every", "50", "--budget", "12", "--json")
+    pools = APART.replace("gpus = 4\nprice", "gpus = 4\nspot = true\nprice")
+    result = run(tmp_path, *options, job=FAR, pools=pools)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["plan"]["outer_every"] == 50
+    assert (document["host_memory"], document["spot_losses"]) == (None, None)
+
+
 @pytest.mark.parametrize("options", [("--allow", "outer-steps"), ("--outer-every", "50")])
 def test_outer_steps_are_asked_for_with_their_number(
     tmp_path: Path, options: tuple[str, ...]
