@@ -24,12 +24,18 @@ ROUGH_HALVINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class PipelineMix:
-    """Templates of one micro batch size, with the number of pipelines of each."""
+    """Templates with the number of pipelines of each; of one micro batch size, unless each pipeline
+    may have one of its own (``own_sizes``)."""
 
     templates: tuple[Template, ...]
     counts: tuple[int, ...]
     together: int | None = None
     """As in the plan: how many equal pipelines take machines together."""
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all pipelines have the same micro batch size."""
+        return len({template.micro_batch for template in self.templates}) == 1
 
     @property
     def pipelines(self) -> int:

@@ -39,7 +39,7 @@ def best_with_own_sizes(search: EventSearch) -> JudgedPlan | None:
         for _, mix in ranked[:JUDGED_EACH]:
             plan = plan_with_own_sizes(mix, samples, search.maker_for(mix))
             if plan is not None and len(plan.sizes) > 1:
-                found.append(search.judge_plan(plan, start.mix))
+                found.append(search.judge_plan(plan, mix))
     keeping = [one for one in found if one is not None and one.keeps_limits]
     return min(keeping, key=lambda one: one.score, default=None)
 

@@ -16,6 +16,7 @@ from planner.problem.objective import Limits
 from planner.problem.question import OUTSIDE, Answer, Question
 from planner.search.local_search import EventSearch
 from planner.search.search_cache import SearchCache
+from planner.search.size_variants import best_with_own_sizes
 from simulator.api import estimator
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
@@ -140,6 +141,20 @@ def test_limit_that_only_sizes_of_their_own_keep_is_kept() -> None:
 
 
 # Mixes ---------------------------------------------------------------------------------------
+
+
+def test_judged_variants_are_known_by_their_own_mixes() -> None:
+    """By these they are explained: a variant may have pipelines on GPUs that were idle."""
+    search = replace(mixes()[0], budget=20)
+    search.run()
+    best_with_own_sizes(search)
+    variants = [one for one in search.judged if len(one.plan.sizes) > 1]
+    assert variants
+    for one in variants:
+        assert one.mix.pipelines == len(one.plan.pipelines)
+        kinds = {search.lots[stage.lot].gpu for t in one.mix.templates for stage in t.stages}
+        assert kinds == {stage.place.gpu for p in one.plan.pipelines for stage in p.stages}
+        assert {template.micro_batch for template in one.mix.templates} == set(one.plan.sizes)
 
 
 @cache
