@@ -77,7 +77,7 @@ def _search(
             cure = "use --estimator event, or leave it out"
             raise InputError(Problem("--gap", "works under the event estimator only", cure))
         answer = plan_by_formula(question, lots, limits)
-        return replace(answer, space=SEARCHED[question.estimator, question.space])
+        return replace(answer, covered=SEARCHED[question.estimator, question.space])
     return plan_by_events(question, lots, limits, cache)
 
 

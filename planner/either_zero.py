@@ -49,7 +49,7 @@ def better_zero(
     )
     if plain.plan is None or found.plan is None:
         return answer  # Nothing is known of the space in which no plan was found.
-    answer = replace(answer, space=f"{answer.space}; {EITHER_ZERO}")
+    answer = replace(answer, covered=f"{answer.covered}; {EITHER_ZERO}")
     return bounded_by_both(question, answer, plain, found)
 
 

@@ -22,7 +22,6 @@ from planner.problem.preference import error_between, objective_of, preferred, s
 from planner.problem.question import (
     DEFAULT_BUDGETS,
     OUTER_OR_NOT,
-    OUTSIDE,
     RECOMPUTING,
     SEARCHED,
     STOPPED,
@@ -33,6 +32,7 @@ from planner.problem.question import (
     Rejected,
     Tried,
     Why,
+    outside_of,
 )
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.chunks import best_in_chunks
@@ -129,7 +129,7 @@ class _Asked:
         if self.best is None:
             return
         self._bound(WORK_MAX)
-        if question.gap is not None and self.note and _outside(self.best.plan) is None:
+        if question.gap is not None and self.note and outside_of(self.best.plan) is None:
             # Perhaps there is a better plan, and the bound can be raised.
             self._search(self.limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
@@ -175,7 +175,7 @@ class _Asked:
             found += [one for each in searches if (one := best_with_own_sizes(each)) is not None]
         if "interleaved" in job.objective.allow:
             found += [one for each in searches if (one := best_in_chunks(each)) is not None]
-        outside = [one for one in found if _outside(one.plan) is not None]
+        outside = [one for one in found if outside_of(one.plan) is not None]
         return min(outside, key=lambda one: one.score, default=None)
 
     def _try_allowed(self) -> None:
@@ -183,7 +183,7 @@ class _Asked:
         if tied.
         """
         assert self.taken is not None
-        if self.best is None or _outside(self.best.plan) is not None:
+        if self.best is None or outside_of(self.best.plan) is not None:
             return  # It is the best of them, since no other plan keeps the limits.
         found = self._best_of_allowed()
         if found is None or found.score >= self.best.score:
@@ -235,15 +235,15 @@ class _Asked:
             why=self.why,
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
-            space=self._space(taken.plan),
+            covered=self._covered(),
             gains=tuple(
                 replace(gain, is_taken=taken.plan.schedule == gain.name)
                 for gain in self.gains.values()
             ),
         )
 
-    def _space(self, plan: Plan) -> str:
-        """Which plans the bounds cover, and whether the plan is one of them."""
+    def _covered(self) -> str:
+        """Which plans the bounds cover."""
         assert self.search is not None
         is_all = self.search.is_complete and not self._covers_more
         kind = "all judged" if is_all else "full"
@@ -252,8 +252,7 @@ class _Asked:
             space = f"{space}, {RECOMPUTING}"
         if self.question.outer_every is not None:
             space = f"{space}, {OUTER_OR_NOT}"
-        outside = _outside(plan)
-        return space if outside is None else f"{space}; {outside}"
+        return space
 
     @property
     def _divides(self) -> bool:
@@ -415,15 +414,6 @@ class _Asked:
         assert self.search is not None
         assert self.taken is not None
         self.rejected, self.why = explain_event(self.search, self.taken)
-
-
-def _outside(plan: Plan) -> str | None:
-    """Why the bounds do not cover a plan; ``None``: they do."""
-    if plan.sequence_parallel and any(s.tp > 1 for each in plan.pipelines for s in each.stages):
-        return OUTSIDE["sequence"]
-    if len(plan.sizes) > 1:
-        return OUTSIDE["micro-batch-per-pipeline"]
-    return OUTSIDE["interleaved"] if plan.schedule == "interleaved" else None
 
 
 def _figures(best: JudgedPlan) -> tuple[float, float]:

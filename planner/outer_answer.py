@@ -44,18 +44,21 @@ def better_with_outer_steps(
         if not question.is_stoppable or plain.plan is None:
             raise
         return replace(plain, note=STOPPED)
-    is_taken = _is_taken(question, plain, found)
-    gain = Gain("outer-steps", goal, _best_with_steps(with_steps, goal), plain.objective, is_taken)
+    evaluations = plain.evaluations + found.evaluations
+    is_better = _is_better(question, found, plain)
+    has_steps = found.plan is not None and found.plan.outer_every is not None
+    if is_better and not has_steps:
+        plain = found  # The second question found a better plan without them.
+    is_taken = is_better and has_steps
+    best = [_best_with_steps(with_steps, goal), found.objective if has_steps else None]
+    least = min((each for each in best if each is not None), default=None)
+    gain = Gain("outer-steps", goal, least, plain.objective, is_taken)
     taken = found if is_taken else plain
-    answer = replace(
-        taken,
-        evaluations=plain.evaluations + found.evaluations,
-        gains=(*taken.gains, gain),
-    )
+    answer = replace(taken, evaluations=evaluations, gains=(*taken.gains, gain))
     if plain.plan is None or found.plan is None:
         return answer  # Nothing is known of the space in which no plan was found.
     # What was asked last is bounded over both spaces, but no lower than its own best plan.
-    return bounded_by_both(question, replace(answer, space=found.space), plain, found)
+    return bounded_by_both(question, replace(answer, covered=found.covered), plain, found)
 
 
 def _starts(cache: SearchCache, goal: Goal) -> tuple[Plan, ...]:
@@ -74,12 +77,15 @@ def _best_with_steps(cache: SearchCache, goal: Goal) -> float | None:
 
 
 def _can_take(plan: Plan) -> bool:
-    return plan.schedule == "1f1b" and plan.with_outer_steps(1) is not plan
+    # The search with outer steps is one without sequence parallelism.
+    if plan.schedule != "1f1b" or plan.sequence_parallel:
+        return False
+    return plan.with_outer_steps(1) is not plan
 
 
-def _is_taken(question: Question, plain: Answer, found: Answer) -> bool:
-    """Whether the plan with outer steps is taken."""
-    if found.plan is None or found.estimate is None or found.plan.outer_every is None:
+def _is_better(question: Question, found: Answer, plain: Answer) -> bool:
+    """Whether the plan of the second question is taken."""
+    if found.plan is None or found.estimate is None:
         return False
     if plain.plan is None or plain.estimate is None:
         return True

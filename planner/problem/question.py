@@ -295,7 +295,7 @@ class Answer:
     why: Why = field(default_factory=Why)
     problems: tuple[Problem, ...] = ()
     """Without a plan: which limits prevent one, and what would help."""
-    space: str = ""
+    covered: str = ""
     """Which plans the bounds cover."""
     note: str = ""
     """Why the search ended before it was done, or short of the gap that was asked for."""
@@ -312,6 +312,12 @@ class Answer:
         if self.estimate is None:
             return None
         return self.estimate.money.total_usd if self.goal == "cost" else self.estimate.iteration_s
+
+    @property
+    def space(self) -> str:
+        """Which plans the bounds cover, and why the plan is none of them, if so."""
+        outside = None if self.plan is None else outside_of(self.plan)
+        return self.covered if outside is None else f"{self.covered}; {outside}"
 
     @property
     def explain(self) -> tuple[str, ...]:
@@ -362,6 +368,15 @@ class Answer:
                 for r in self.rejected
             ],
         }
+
+
+def outside_of(plan: Plan) -> str | None:
+    """Why the bounds do not cover a plan; ``None``: they do."""
+    if plan.sequence_parallel and any(s.tp > 1 for each in plan.pipelines for s in each.stages):
+        return OUTSIDE["sequence"]
+    if len(plan.sizes) > 1:
+        return OUTSIDE["micro-batch-per-pipeline"]
+    return OUTSIDE["interleaved"] if plan.schedule == "interleaved" else None
 
 
 def plan_document(plan: Plan, estimate: Estimate) -> dict[str, Any]:

@@ -132,8 +132,8 @@ def told(*each: Answer | type[KeyboardInterrupt]) -> Callable[[Question, SearchC
 
 def test_the_bounds_are_those_of_both_spaces(answers: tuple[Answer, Answer]) -> None:
     plain, found = answers
-    plain = replace(plain, lower_bound=0.3, lower_bound_s=0.2, space="a")
-    found = replace(found, lower_bound=0.1, lower_bound_s=0.4, space="a")
+    plain = replace(plain, lower_bound=0.3, lower_bound_s=0.2, covered="a")
+    found = replace(found, lower_bound=0.1, lower_bound_s=0.4, covered="a")
     both = better_zero(ASKED, told(plain, found), SearchCache())
     assert (both.lower_bound, both.lower_bound_s) == (0.1, 0.2)
     assert both.space == f"a; {EITHER_ZERO}"

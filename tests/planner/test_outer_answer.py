@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from planner import event_planner
 from planner.api import plan_job
-from planner.problem.question import OUTER_OR_NOT, STOPPED, Question
+from planner.outer_answer import better_with_outer_steps
+from planner.problem.question import OUTER_OR_NOT, OUTSIDE, STOPPED, Answer, Question
+from planner.search.search_cache import SearchCache
 from simulator.api import Measurements, estimator
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
@@ -131,3 +135,77 @@ def test_an_interrupted_question_has_the_plan_without_them(
     assert (found.note, calls) == (STOPPED, [None, 50])
     with pytest.raises(KeyboardInterrupt):
         plan_job(replace(asked, is_stoppable=False))
+
+
+# Two answers --------------------------------------------------------------------------------
+
+
+@cache
+def answers() -> tuple[Answer, Answer]:
+    """Without outer steps in one zone, and with them in two."""
+    alone = replace(ASKED, tries=(), outer_every=None, cluster=cluster(NEAR), is_bounded=False)
+    return plan_job(alone), plan_job(replace(ASKED, is_bounded=False))
+
+
+def told(*each: Answer) -> Callable[[Question, SearchCache], Answer]:
+    left = list(each)
+    return lambda _question, _cache: left.pop(0)
+
+
+def test_a_plan_without_them_that_only_the_second_question_finds_is_taken() -> None:
+    alone, _ = answers()
+    assert alone.plan is not None
+    assert alone.objective is not None
+    assert alone.estimate is not None
+    none = Answer(None, None, 5, 0.0, 0.0, "throughput")
+    found = better_with_outer_steps(ASKED, told(none, alone), SearchCache())
+    assert found.plan == alone.plan
+    assert found.evaluations == 5 + alone.evaluations
+    assert (found.gains[-1].without, found.gains[-1].is_taken) == (alone.objective, False)
+    slower = replace(
+        alone,
+        plan=replace(alone.plan, together=1),
+        estimate=replace(alone.estimate, iteration_s=2 * alone.objective),
+    )
+    for prefer in ("fastest", "simple"):
+        asked = replace(ASKED, prefer=prefer)
+        for pair in ((slower, alone), (alone, slower)):
+            assert better_with_outer_steps(asked, told(*pair), SearchCache()).plan == alone.plan
+
+
+def test_a_plan_with_them_is_reported_wherever_it_was_judged() -> None:
+    """As one with the other ZeRO stage, which another cache knows."""
+    alone, steps = answers()
+    found = better_with_outer_steps(ASKED, told(alone, steps), SearchCache())
+    gain = found.gains[-1]
+    assert (gain.best, gain.without, gain.is_taken) == (steps.objective, alone.objective, True)
+
+
+def test_a_plan_outside_of_the_searched_space_says_so() -> None:
+    alone, steps = answers()
+    assert alone.plan is not None
+    assert alone.estimate is not None
+    chunks = replace(alone.plan, schedule="interleaved", virtual_stages=2)
+    fast = replace(alone, plan=chunks, estimate=replace(alone.estimate, iteration_s=1e-6))
+    found = better_with_outer_steps(ASKED, told(fast, steps), SearchCache())
+    assert found.plan == chunks
+    assert found.space == f"{steps.covered}; {OUTSIDE['interleaved']}"
+    found = better_with_outer_steps(ASKED, told(alone, steps), SearchCache())
+    assert found.space == steps.covered
+
+
+def test_the_search_with_them_starts_from_no_plan_with_sequence_parallelism() -> None:
+    alone, steps = answers()
+    assert steps.plan is not None
+    assert steps.estimate is not None
+    usual = replace(steps.plan, outer_every=None)
+    cache, left, given = SearchCache(), [alone, steps], []
+    for shares in (False, True):
+        cache.judged.append((replace(usual, sequence_parallel=shares), steps.estimate))
+
+    def ask(_question: Question, known: SearchCache) -> Answer:
+        given.append(known.given)
+        return left.pop(0)
+
+    better_with_outer_steps(ASKED, ask, cache)
+    assert given == [(), (usual,)]

@@ -266,8 +266,8 @@ def test_unsupported_plans_are_refused() -> None:
                 replanner.prepare(replace(running.plan, schedule=schedule), ())
     with pytest.raises(InputError, match="takes outer steps"):
         replanner.prepare(replace(running.plan, outer_every=50), ())
+    other = replace(running.plan, zero=0 if replanner.job.zero else 1)
     with pytest.raises(InputError, match=r"training\.zero"):
-        other = replace(running.plan, zero=0 if replanner.job.zero else 1)
         replanner.prepare(other, ())
 
 

@@ -194,9 +194,7 @@ def by_numpy():
 
 @pytest.mark.parametrize("draw", [by_python, by_numpy])
 def test_numbers_that_are_not_drawn_by_torch_are_refused(draw):
-    with pytest.raises(
-        InputError, match="model: 1: draws numbers by Python's random or by numpy"
-    ):
+    with pytest.raises(InputError, match="model: 1: draws numbers by Python's random or by numpy"):
         checked(chain(Drawing(draw)))
 
 
