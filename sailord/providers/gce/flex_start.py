@@ -23,7 +23,7 @@ ENDED = ("FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class WaitingRequests:
     """What Google's lists of requests say."""
 
     waiting: Mapping[str, InstanceRequest]
@@ -59,7 +59,7 @@ async def cancel(api: GceClient, config: GceConfig, ask: InstanceRequest) -> Non
             raise
 
 
-async def read(api: GceClient, config: GceConfig) -> Queue:
+async def read(api: GceClient, config: GceConfig) -> WaitingRequests:
     """Read the requests of all groups; where a group is gone, none waits."""
     waiting: dict[str, InstanceRequest] = {}
     refused: list[Refused] = []
@@ -83,7 +83,7 @@ async def read(api: GceClient, config: GceConfig) -> Queue:
                 waiting[one.description] = InstanceRequest(one.description, pool, count)
             elif one.state in ENDED:
                 refused.append(_refusal(one))
-    return Queue(waiting, tuple(refused), ids, tuple(unseen), tuple(troubles))
+    return WaitingRequests(waiting, tuple(refused), ids, tuple(unseen), tuple(troubles))
 
 
 def _refusal(one: Any) -> Refused:

@@ -34,7 +34,7 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     again = call(place, "submit", str(file), "--id", JOB, "--resume", "newest")
     assert "job j: exists already; use another id; `sailorctl checkpoint export j" in again.output
     wait_until(lambda: "running" in call(place, "status").output)
-    assert _generation(place, 1)["generation"]["restore"]["point"]["step"] == 20
+    assert _generation(place, 2)["generation"]["restore"]["point"]["step"] == 20
 
     listed = call(place, "checkpoint", "ls", JOB)
     assert "  20           1" in listed.output, listed.output
@@ -67,7 +67,7 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     wait_until(lambda: place.status()["job"]["step"] > 22)
     back = call(place, "checkpoint", "rollback", JOB, "10", "--reason", "the loss went up")
     assert "rollback of j to step 10" in back.output
-    job = wait_until(lambda: _generation(place, 2))
+    job = wait_until(lambda: _generation(place, 3))
     assert job["generation"]["restore"]["source"] == "durable"
     assert job["generation"]["restore"]["point"] == {"step": 10, "generation": 1}
     assert job["durable"]["point"]["step"] == 10
