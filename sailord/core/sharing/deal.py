@@ -18,7 +18,7 @@ from sailord.core.queries.restore_choice import unsaved_steps
 from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of, to_come
 from sailord.core.sharing.worth import Kind, Stake, Wanted, best_handover
 
-NOBODY = JobId("")
+NO_JOB = JobId("")
 """Has the first part's nodes while that has no job."""
 
 
@@ -77,7 +77,7 @@ def _between_parts(parts: Parts) -> Wanted | None:
         if next_in_queue(parts.first) is not None:
             return None
         stakes = {id_: replace(stake, gives=False) for id_, stake in stakes.items()}
-        stakes[NOBODY] = Stake(_to_give(parts.first), 0.0, {}, gives=True, gets=False)
+        stakes[NO_JOB] = Stake(_to_give(parts.first), 0.0, {}, gives=True, gets=False)
     else:
         count = nodes_in_all(parts)
         full = (id_ for id_, too_few in parts.too_few.items() if count <= too_few)

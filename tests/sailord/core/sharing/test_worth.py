@@ -118,12 +118,12 @@ def test_what_gains_less_than_a_move_costs_is_left():
 
 
 def test_nodes_that_no_job_has_cost_nothing():
-    nobody = {JobId(""): Stake((A100S[29],), 0.0, {}, gives=True, gets=False)}
+    without_job = {JobId(""): Stake((A100S[29],), 0.0, {}, gives=True, gets=False)}
     others = stakes({ONE: A100S[:20], TWO: A100S[20:29]})
     asleep = {id_: replace(stake, gives=False) for id_, stake in others.items()}
-    assert best_handover(nobody | asleep, KINDS) == (TWO, (A100S[29],))
+    assert best_handover(without_job | asleep, KINDS) == (TWO, (A100S[29],))
     alone = {ONE: replace(asleep[ONE], nodes=tuple(A100S[:29]))}
-    assert best_handover(nobody | alone, KINDS) == (ONE, (A100S[29],))
+    assert best_handover(without_job | alone, KINDS) == (ONE, (A100S[29],))
 
 
 def test_nodes_that_cannot_change_hands_now_count_and_one_to_train_on_is_kept():
