@@ -67,6 +67,9 @@ class Transition:
     """Timing of the reconfiguration that ended here."""
     is_detail: bool = False
     """A part of a reconfiguration, which a line with ``move`` sums up."""
+    kind: str = ""
+    """The kind of its event; empty in lines of versions that did not write it."""
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
 
 import structlog
 
@@ -40,8 +40,8 @@ _ORDERED = re.compile(
     r"|the checkpoint of step \d+ was (un)?pinned"
 )
 RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
-OF_HISTORY: tuple[EventKind, ...] = ("transition", "order", "reconfigured", *RISKS)
-"""Kinds of events that are also written to a job's history."""
+_OF_HISTORY: tuple[EventKind, ...] = ("transition", "order", "reconfigured", *RISKS)
+"""Kinds of events that are also written to a job's history, each of them; some notes are, too."""
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest without a message are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -64,10 +64,8 @@ class Announcer:
     _under_way: dict[JobId | None, Reconfiguring | None] = field(default_factory=dict)
     """The timing of the reconfiguration that is under way, by part."""
     _moves: dict[JobId, deque[ReconfigurationTiming]] = field(default_factory=dict)
-    _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
-    """The evaluations in each job's history."""
-    _unfit: set[tuple[JobId, str]] = field(default_factory=set)
-    """Why nodes cannot run a job, as its history says."""
+    _noted: set[tuple[JobId, str]] = field(default_factory=set)
+    """The notes in each job's history: its evaluations, and why nodes cannot run it."""
     _at_risk: set[tuple[JobId, str]] = field(default_factory=set)
     """Jobs whose budget or deadline was already announced to be at risk."""
     _unreadable: set[str] = field(default_factory=set)
@@ -156,9 +154,9 @@ class Announcer:
             for name, value in found.metrics
         )
         text = f"{_EVALUATION} {found.step} steps: {figures}"
-        if (active.job, text) in self._evaluated:
+        if (active.job, text) in self._noted:
             return
-        self._evaluated.add((active.job, text))
+        self._noted.add((active.job, text))
         generation, _ = _where(active)
         event = FeedEvent(
             self.feed.next_id(state.now), state.now, "note", text, active.job, None, generation,
@@ -180,9 +178,9 @@ class Announcer:
             if of not in (None, after.active.job):
                 continue  # It has still to prepare for this job.
             text = f"{node.record.name} {_UNFIT}: {why}"
-            if node.workers.failed_since is not None or (after.active.job, text) in self._unfit:
+            if node.workers.failed_since is not None or (after.active.job, text) in self._noted:
                 continue
-            self._unfit.add((after.active.job, text))
+            self._noted.add((after.active.job, text))
             generation, step = _where(after.active)
             event = FeedEvent(
                 self.feed.next_id(after.now), after.now, "note", text, after.active.job,
@@ -269,20 +267,21 @@ class Announcer:
         history = tuple(history)
         moves = (line.move for line in history if line.move is not None)
         self._moves[job] = deque(moves, HISTORY_MAX)
-        for line in history:
-            if line.text.startswith(_EVALUATION):
-                self._evaluated.add((job, line.text))
-            if f" {_UNFIT}: " in line.text:
-                self._unfit.add((job, line.text))
-            if (kind := _kind_of(line)) in RISKS:
-                self._at_risk.add((job, kind))
-        self.feed.restore(
-            FeedEvent(
-                line.id, line.at, _kind_of(line),
-                line.text, job, None, line.generation, line.step, line.term, line.is_detail,
-            )
-            for line in history
-        )  # fmt: skip
+        events = [_event_of(line, job) for line in history]
+        for event in events:
+            if event.kind == "note":
+                self._noted.add((job, event.text))
+            if event.kind in RISKS:
+                self._at_risk.add((job, event.kind))
+        self.feed.restore(events)
+
+    def history_in_memory(self, job: JobId) -> tuple[Transition, ...]:
+        """Return the lines of a job's history that the feed still has, without timings."""
+        return tuple(
+            history_line(event)
+            for event in self.feed.kept
+            if event.job == job and (event.kind in _OF_HISTORY or (job, event.text) in self._noted)
+        )
 
     def _keep(self, job: JobId, line: Transition, message: Message | None = None) -> None:
         """Write a line of the history soon, and with it a message unless it was reported before."""
@@ -340,22 +339,33 @@ def _aim(order: Order, now: float) -> str:
     return "" if order.leaves_at is None else f" (leaves in {duration(order.leaves_at - now)})"
 
 
-def _kind_of(line: Transition) -> EventKind:
-    """The kind of the event that a line of the history was written for."""
+_SHARED = tuple(each.name for each in fields(Transition) if each.name not in ("move", "kind"))
+"""What an event and its line in a history both have, under the same names."""
+
+
+def history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:
+    """Return an event as a line of a job's history."""
+    shared: dict[str, Any] = {name: getattr(event, name) for name in _SHARED}
+    return Transition(**shared, kind=event.kind, move=move)
+
+
+def _event_of(line: Transition, job: JobId) -> FeedEvent:
+    """Return the event that a line of the job's history was written for."""
+    shared: dict[str, Any] = {name: getattr(line, name) for name in _SHARED}
+    kinds = (kind for kind in get_args(EventKind) if kind == line.kind)
+    return FeedEvent(**shared, kind=next(kinds, _guessed_kind(line)), job=job)
+
+
+def _guessed_kind(line: Transition) -> EventKind:
+    """The kind of a line by a version that wrote none, or one that only later versions know."""
     if line.move is not None:
         return "reconfigured"
     for kind in RISKS:
         if line.text.startswith(f"{WORDS[kind]}: "):
             return kind
+    if line.text.startswith(_EVALUATION) or f" {_UNFIT}: " in line.text:
+        return "note"
     return "order" if _ORDERED.match(line.text) else "transition"
-
-
-def history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:
-    """Return an event as a line of a job's history."""
-    return Transition(
-        event.id, event.at, event.text, event.generation, event.step, event.term, move,
-        event.is_detail,
-    )  # fmt: skip
 
 
 def _changes_of_nodes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:

@@ -40,7 +40,6 @@ from sailord.checkpoints.resume import Beginning, begins_from
 from sailord.cluster_records import Transition
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
-from sailord.notify.announcer import OF_HISTORY, history_line
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import size_warnings, warnings_of
 from sailord.planning.messages import EndRequest
@@ -281,8 +280,5 @@ async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, 
     try:
         return await api.gateway.read_history(job), None
     except StoreError:
-        kept = api.controller.announcer.feed.kept
-        lines = tuple(
-            history_line(each) for each in kept if each.job == job and each.kind in OF_HISTORY
-        )
+        lines = api.controller.announcer.history_in_memory(job)
         return lines, api.controller.cluster.store.unavailable_since or api.clock.now()

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from agents.protocol.codec import decode, encode
 from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, Order, Taking
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Put, StoreUnavailable, WriteRejected
 from agents.store.sqlite_store import EmbeddedStore
-from sailord.cluster_records import Gateway
+from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
 from sailord.core.model.events import NodesObserved, OrderGiven, Reported
 from sailord.core.model.nodes import Nodes
@@ -25,7 +26,7 @@ from sailord.core.model.state import Progress, State
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Announcer
-from sailord.notify.feed import Feed
+from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.outbox import Outbox
 from tests.sailord.core.states import (
     BEGAN,
@@ -142,7 +143,9 @@ def test_an_evaluation_is_kept_in_the_history_once() -> None:
     other = Published()
     other.announcer.restore(RUNS.active.job, lines)
     other.announcer.observe(RUNS, second)
-    assert other.texts("note") == []
+    assert other.texts("note") == told, "restored, with their kind, and not told again"
+    assert other.announcer._lines.empty()
+    assert [line.text for line in other.announcer.history_in_memory(JOB)] == told
 
 
 def test_several_evaluations_of_one_report_are_all_kept() -> None:
@@ -186,7 +189,36 @@ def test_why_a_node_cannot_run_the_job_is_kept_in_the_history_once() -> None:
     other = Published()
     other.announcer.restore(RUNS.active.job, lines)
     other.announcer.observe(RUNS, fails)
-    assert other.texts("note") == []
+    assert other.texts("note") == told, "restored, with its kind, and not told again"
+    assert [event.node for event in other.announcer.feed.kept] == ["machine-a"]
+
+
+@pytest.mark.parametrize("kind", get_args(EventKind))
+def test_an_event_keeps_all_that_it_has_in_the_history(kind: EventKind) -> None:
+    event = FeedEvent(7, NOW, kind, "why", JOB, "machine-a", 3, 40, 2, is_detail=True)
+    line = decode(Transition, encode(announcer.history_line(event)))
+    later = Published()
+    later.announcer.restore(JOB, [line])
+    assert [*later.announcer.feed.kept] == [event]
+
+
+@pytest.mark.parametrize("kind", ["", "of a later version"])
+@pytest.mark.parametrize(
+    ("text", "guessed"),
+    [
+        ("evaluation after 20 steps: loss 2.25", "note"),
+        ("machine-a cannot run it: no make", "note"),
+        ("budget at risk: it will cost $7", "budget_at_risk"),
+        ("drain machine-b was ordered: bolts", "order"),
+        ("held: no plan", "transition"),
+    ],
+)
+def test_the_kind_of_a_line_without_a_known_one_is_guessed(
+    text: str, guessed: str, kind: str
+) -> None:
+    later = Published()
+    later.announcer.restore(JOB, [Transition(7, NOW, text, kind=kind)])
+    assert [event.kind for event in later.announcer.feed.kept] == [guessed]
 
 
 def costly(usd_max: float = 100.0) -> State:

@@ -6,9 +6,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreError
 from sailord.api.handlers.jobs import _read_history
+from sailord.cluster_records import Gateway
+from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed, FeedEvent
+from sailord.notify.outbox import Outbox
 from tests.sailord.core.states import JOB
 
 
@@ -23,8 +27,9 @@ def test_history_without_the_store_has_orders_and_summaries_and_marks_details():
         is_detail = kind == "transition"
         feed.add(FeedEvent(number, 1.0, kind, f"a text of {kind}", JOB, is_detail=is_detail))
     feed.add(FeedEvent(9, 1.0, "order", "of another job", "other"))
+    gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
     controller = SimpleNamespace(
-        announcer=SimpleNamespace(feed=feed),
+        announcer=Announcer(gateway, feed, Outbox(gateway)),
         cluster=SimpleNamespace(store=SimpleNamespace(unavailable_since=3.0)),
     )
     api: Any = SimpleNamespace(
