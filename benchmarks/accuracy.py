@@ -1,8 +1,8 @@
 """Predicted against measured, per campaign and estimator; and how much of it is fitted.
 
-    python benchmarks/accuracy.py --cases FILE --profiles DIR [--estimators event,paper]
-    python benchmarks/accuracy.py --cases FILE --profiles DIR --messaging buffered
-    python benchmarks/accuracy.py --cases FILE --profiles DIR --leave-one-out
+    python -m benchmarks.accuracy --cases FILE --profiles DIR [--estimators event,paper]
+    python -m benchmarks.accuracy --cases FILE --profiles DIR --messaging buffered
+    python -m benchmarks.accuracy --cases FILE --profiles DIR --leave-one-out
 
 The second form shows what the errors would be if the runtime exchanged tensors in another way. The
 third refits the constants of the GH200 platform for every run of it, on a grid and from

@@ -1,6 +1,6 @@
 """Fit the roofline's shares per GPU kind on measured profiles, and print the remaining errors.
 
-    python benchmarks/calibrate.py --profiles DIR
+    python -m benchmarks.calibrate --profiles DIR
 
 prints a table and then the TOML that ``simulator/data/calibration.toml`` holds. Errors are of
 forward plus backward of a transformer block. ``seen`` is what the fit leaves; ``unseen`` is what

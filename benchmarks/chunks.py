@@ -1,6 +1,6 @@
 """How long a step takes with one and with several chunks of layers on each rank.
 
-    python benchmarks/chunks.py [--groups N] [--hidden N] [--pass-ms N] [--rounds N]
+    python -m benchmarks.chunks [--groups N] [--hidden N] [--pass-ms N] [--rounds N]
 
 One pipeline trains the same layers under 1F1B and under interleaved plans, in the same processes of
 this machine over its loopback, a step of each in turn, so that other load affects all alike. Each

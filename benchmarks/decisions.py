@@ -1,6 +1,6 @@
 """What each thing that ``plan --allow`` names brings, on random cases.
 
-    python benchmarks/decisions.py
+    python -m benchmarks.decisions
         zero-bubble|zero1|outer-steps|interleaved|sequence|micro-batch-per-pipeline
         [--cases N] [--first N] [--samples N [N ...]] [--zones N [N ...]] [--outer-every N]
 

@@ -1,6 +1,6 @@
 """Predicted against measured: plans of one's choice on a cluster with real delays between zones.
 
-    python benchmarks/fidelity.py [--out DIR] [--resume] [--only NAME ...] [--phases ...]
+    python -m benchmarks.fidelity [--out DIR] [--resume] [--only NAME ...] [--phases ...]
 
 Needs root, and a machine that does nothing else. It measures the example job's layers, the links
 between the zones as agents see them, and what this host takes per message; predicts the plans of
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fidelity_moves import moves_of, wait_for
-from fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
-from fidelity_report import write_document, write_report
-from machine import put_ahead
-from shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
 
 from agents.daemon.process_cleanup import children_of
+from benchmarks.fidelity_moves import moves_of, wait_for
+from benchmarks.fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
+from benchmarks.fidelity_report import write_document, write_report
+from benchmarks.machine import put_ahead
+from benchmarks.shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
 from planner.api import plan_job
 from planner.problem.question import Question, read_ahead
 from planner.replan.nodes import Node
@@ -342,6 +342,8 @@ def main() -> None:
     parser.add_argument("--phases", nargs="*", choices=[*PHASES, "report"], default=[*PHASES])
     parser.add_argument("--docs", action="store_true", help="Put the tables into docs/.")
     options = parser.parse_args()
+    if options.phases != ["report"] and os.geteuid() != 0:
+        parser.error("needs root, for the network namespaces of the nodes")
     about = Experiment(options.out, options.resume or bool(options.only))
     begun = time.monotonic()
     for phase in options.phases:

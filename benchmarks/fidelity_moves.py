@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import put_ahead
-
 from agents.daemon.process_cleanup import children_of
+from benchmarks.machine import put_ahead
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place

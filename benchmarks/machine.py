@@ -1,4 +1,7 @@
-"""Measures stolen time: processor time that a virtual machine's host gave to others."""
+"""What programs that run clusters share: stolen time, priority, the exit status of a miss.
+
+Stolen time is processor time that a virtual machine's host gave to others.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+TARGET_MISSED = 3
+"""Exit status of a program that measured, and missed a target. 1 is Python's for an error, 2
+argparse's for what it cannot run with; `make bench` says which it was."""
 
 
 def _times() -> list[int]:

@@ -1,6 +1,6 @@
 """Compare predictions with published runs of other systems, and refit what was fitted on them.
 
-    python benchmarks/other_systems.py --runs FILE --catalogue FILE
+    python -m benchmarks.other_systems --runs FILE --catalogue FILE
 
 prints the table of docs/accuracy.md, and then what the constants that were fitted on the runs on T4
 say of runs that they have not seen: each TP degree and each pipeline depth is left out in turn.

@@ -1,6 +1,6 @@
 """Where a training step's time goes, from the timelines that ``python -m worker run`` writes.
 
-    python benchmarks/overhead.py [--hidden N] [--layers N] [--sequence N] [--steps N]
+    python -m benchmarks.overhead [--hidden N] [--layers N] [--sequence N] [--steps N]
 
 A GPT is trained by one rank, and by four (two stages, two pipelines). Overhead is everything but
 the layers' passes, the optimizer's step and communication: samples, the norm of the gradients (the

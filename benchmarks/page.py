@@ -27,7 +27,7 @@ from sailord.api.answers.render import nodes_view
 from tests.control.cluster import Cluster
 from tests.processes import wait_until
 from tests.sailord.daemon.running import TOKEN, Place
-from tests.sailord.page.browser import Tab, open_browser
+from tests.sailord.page.browser import CHROMIUM, Tab, open_browser
 from tests.sailord.page.made_up import NOTICE_S, MadeUp, serve
 
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--preemptions", type=int, default=0, metavar="N")
     options = parser.parse_args()
+    if CHROMIUM is None:
+        parser.error("needs chromium in the PATH")
     with report_stolen_time():
         if options.preemptions:
             _preempt(options.preemptions)

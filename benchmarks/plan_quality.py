@@ -1,6 +1,6 @@
 """How good plans and bounds are on random heterogeneous clusters, class by class.
 
-    python benchmarks/plan_quality.py [--cases N] [--budget N] [--prefer simple] [--json FILE]
+    python -m benchmarks.plan_quality [--cases N] [--budget N] [--prefer simple] [--json FILE]
         [--against FILE]
 
 One line per case with the objective, the gap and the processor seconds of plan and bound; then the

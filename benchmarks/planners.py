@@ -1,6 +1,6 @@
 """The planner on the reference cases: ours against the published answers and the best known.
 
-Run ``python benchmarks/planners.py FOLDER`` with the folder that holds ``planner_cases.json``,
+Run ``python -m benchmarks.planners FOLDER`` with the folder that holds ``planner_cases.json``,
 its profiles and ``network.json``; ``--budget N`` searches longer, ``--estimator event`` plans
 for the event estimator, where the published plans are judged by it too, and ``--prefer simple``
 takes the cheaper and simpler of those that cannot be told apart, and says what that gives away.

@@ -1,6 +1,6 @@
 """How long sailord waits for its planner when a node is lost: precomputed, warm, and cold.
 
-    python benchmarks/planning.py [--profiles DIR] [--nodes N] [--repeat N]
+    python -m benchmarks.planning [--profiles DIR] [--nodes N] [--repeat N]
 
 The cluster is that of ``replan.py`` (512 GPUs of two kinds in three zones, 128 nodes) unless
 ``--nodes`` asks for fewer. Wall-clock times, messages between processes included; in rows with
@@ -17,9 +17,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from replan import POOLS, ZONES, quantile
-
 from agents.protocol.records import NodeId, NodeRecord
+from benchmarks.replan import POOLS, ZONES, quantile
 from sailord.planning.messages import FoundPlan, PlanRequest
 from sailord.planning.pool import PlannerPool
 from sailord.text.table import table

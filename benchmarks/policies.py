@@ -1,6 +1,6 @@
 """Every policy of `sailorctl replay` on traces, as shares of the oracle.
 
-    python benchmarks/policies.py --traces FOLDER [--case TRACE:JOB] [--seeds N] [--fixed]
+    python -m benchmarks.policies --traces FOLDER [--case TRACE:JOB] [--seeds N] [--fixed]
 
 FOLDER holds traces (`*.json`), `job-*.toml` and `cluster-*.toml`. Each trace is played on the first
 cluster that has its pools, with every job or those of `--case`, for several costs of a move and

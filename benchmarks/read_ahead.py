@@ -1,6 +1,6 @@
 """Compares steps with and without samples loaded ahead.
 
-    python benchmarks/read_ahead.py [--hidden N] [--rounds N]
+    python -m benchmarks.read_ahead [--hidden N] [--rounds N]
 
 One rank trains the same job three times: on data that costs almost nothing, on data whose loading
 waits (for a disk, or another machine) and on data whose loading computes in Python, each for about

@@ -1,6 +1,6 @@
 """What the choice of how many layers each stage recomputes brings, case by case.
 
-    python benchmarks/recompute.py [--json FILE] [--against FILE]
+    python -m benchmarks.recompute [--json FILE] [--against FILE]
 
 Each job is planned three times: nothing is recomputed, everything, or as the planner chooses. One
 line per case with the seconds of an iteration, the gain over the better of the first two, the

@@ -1,6 +1,6 @@
 """Downtime of reconfigurations after lost and added nodes, against a restart under torchrun.
 
-    python benchmarks/reconfigure.py [--processes 4 8] [--hidden 128 352] [--json FILE]
+    python -m benchmarks.reconfigure [--processes 4 8] [--hidden 128 352] [--json FILE]
 
 A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
 blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import report_stolen_time
 from torch.distributed import TCPStore
 
+from benchmarks.machine import report_stolen_time
 from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.paths import Place
 from sailord.local.tour.director import PHASES, Director

@@ -1,6 +1,6 @@
 """How long replanning takes after a loss on 512 GPUs of two kinds in three zones.
 
-    python benchmarks/replan.py [--profiles DIR] [--repeat N] [--model NAME]
+    python -m benchmarks.replan [--profiles DIR] [--repeat N] [--model NAME]
 
 Each row loses random nodes that the running plan uses. Times are wall-clock time and processor
 time, which is fairer on a shared machine; ``x`` is the time relative to the first plan's.

@@ -1,6 +1,6 @@
 """How long a training step takes: this runtime, DeepSpeed's pipeline engine, torch's pipelining.
 
-    python benchmarks/runtime.py [--hidden N] [--layers N] [--sequence N] [--rounds N]
+    python -m benchmarks.runtime [--hidden N] [--layers N] [--sequence N] [--rounds N]
 
 All train the same layers under the same homogeneous plan (two stages, two pipelines, no tensor
 parallelism) in the same four processes of this machine, a step of each in turn and in another order

@@ -1,6 +1,6 @@
 """Processor time of commands that ask sailord, compared with a bare Python and another checkout.
 
-    python benchmarks/sailorctl.py [--server unix:///PATH] [--against FOLDER] [--times N]
+    python -m benchmarks.sailorctl [--server unix:///PATH] [--against FOLDER] [--times N]
 
 Prints the least of N runs of each command, in seconds and in bare Pythons. Without a sailord at
 the address each command ends with an error; printing an answer adds 1 to 5 ms.

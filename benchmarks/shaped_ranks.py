@@ -21,10 +21,10 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import torch
-from machine import put_ahead
 from torch._C._distributed_c10d import Store, TCPStore
 
 from agents.daemon.namespaces import enter_network_namespace
+from benchmarks.machine import put_ahead
 from sailord.local.shaped_network import NodeAddress, ShapedNetwork
 from sailord.local.zone_file import Zones
 from simulator.spec.job import Job

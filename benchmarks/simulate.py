@@ -1,6 +1,6 @@
 """How long the event estimator takes for plans of up to 16,384 GPUs.
 
-    python benchmarks/simulate.py [--repeat N] [--profile]
+    python -m benchmarks.simulate [--repeat N] [--profile]
 
 Three kinds of plans: all pipelines one object, equal pipelines that are distinct objects (as
 they come from a file), and pipelines that differ in GPU kinds, zones, boundaries and counts. Each

@@ -1,6 +1,6 @@
 """What the store costs: puts, watches and leases.
 
-    python benchmarks/store.py [URL ...]
+    python -m benchmarks.store [URL ...]
 
 Without an address: an embedded store in a temporary folder, by itself and through its socket (both
 ends in this one process). An etcd to measure is named by its address, ``etcd://127.0.0.1:2379``;

@@ -101,7 +101,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("at_length"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.chaos)
-            item.add_marker(pytest.mark.skipif(not by_hand, reason="long: make chaos runs it"))
+            by = "make attack" if item.path.parent.name == "attacks" else "make chaos"
+            item.add_marker(pytest.mark.skipif(not by_hand, reason=f"long: {by} runs it"))
         if by_hand or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0 if by_hand else LONG_LIMIT_S))
 

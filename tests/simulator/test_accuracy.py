@@ -66,10 +66,10 @@ def test_flags_of_a_profile_are_quoted(campaigns: dict[str, list[Comparison]]) -
     assert any("hand edited" in note for note in worst.notes), worst.notes
 
 
-@pytest.mark.parametrize("program", ["accuracy.py", "calibrate.py"])
+@pytest.mark.parametrize("program", ["accuracy", "calibrate"])
 def test_program_without_measurements_says_what_it_needs(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{program}"],
+        [sys.executable, "-m", f"benchmarks.{program}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -82,7 +82,8 @@ def test_document_shows_what_its_program_prints(reference: Path) -> None:
     printed = subprocess.run(
         [
             sys.executable,
-            "benchmarks/accuracy.py",
+            "-m",
+            "benchmarks.accuracy",
             "--cases",
             str(reference / "validation.json"),
             "--profiles",

@@ -186,7 +186,7 @@ def test_borrowed_calibration_has_a_larger_error() -> None:
 
 def test_calibration_is_the_output_of_its_program(reference: Path) -> None:
     printed = subprocess.run(
-        [sys.executable, "benchmarks/calibrate.py", "--profiles", str(reference)],
+        [sys.executable, "-m", "benchmarks.calibrate", "--profiles", str(reference)],
         cwd=ROOT,
         capture_output=True,
         text=True,
