@@ -10,6 +10,7 @@ from planner.move_policy.deadline import PRIOR_SHARE, SPOT_SLOWDOWN_MAX
 from planner.problem.question import Answer, Question
 from simulator.cluster.cluster import Pool
 from simulator.estimate.result import Estimate
+from simulator.spec.job import Goal
 from simulator.traces.trace import Trace
 
 CHANGE_S = 300.0
@@ -59,14 +60,18 @@ def deadline_outlook(
 ) -> Outlook:
     """Predict whether a plan, and a mixture of contracts, meets the deadline, and at what cost.
 
-    The mixture is searched by the job's goal on each contract alone, without its deadline. Spot
-    machines are up as in the trace, by default half of the time.
+    The mixture is searched on each contract alone: by the job's goal on spot machines, and on
+    demand by the goal among the plans in time, or the fastest plan if none is. Spot machines are
+    up as in the trace, by default half of the time.
     """
     steps, left = question.job.steps, question.seconds_left
     assert steps is not None
     assert left is not None
     usd = estimate.money.total_usd
-    spot, on_demand = (_alone(question, search, spot=spot) for spot in (True, False))
+    spot = _alone(question, search, spot=True)
+    on_demand = _alone(question, search, spot=False, seconds_left=left - CHANGE_S)
+    if on_demand is None:
+        on_demand = _alone(question, search, spot=False, goal="throughput")
     mixture = None
     if spot is not None and on_demand is not None:
         share = PRIOR_SHARE if trace is None else spot_share(trace, question.cluster.pools)
@@ -77,20 +82,26 @@ def deadline_outlook(
 
 
 def _alone(
-    question: Question, search: Callable[[Question], Answer], *, spot: bool
+    question: Question,
+    search: Callable[[Question], Answer],
+    *,
+    spot: bool,
+    seconds_left: float | None = None,
+    goal: Goal | None = None,
 ) -> Estimate | None:
     """The best plan on the machines of one contract; ``None``: there are none, or no plan."""
     cluster = question.cluster
     pools = tuple(pool for pool in cluster.pools if pool.spot == spot and pool.gpus)
     if not pools:
         return None
-    objective = replace(question.job.objective, deadline=None)
+    objective = question.job.objective
+    objective = replace(objective, deadline=None, goal=goal or objective.goal)
     job = replace(question.job, objective=objective)
     asked = replace(
         question,
         job=job,
         cluster=replace(cluster, pools=pools),
-        seconds_left=None,
+        seconds_left=seconds_left,
         proves=False,
         is_bounded=False,
         is_stoppable=False,
@@ -118,10 +129,16 @@ def _mixture(
         return None
     if spot.iteration_s > SPOT_SLOWDOWN_MAX * on_demand.iteration_s:
         return None
-    by_spot = max(min(steps, share * left_s / spot.iteration_s), 0.0)
+    spare_s = left_s - CHANGE_S - steps * on_demand.iteration_s
+    by_spot = 0.0
+    if spare_s >= 0:
+        by_spot = min(steps, share * left_s / spot.iteration_s)
+        slower_s = spot.iteration_s - on_demand.iteration_s
+        if slower_s > 0:
+            by_spot = min(by_spot, spare_s / slower_s)
     return Mixture(
         share,
         by_spot * spot_usd + (steps - by_spot) * on_demand_usd,
         steps * on_demand_usd,
-        steps * on_demand.iteration_s + CHANGE_S <= left_s,
+        spare_s >= 0,
     )
