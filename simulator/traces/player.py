@@ -100,6 +100,8 @@ class _Run:
     """Useful seconds since the last durable checkpoint."""
     holders: list[int] | None = None
     """GPUs by pool whose memory holds the state while no plan runs."""
+    whole: int = 0
+    """GPUs of the plan that held the state last."""
     is_cold: bool = True
     """Whether the state has to be read from the durable checkpoint."""
     steps_lost: int = 0
@@ -151,7 +153,7 @@ class _Run:
         # Of several jobs on a trace, one may have given GPUs up that were not lost.
         left = [min(count - hit, up) for count, hit, up in zip(held, hits, span.up, strict=True)]
         if self.plan is None:
-            self._lose(held, left)
+            self._lose(left)
             return
         if not any(hits) and (is_leaving or fits(self.plan, span.state)):
             return
@@ -171,14 +173,14 @@ class _Run:
 
     def _break_off(self, now_s: float, left: list[int]) -> None:
         assert self.plan is not None
-        held = list(self.plans[self.plan].gpus)
+        self.whole = sum(self.plans[self.plan].gpus)
         self.losses += 1
         self._end_segment(now_s, is_planned=False)
-        self._lose(held, left)
+        self._lose(left)
 
-    def _lose(self, held: list[int], left: list[int]) -> None:
+    def _lose(self, left: list[int]) -> None:
         """Keep the state in the GPUs that are left, or go back to the durable checkpoint."""
-        if not self.policy.is_live or sum(left) < self.costs.survive_share * sum(held):
+        if not self.policy.is_live or sum(left) < self.costs.survive_share * self.whole:
             self._roll_back_to_durable()
             self.holders = None
         else:
@@ -195,8 +197,9 @@ class _Run:
         if self.plan is None:
             if self.policy.is_live and not self.is_cold and before is not None:
                 held = list(self.plans[before].gpus)
+                self.whole = sum(held)
                 # An announced loss is applied now, since it is not reported again when it comes.
-                self._lose(held, held if remains is None else remains)
+                self._lose(held if remains is None else remains)
             return
         every_s = decision.checkpoint_every_s
         self.every_s = self.costs.checkpoint_every_s if every_s is None else every_s

@@ -289,9 +289,20 @@ def test_gpus_that_remain_after_a_stop_at_a_notice_keep_the_state() -> None:
     spans = (1000, 8, ()), (2000, 4, (4, 5, 6, 7)), (3000, 8, ())
     result = played(Script(1, None, 1), *spans, notice_s=10.0)
     assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)
-    spans = (1000, 8, ()), (1500, 4, (4, 5, 6, 7)), (2000, 3, (0,)), (3000, 8, ())
+    spans = (1000, 8, ()), (1500, 6, (6, 7)), (2000, 4, (4, 5)), (3000, 8, ())
     result = played(Script(1, None, None, 1), *spans, notice_s=10.0)
     assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 10.0])
+def test_gpus_lost_one_after_another_are_compared_with_the_plan_that_stopped(
+    notice_s: float,
+) -> None:
+    """Half of eight keep the state, three do not, however few each loss takes."""
+    spans = (1000, 8, ()), (1500, 4, (4, 5, 6, 7)), (2000, 3, (0,)), (3000, 8, ())
+    result = played(Script(1, None, None, 1), *spans, notice_s=notice_s)
+    # The last checkpoint is at 960 s; 880 s are left after a restart.
+    assert (result.steps, result.steps_lost, result.downtime_s) == (240 + 220, 10, 120)
 
 
 def test_a_plan_moves_from_gpus_that_leave_to_spare_ones() -> None:

@@ -40,6 +40,8 @@ class Ticking:
     durable: int = 0
     snapshot: int = 0
     holders: list[int] | None = None
+    whole: int = 0
+    """GPUs of the last plan."""
     is_cold: bool = True
     began: bool = False
     steps_lost: int = 0
@@ -79,7 +81,7 @@ class Ticking:
             if self.is_live:
                 self.cut(max(self.snapshot, self.durable))
         self.holders = left
-        if not self.is_live or 2 * sum(left) < sum(held):
+        if not self.is_live or 2 * sum(left) < self.whole:
             self.cut(self.durable)
             self.holders, self.is_cold = None, True
 
@@ -114,6 +116,7 @@ class Ticking:
             self.plan, self.left_to_move = None, 0
             return
         self.moves += second > 0
+        self.whole = sum(self.plans[target].gpus)
         self.plan, self.left_to_move, self.move_s = target, int(down), int(down)
         self.holders = None
         if not down:
