@@ -207,7 +207,7 @@ class AgentLoop:
     def _perform(self, command: Command, cause: str) -> None:
         match command:
             case Register():
-                log.info(f"registering as {command.node.state}", cause=cause)
+                log.info("registering", state=command.node.state, cause=cause)
                 self.registration.register(command.node)
             case JoinGeneration():
                 self.gang.begin(command.record)
@@ -229,9 +229,10 @@ class AgentLoop:
             case SendReport():
                 self.sender.send(command.report)
             case StoreOrder():
-                about = {"order": command.order.id, "leaves_at": command.order.leaves_at}
-                log.warning(f"{command.order.kind}: {command.order.reason}", cause=cause, **about)
-                self.registration.store_order(command.order)
+                order = command.order
+                about = {"order": order.id, "kind": order.kind, "reason": order.reason}
+                log.warning("storing an order", **about, leaves_at=order.leaves_at, cause=cause)
+                self.registration.store_order(order)
             case Exit():
                 log.info("no worker needs the agent: exiting", cause=cause)
                 self.ended.set()

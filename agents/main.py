@@ -184,7 +184,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
                 tls = await open_tls(config, key, session, stack)
         except TimeoutError:
             answer.forget()
-            log.error(f"no sailord gave a certificate for {config.alone_s:,.0f} s (alone_s)")
+            log.error("no sailord gave a certificate", alone_s=config.alone_s)
             raise SystemExit(ALONE) from None
         saved = load_or_begin(path)
         node = await identify_node(config, devices, catalogue, saved, session)
@@ -477,14 +477,14 @@ class Stop:
         then = "its workers end with the machine"
         if self.was_given_up:
             then = "its workers train on without an agent; start it again, or cancel the job"
-        log.error(f"the drain did not end in {limit_s:g} s: {then}")
+        log.error("the drain did not end in time", drain_s=limit_s, consequence=then)
         interrupted.set()
 
     async def wait_alone(self) -> None:
         """End the agent once no leader has answered for ``alone_s``."""
         if self.config.alone_s is not None:
             await self.loop.sender.last_answer.wait(self.config.alone_s)
-            log.error(f"no leader has answered for {self.config.alone_s:,.0f} s (alone_s)")
+            log.error("no leader has answered", alone_s=self.config.alone_s)
             self.is_alone.set()
 
 

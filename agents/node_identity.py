@@ -92,5 +92,5 @@ def _machine_type(
 def _from_server(what: str, configured: str | None, of_server: str) -> str:
     if configured not in (None, of_server):
         both = {"configured": configured, "metadata_server": of_server}
-        log.warning(f"using the metadata server's {what} instead of the configured one", **both)
+        log.warning("using the metadata server's value", setting=what, **both)
     return of_server

@@ -49,7 +49,15 @@ def shape_breaches(module: Module) -> Iterator[str]:
         yield f"{module.name} has {lines} lines; one reading is {LINES_MAX}"
 
 
-CHECKS = (document_breaches, silencer_breaches, shape_breaches)
+def log_breaches(module: Module) -> Iterator[str]:
+    """Log lines whose event is not fixed: their facts belong in fields."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("log")), [ast.JoinedStr(), *_]):
+                yield f"{module.name}:{node.lineno} logs facts in the event, not in fields"
+
+
+CHECKS = (document_breaches, silencer_breaches, shape_breaches, log_breaches)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -92,6 +100,7 @@ def _says(module: Module) -> bool:
         ("simulator.spec.plan", "x = 1  # noqa: E501", silencer_breaches),
         ("simulator.spec.plan", "x = 1  # type: ignore[misc]", silencer_breaches),
         ("simulator.spec.utils", "", shape_breaches),
+        ("simulator.spec.plan", 'log.info(f"found {x}")', log_breaches),
         ("simulator.spec.plan", "\n" * (LINES_MAX + 1), shape_breaches),
     ],
 )

@@ -1,4 +1,4 @@
-"""Listens on a TCP port for an aiohttp application, and sends strangers away who ask too much."""
+"""Listens on a TCP port for an aiohttp application; refuses addresses that connect too often."""
 
 from __future__ import annotations
 

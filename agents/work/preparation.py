@@ -180,7 +180,8 @@ class Preparation:
                 if (kind := _kind_of(error, message)) != last:  # Report each kind of failure once.
                     last, failure = kind, message
                 trace = None if isinstance(error, EXPECTED) else error
-                log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
+                why = str(error)
+                log.warning("cannot prepare the work folder", job=job, error=why, exc_info=trace)
                 self._set_unfit(failure)
                 again = fetch_backoff if isinstance(error, FetchError) else backoff
                 await asyncio.sleep(again.next_s())

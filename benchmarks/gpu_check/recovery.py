@@ -231,7 +231,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     found["kill_the_agent"] = attempt(lambda: _after(cluster, restart))
     # A node that is lost meanwhile would be the second of two.
     log = cluster.folder / f"{agent}.log"
-    _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b"registering as") > 1)
+    _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b'"registering"') > 1)
     if len(cluster.nodes) > 1:
         lost = [node for node in cluster.nodes if cluster.workers(node)][-1]
         found["kill_a_node"] = attempt(lambda: _after(cluster, lambda: cluster.kill_node(lost)))

@@ -318,7 +318,7 @@ class CapacityLoop:
         try:
             await read()
         except ProviderError as error:
-            log.warning(f"cannot read {what}", error=str(error))
+            log.warning("the provider did not answer", question=what, error=str(error))
             return False
         return True
 

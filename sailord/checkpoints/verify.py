@@ -191,5 +191,5 @@ def _piece_fault(storage: Storage, name: str, piece: Piece) -> str:
             return str(error)
     if total.hexdigest() == piece.checksum:
         return ""
-    where = f"piece {piece.piece} of layer {piece.layer}, bytes {piece.offset} to {end - 1}"
-    return f"{storage.uri_of(name)}: {where}: damaged, checksum mismatch"
+    where = f"piece {piece.piece} of layer {piece.layer} (bytes {piece.offset} to {end - 1})"
+    return f"{storage.uri_of(name)}: {where} is damaged: its checksum does not match"

@@ -54,7 +54,7 @@ def _check_write(state: State, write: WriteGeneration) -> None:
     assert record.term == state.term, "a record is written under another's term"
     assert record.members == tuple(sorted(set(record.members))), "members are a sorted set"
     if last is None or record.number != last.number:
-        assert record.number == next_number(state, record.job, last), "a number was left out"
+        assert record.number == next_number(state, record.job, last), "a number was skipped"
         assert record.state == "open", "a generation begins open"
         assert record.members, "a generation without members"
         known = [state.nodes[id_] for id_ in record.members if id_ in state.nodes]

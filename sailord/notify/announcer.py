@@ -333,10 +333,10 @@ class Announcer:
 
 
 def _aim(order: Order, now: float) -> str:
-    """Say which step a rollback goes to, and when a node leaves."""
+    """Say which step a rollback goes to, and when a node ends."""
     if order.durable is not None:
         return f" (to step {order.durable.point.step})"
-    return "" if order.leaves_at is None else f" (leaves in {duration(order.leaves_at - now)})"
+    return "" if order.leaves_at is None else f" (ends in {duration(order.leaves_at - now)})"
 
 
 _SHARED = tuple(each.name for each in fields(Transition) if each.name not in ("move", "kind"))
@@ -406,7 +406,7 @@ def _changes_of_nodes(before: State, after: State) -> Iterator[tuple[FeedEvent, 
         node = before.nodes[id_]
         if not node.is_lost:  # That was told when it was given up.
             announced = ", as it was announced" if node.is_draining else ""
-            text = f"{node.record.name} is gone: its lease ended{announced}"
+            text = f"{node.record.name} left: its lease ended{announced}"
             yield _event("note", text, after, node=node.record.name), ""
 
 

@@ -30,7 +30,7 @@ RESOLVES = {
 """The incidents at PagerDuty that an event of the same job closes."""
 WORDS = {
     **{"job_held": "is held", "budget_at_risk": "budget at risk"},
-    **{"deadline_at_risk": "deadline at risk", "node_preempted": "node leaves"},
+    **{"deadline_at_risk": "deadline at risk", "node_preempted": "node draining"},
 }
 SUMMARY_MAX = 1024
 """PagerDuty refuses longer summaries."""

@@ -260,7 +260,8 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
     for_plan = min(len(plan) + bool(plan), max(room - 1 - len(full), 2 if plan else 0))
     shown = zone_map(seen.nodes, members, width=width, lines=room - 1 - for_plan, at=at)
     left = room - 1 - len(shown)
-    title = Text().append("zones", "bold").append("  ● computing  ○ idle  ▽ leaves  ✗ lost", "dim")
+    marks = "  ● computing  ○ idle  ▽ draining  ✗ lost"
+    title = Text().append("zones", "bold").append(marks, "dim")
     plan = plan if len(plan) <= left else [*plan[: max(left - 1, 0)], Text("…", "dim")][:left]
     # All hints if they fit, else the first: where the page is.
     left -= len(plan) + 2

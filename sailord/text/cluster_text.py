@@ -63,12 +63,11 @@ def status_text(status: dict[str, Any]) -> str:
     if status["job"] is None or status["job"]["phase"]["name"] != "waiting":  # It says so.
         lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
     for node in status["leaving"]:
-        left = (
-            "" if node["leaves_at"] is None else f" in {duration(node['leaves_at'] - status['at'])}"
-        )
-        drained = f"; {SAFE_TO_STOP}" if node["safe_to_stop"] else ""
-        stuck = f", but cannot: {node['stuck']}" if node["stuck"] else ""
-        lines.append(f"            {node['name']} leaves{left}{drained}{stuck}")
+        at = node["leaves_at"]
+        ends = "" if at is None else f", ends in {duration(at - status['at'])}"
+        state = SAFE_TO_STOP if node["safe_to_stop"] else "draining"
+        stuck = f"; cannot drain: {node['stuck']}" if node["stuck"] else ""
+        lines.append(f"            {node['name']} is {state}{ends}{stuck}")
     if status["capacity"] is not None:
         lines.append(f"instances   {glance_text(status['capacity'])}")
         if status["capacity"].get("deadline"):
@@ -359,7 +358,7 @@ def node_text(node: dict[str, Any]) -> str:
     facts = {
         "node": node["name"],
         "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],
-        "leaves": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
+        "ends": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
         "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
         "address": node["address"],
         "taking": taking,
@@ -462,7 +461,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why.get("said") and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
     lines += [f"idle: {idle}" for idle in why.get("idle", ())]
-    lines += [f"draining, but cannot: {stuck}" for stuck in why["stuck"]]
+    lines += [f"cannot drain: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]
     lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]
     return "\n".join([*lines, *_from_memory_lines(why)])
@@ -485,7 +484,7 @@ def _from_memory_lines(value: dict[str, Any]) -> list[str]:
     since = value.get("store_away_since")  # Of `moves`, an older sailord does not say it.
     if since is None:
         return []
-    return [f"the store does not answer since {timestamp(since)}; shown from memory of sailord"]
+    return [f"the store has not answered since {timestamp(since)}; shown from sailord's memory"]
 
 
 def number(value: float | None) -> str:

@@ -63,7 +63,7 @@ async def test_an_agent_that_is_long_without_a_leader_ends_its_workers_and_says_
         workers = here.workers(1).values()
         await until(lambda: agent.poll() is not None)
         assert agent.returncode == ALONE
-        assert "no leader has answered for 4 s" in (tmp_path / "agent.log").read_text()
+        assert "no leader has answered" in (tmp_path / "agent.log").read_text()
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
         assert await here.nodes() == []
 
@@ -179,7 +179,7 @@ async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraw
         workers = here.workers(1)
         agent.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(agent.wait, 60) == 1
-        assert "the drain did not end in 0.5 s" in (tmp_path / "agent.log").read_text()
+        assert "the drain did not end in time" in (tmp_path / "agent.log").read_text()
         assert here.workers(1) == workers
         (left,) = await here.nodes()
         assert (left.id, left.state) == (node.id, "draining")

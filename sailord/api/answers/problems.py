@@ -62,7 +62,7 @@ def problems_of(
     """
     views = tuple(nodes)
     jobs = (*_job_problems(job, views, risks), *_yielded(paused))
-    kept = [f"{name} leaves, but cannot: {why}" for name, why in stuck.items()]
+    kept = [f"{name} cannot drain: {why}" for name, why in stuck.items()]
     return (*_service_problems(service), *jobs, *kept, *_node_problems(views, now))
 
 

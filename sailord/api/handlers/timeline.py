@@ -110,7 +110,7 @@ async def _ask_agents(
     async def ask(rank: int, id_: NodeId) -> KeptSteps | str:
         node = api.last_led.nodes.get(id_)
         if node is None or not node.record.address:
-            return "its node is gone"
+            return "its node is lost"
         path = f"/v1/steps/{generation.job}/{generation.number}/{rank}"
         agents = api.controller.effects.agents
         try:

@@ -70,12 +70,12 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
             ended, now = replace(machine, ended_at=end), max(state.now, seen.at)
             spent_usd, spent_gpu_us = spent_usd + ended.usd(now), spent_gpu_us + ended.gpu_us(now)
             ended_nodes.append(machine.instance.node or machine.instance.id)
-            told.append(Log(f"{name} is gone: {machine.why or 'deleted by the provider'}"))
+            told.append(Log(f"{name} ended: {machine.why or 'deleted by the provider'}"))
         elif is_taken and machine.ended_at is None:
             why = "preempted"
             is_ours = machine.instance.request_id and not machine.why
             if is_ours and id_ not in taken and machine.joined_at is None:
-                why = "it went off before its agent registered"
+                why = "powered off before its agent registered"
                 if boots.counts(state, machine):
                     state = boots.note_failed(state, machine.instance.pool, why)
             told.append(Log(f"{name}: {why}"))

@@ -114,7 +114,7 @@ withdraw = order_command(
 @click.command()
 @click.argument("node")
 @click.option(
-    "--notice", "notice_s", type=FiniteRange(0.0, 86_400.0), help="Seconds until the node goes."
+    "--notice", "notice_s", type=FiniteRange(0.0, 86_400.0), help="Seconds until the node ends."
 )
 @order_options
 @server_command

@@ -71,7 +71,7 @@ def capacity(client: Client, retry: bool, as_json: bool) -> None:
 def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
     """Print recent events of the whole cluster.
 
-    A reconfiguration is one line, and what repeats is told once; --json prints every event.
+    A reconfiguration is one line, and what repeats is shown once; --json prints every event.
     """
     line_of = json_line if as_json else text.event_text
     patience = Patience(report_outage)

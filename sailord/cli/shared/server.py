@@ -81,7 +81,9 @@ def order_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--reason", default="", help="Recorded in the job's history.")
     @click.option(
-        "--id", "id_", metavar="ID", help="An order repeated with the same id takes effect once."
+        *("--id", "id_"),
+        metavar="ID",
+        help="Idempotency key: an order with the same id takes effect once.",
     )
     @wraps(command)
     def wrapped(*args: Any, reason: str, id_: str | None, **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ def at_risk(state: State) -> dict[str, str]:
         if usd > bill.usd_max * MARGIN:
             found[BUDGET] = (
                 f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
-                f"${bill.usd_max:,.2f}; it will be held when that is spent"
+                f"${bill.usd_max:,.2f}; raise it with `sailorctl budget {job.id} USD`"
             )
     if job.deadline is not None:
         late_s = state.now + left_s - job.deadline

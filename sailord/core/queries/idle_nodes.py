@@ -23,7 +23,7 @@ def idle_nodes(state: State) -> dict[NodeId, str]:
     again = "once the present generation runs"
     if isinstance(active.phase, Running):
         trigger = replan_trigger(state, active)
-        assert trigger is not None, "while a job runs its plan is looked at again some time"
+        assert trigger is not None, "a running job always has a next replan"
         again = f"in {max(due_at(state, active, trigger) - state.now, 0.0):.0f} s"
 
     def why(id_: NodeId) -> str:

@@ -253,7 +253,7 @@ def _sign(
             return min([*seen, *(broken if kind == "loss" else ())]), kind
     if isinstance(phase, Waiting):
         return phase.since, "failure"
-    assert question is not None, "only a job that waits has nobody to ask about"
+    assert question is not None, "a job that starts or runs is moved by a question"
     if question.slow:
         return state.now, "slow"
     if question.is_forced:

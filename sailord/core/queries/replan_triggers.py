@@ -239,7 +239,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         since = _broken_since(state, id_)
         assert since is not None
         due, text = since + state.options.failures_gather_s, _what_broke(state, id_)
-        # What a script raises on all ranks alike is told once.
+        # What a script raises on all ranks alike is named once.
         said = _OF_SAMPLE.sub("", text.partition(" failed: ")[2])
         # So is a node to which several others lost the connection.
         same = without_rank(said) or text.partition(_CUT_OFF)[2] or text
@@ -251,7 +251,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
 def _what_broke(state: State, id_: NodeId) -> str:
     node = state.nodes.get(id_)
     if node is None:
-        return f"{id_} is gone"
+        return f"{id_} is lost"
     if node.is_lost:
         return f"{node.record.name} is lost: {node.why_lost}"
     failure = "" if node.report is None else node.report.failure

@@ -109,7 +109,7 @@ def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
         return ""
     where = "has no readable checkpoint" if state.job.saving.uri else "names no checkpoint place"
     return (
-        f"every copy of its state, of {done} steps, is gone from the memory of nodes, and it "
+        f"every copy of its state in nodes' memory, of {done} steps, is lost, and it "
         f"{where}; a resume begins again from step 0"
     )
 
@@ -136,7 +136,7 @@ def why_queue_stands(state: State) -> str:
     if not steps:
         return (
             f"{active.job} is held: {active.phase.reason}; the next job gets the cluster once all "
-            "nodes have told what they hold, and its workers have ended"
+            "nodes have reported their snapshots, and its workers have ended"
         )
     only = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
     return (

@@ -7,7 +7,7 @@ Then the node is marked, until an operator uncordons it or nothing can run witho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.protocol.records import NodeId, Order
@@ -49,9 +49,8 @@ def keep_stragglers(
     until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
     kept = {**active.slowness.kept, **{id_: KeptStraggler(until, why) for id_ in slow}}
     active = replace(active, slowness=replace(active.slowness, kept=kept), question=None)
-    names = ", ".join(_name(state, id_) for id_ in slow)
-    told = f"stays with {names} though slow: {why}"
-    said = Note(told, active.job, is_transition=True)
+    names = _stragglers(_name(state, id_) for id_ in slow)
+    said = Note(f"keeps {names}: {why}", active.job, is_transition=True)
     return Step(replace(state, active=active), (said,))
 
 
@@ -86,8 +85,8 @@ def _readmit(state: State, active: Active) -> RuleAnswer:
         Order(f"slow-back-{id_}-{active.job}-{number}", "uncordon", target=id_, reason=why)
         for id_ in back
     ]
-    names = ", ".join(node.record.name for node in back.values())
-    said = Note(f"takes back {names} though slow: {why}", active.job, is_transition=True)
+    names = _stragglers(node.record.name for node in back.values())
+    said = Note(f"uses {names} again: {why}", active.job, is_transition=True)
     after, commands = _issued(replace(state, nodes=state.nodes.with_(back)), orders)
     return Step(after, (*commands, said))
 
@@ -119,6 +118,11 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     if not answer.is_worth_it:
         return keep_stragglers(state, active, question.slow, answer.why, answer.ask_again_s)
     return None
+
+
+def _stragglers(names: Iterable[str]) -> str:
+    found = list(names)
+    return f"straggler{'s' * (len(found) > 1)} {', '.join(found)}"
 
 
 def _name(state: State, id_: NodeId) -> str:

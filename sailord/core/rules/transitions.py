@@ -108,7 +108,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         factors=active.slowness.speeds.factors if trigger.slow else {},
         ratios=() if trigger.slow or is_urgent else measured_ratios(state, active),
     )
-    some = ", those that leave among them" if is_last else ""
+    some = ", draining ones among them" if is_last else ""
     text = f"planning for {counted(len(nodes), 'node')}{some}: {trigger.reason}"
     told = note(active, text, is_detail=True)
     return Step(replace(state, active=asking, requests=request), (*settled, told, command))

@@ -61,6 +61,8 @@ def label_of(cause: Cause) -> str:
     """Return what people read instead of the stored name."""
     if cause == "idle_in_plan":
         return "waiting within steps"
+    if cause == "leaving":
+        return "draining"
     if cause.startswith(_MOVING):
         return f"reconfiguring: {cause.removeprefix(_MOVING).replace('_', ' ')}"
     return cause.replace("_", " ")

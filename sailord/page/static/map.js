@@ -179,7 +179,7 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   fillPairs(byId("details-facts"), [
     ["state", stateText(node) + (node.safe ? ", safe to stop" : "")],
     ["why", node.why],
-    ["leaves", node.leaves_at ? moment(node.leaves_at) : ""],
+    ["ends", node.leaves_at ? moment(node.leaves_at) : ""],
     ["machine", `${machine}, ${gpus} × ${gpu}${spot ? ", Spot" : ""}`],
     ["zone", zone],
     ["computes", (mine ?? []).map(partText).join("; ")],

@@ -347,7 +347,7 @@ def open_gce(
 ) -> GceProvider:
     """Find credentials and open the provider; blocks, and raises ``InputError`` without any.
 
-    ``now`` is the clock of who compares an observation with its own times.
+    ``now``: the clock of the caller, which compares the times of observations with its own.
     """
     credentials = find_credentials(config.credentials, config.endpoint)
     return GceProvider(config, catalogue, GceClient(credentials, config), now)

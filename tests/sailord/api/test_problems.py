@@ -171,7 +171,7 @@ def test_a_drain_that_cannot_end_is_told_with_the_order_that_cancels_it() -> Non
     leaves = node(B, draining_since=NOW - 9)
     state = state_of(None, node(A), leaves, is_refused=True, considered=frozenset((A,)))
     (said,) = problems_of(WELL, None, (NODE,), NOW, stuck=render.stuck_view(state))
-    assert said.startswith("machine-b leaves, but cannot: no other node can take over its part")
+    assert said.startswith("machine-b cannot drain: no other node can take over its part")
     assert "sailorctl withdraw machine-b" in said
 
 

@@ -113,7 +113,7 @@ def test_an_instance_that_switches_itself_off_has_failed_and_a_preempted_one_has
     story.see(30.0, *off, seen(story)[2], preemptions=(Preemption("2", 29.0),))
     assert story.state.boots[A].failures == 1
     assert [o.text for o in story.of(Log)][:2] == [
-        "m1: it went off before its agent registered", "m2: preempted",
+        "m1: powered off before its agent registered", "m2: preempted",
     ]  # fmt: skip
 
 

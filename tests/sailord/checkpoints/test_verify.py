@@ -92,6 +92,7 @@ def test_thorough_check_of_a_damaged_checkpoint_falls_back_to_the_older_one(tmp_
     assert verify("j", "10", "--at", tmp_path).exit_code == 0
     words = verify("j", "--at", tmp_path).output
     assert ": damaged" in words
+    assert " is damaged: its checksum does not match" in words
     assert "the next older intact one: step 10" in words
 
 

@@ -116,14 +116,14 @@ def test_api_answers_from_memory_while_the_store_is_unavailable(tmp_path):
             }
             code, told = head.ask("GET", paths[2])
             assert (code, told["plan"]) == (200, why["plan"])
-            assert "shown from memory of sailord" in typed(head, "why", "j")
-            assert "shown from memory of sailord" in typed(head, "history", "j")
+            assert "shown from sailord's memory" in typed(head, "why", "j")
+            assert "shown from sailord's memory" in typed(head, "history", "j")
             code, told = head.ask("GET", "/v1/jobs/j/moves")
             assert (code, told["moves"]) == (200, moves["moves"])
             assert told["store_away_since"] > 0
             said = typed(head, "moves", "j")
             assert "start → generation 1" in said
-            assert "shown from memory of sailord" in said
+            assert "shown from sailord's memory" in said
 
         leader.processes[0].kill()
         leader.processes[0].wait()

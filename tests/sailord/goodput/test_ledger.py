@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import JobId
-from sailord.goodput.core.causes import TEXTS, Cause
+from sailord.goodput.core.causes import TEXTS, Cause, label_of
 from sailord.goodput.core.ledger import (
     GAP_S,
     IN_STEP,
@@ -225,3 +225,9 @@ def test_the_stored_ledger_stays_small() -> None:
     full = Ledger(1, 2**60, tuple(Account(cause, 2**60, 1e9 / 3, 2**60) for cause in TEXTS),
                   tuple(CauseLoad(c, 10**6, 1e6 / 3, 1e6 / 3) for c in TEXTS), FIRST)  # fmt: skip
     assert len(encode(full)) < 8_000
+
+
+def test_causes_are_shown_in_the_words_of_the_documents() -> None:
+    assert label_of("leaving") == "draining"
+    assert label_of("idle_in_plan") == "waiting within steps"
+    assert label_of("moving_first_step") == "reconfiguring: first step"

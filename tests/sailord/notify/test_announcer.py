@@ -89,7 +89,7 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
          "cordon machine-b was ordered (by eve)"),
         (order("pause"), "pause job was ordered"),
         (order("preempt", "machine-b", leaves_at=NOW + 30),
-         "preempt machine-b was ordered (leaves in 30.0 s)"),
+         "preempt machine-b was ordered (ends in 30.0 s)"),
         (order("rollback", durable=durable(20), reason="loss jumped (by eve)"),
          "rollback job was ordered (to step 20): loss jumped (by eve)"),
     ],
@@ -355,7 +355,7 @@ def test_node_that_leaves_without_a_job_on_it_is_told() -> None:
     after, _ = act(before, NodesObserved(NOW, (record(A), record(B))))
     assert C not in after.nodes
     published.announcer.observe(before, after)
-    told = "machine-c is gone: its lease ended, as it was announced"
+    told = "machine-c left: its lease ended, as it was announced"
     assert published.texts("note") == [told]
     assert published.announcer.feed.kept[-1].node == "machine-c"
 

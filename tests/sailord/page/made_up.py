@@ -182,7 +182,7 @@ class MadeUp:
              "passes": [[kind, a * 1.1, b * 1.1, batch] for kind, a, b, batch in g["passes"]]}
             for g in self.schedule["pipelines"][0]["groups"]
         ]  # fmt: skip
-        groups[-1] |= {"why_none": "its node is gone", "update": [], "passes": []}
+        groups[-1] |= {"why_none": "its node is lost", "update": [], "passes": []}
         return {"step": 40, "age_s": 3.0, "length_s": 1.1,
                 "pipelines": [{"number": 0, "groups": groups}]}  # fmt: skip
 

@@ -104,7 +104,7 @@ def test_a_measured_step_is_drawn_below_the_predicted_rows_and_in_numbers(tmp_pa
         assert (await tab.run(ends))[:2] == [pytest.approx(1000 / 1.1, 0.01), pytest.approx(1000)]
         note = await tab.run("document.getElementById('timeline-note').innerText")
         assert "step 40 as measured" in note
-        assert "not measured: its node is gone" in await tab.run(
+        assert "not measured: its node is lost" in await tab.run(
             "document.getElementById('timeline').innerText"
         )
         await tab.run("document.querySelector('#timeline-box summary').click()")
@@ -112,7 +112,7 @@ def test_a_measured_step_is_drawn_below_the_predicted_rows_and_in_numbers(tmp_pa
         first, *_, last = [row.split("\t") for row in await tab.run(rows)]
         assert first[0].startswith("pipeline 0")
         assert first[2:5:2] == ["0.8 s", "0.9 s"]
-        assert last[3:] == ["its node is gone", "\N{EN DASH}"]
+        assert last[3:] == ["its node is lost", "\N{EN DASH}"]
         await check_rules(tab)
 
     watch(tmp_path, MadeUp(8), play)

@@ -1,4 +1,4 @@
-"""A request about a node that is gone is answered with its last event."""
+"""A request about a node that left is answered with its last event."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def asked_for(name: str, feed: Feed) -> Any:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("c3", "no such node any more: c3 is gone: its lease ended"),
+        ("c3", "no such node any more: c3 left: its lease ended"),
         ("machine-x", "no such node"),
     ],
 )
 def test_missing_node_is_answered_with_its_last_event(name: str, said: str) -> None:
     feed = Feed()
     feed.add(FeedEvent(1, NOW, "note", "c3 is lost", node="c3"))
-    feed.add(FeedEvent(2, NOW, "note", "c3 is gone: its lease ended", node="c3"))
+    feed.add(FeedEvent(2, NOW, "note", "c3 left: its lease ended", node="c3"))
     with pytest.raises(Refusal) as refused:
         nodes_of(asked_for(name, feed))
     assert str(refused.value).startswith(f"{name}: {said}")

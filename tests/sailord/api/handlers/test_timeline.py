@@ -81,7 +81,7 @@ async def test_silent_and_lost_nodes_leave_their_rows_out() -> None:
     first, silent, gone = found.pipelines[0].groups
     assert first.passes == STEP.passes
     assert "timed out" in silent.why_none
-    assert gone.why_none == "its node is gone"
+    assert gone.why_none == "its node is lost"
 
 
 async def test_only_so_many_ranks_are_asked() -> None:

@@ -25,7 +25,7 @@ def why(step: int, *, state=RUNS, active=BEGAN, restore=FIRST) -> str:
 
 def test_a_job_whose_copies_are_all_lost_does_not_start_over():
     text = why(163)
-    assert "every copy of its state, of 163 steps" in text
+    assert "every copy of its state in nodes' memory, of 163 steps, is lost" in text
     assert "a resume begins again from step 0" in text
 
 

@@ -182,7 +182,7 @@ def test_a_held_job_yields_only_after_every_possible_holder_has_reported() -> No
     after, _ = act(unheard, Ticked(NOW))
     assert active_of(after).job == JOB
     told = why_queue_stands(after)
-    assert "once all nodes have told what they hold, and its workers have ended" in told
+    assert "once all nodes have reported their snapshots, and its workers have ended" in told
     away = held(node(A, said(A), absent_since=NOW - 0.1), node(B, said(B))).with_job(NEXT)
     assert active_of(act(away, Ticked(NOW))[0]).job == JOB, "it may come back with its memory"
 

@@ -119,7 +119,7 @@ def test_straggler_stays_if_no_plan_is_better():
     worse = proposal(A, C, D, is_worth_it=False, why="no plan is better")
     after, orders = decide(asked(), PlanFound(NOW, 1, worse))
     assert phase(after) == Running(BEGAN)
-    told = "stays with machine-b though slow: no plan is better"
+    told = "keeps straggler machine-b: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
     assert active_of(after).slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
     assert after.nodes[B].exclusion.slow == ""
@@ -163,7 +163,7 @@ def test_share_limit_leaves_out_the_slowest_first():
     assert isinstance(at, Planning)
     assert at.nodes == (A, B, D)
     assert [o.text for o in orders if isinstance(o, Note) and o.is_transition] == [
-        "stays with machine-b though slow: no more than 25% of all nodes are left out"
+        "keeps straggler machine-b: no more than 25% of all nodes are left out"
     ]
 
 
@@ -205,7 +205,7 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     assert (after.nodes[B].exclusion.slow, after.nodes[D].exclusion.slow) == ("", "it crawls")
     back = Order("slow-back-b-job-3", "uncordon", B, None, "there is no plan without it")
     assert GiveOrder(back) in orders
-    assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
+    assert "uses straggler machine-b again: " in next(o.text for o in orders if isinstance(o, Note))
     still = replace(left, active=grouped(waits, is_refused=False))
     assert act(still, Ticked(NOW))[0].nodes[B].exclusion.slow == "it crawls", (
         "first the others are asked"
