@@ -35,7 +35,7 @@ from agents.daemon.atomic_file import said_of
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
-from agents.protocol.records import JobId, KnownGeneration, Report, ReportReply
+from agents.protocol.records import JobId, KnownGeneration, Order, Report, ReportReply
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.saved_state import SavedState, save, updated
@@ -229,10 +229,8 @@ class AgentLoop:
             case SendReport():
                 self.sender.send(command.report)
             case StoreOrder():
-                order = command.order
-                about = {"order": order.id, "kind": order.kind, "reason": order.reason}
-                log.warning("storing an order", **about, leaves_at=order.leaves_at, cause=cause)
-                self.registration.store_order(order)
+                self._log_order(command.order, cause)
+                self.registration.store_order(command.order)
             case Exit():
                 log.info("no worker needs the agent: exiting", cause=cause)
                 self.ended.set()
@@ -240,6 +238,10 @@ class AgentLoop:
                 log.info(command.text, cause=cause)
             case _:
                 assert_never(command)
+
+    def _log_order(self, order: Order, cause: str) -> None:
+        about = {"order": order.id, "kind": order.kind, "reason": order.reason}
+        log.warning("storing an order", **about, leaves_at=order.leaves_at, cause=cause)
 
     def log_context(self) -> dict[str, object]:
         """Return the fields of each log line."""

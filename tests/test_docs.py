@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class Block:
     """Why it is not run, if it is not."""
     is_example: bool = False
     """It is run, and its output is not compared."""
+    introduction: str = ""
+    """The paragraph before it."""
 
 
 def blocks(text: str, name: str) -> Iterator[Block]:
@@ -53,13 +55,15 @@ def blocks(text: str, name: str) -> Iterator[Block]:
     fence, start, language = "", 0, ""
     held: list[str] = []
     remark: tuple[str, str] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
         opened = FENCE.match(line)
         if fence:
             if line.strip() == fence:
                 excuse = remark[1] if remark and remark[0] == "not run" else None
                 example = remark is not None and remark[0] == "for example"
-                yield Block(f"{name}:{start}", language, "\n".join(held), excuse, example)
+                said = introduction(lines[: start - 1])
+                yield Block(f"{name}:{start}", language, "\n".join(held), excuse, example, said)
                 fence, remark = "", None
             else:
                 held.append(line)
@@ -70,6 +74,12 @@ def blocks(text: str, name: str) -> Iterator[Block]:
         elif line.strip():
             remark = None  # The comment belongs to the block right after it.
     assert not fence, f"{name}:{start} opens a block that never closes"
+
+
+def introduction(lines: list[str]) -> str:
+    """The paragraph that ends these lines, without the comment between it and a block."""
+    text = "\n".join(line for line in lines if not EXCUSE.match(line))
+    return text.rstrip().rpartition("\n\n")[2]
 
 
 def script(block: Block) -> str:
@@ -190,6 +200,28 @@ def test_commands_succeed(block):
 def test_files_shown_can_be_parsed(block):
     parse = json.loads if block.language == "json" else tomllib.loads
     assert isinstance(parse(block.text), dict | list)
+
+
+def unproved(found: Iterable[Block]) -> list[str]:
+    """Blocks whose output nobody compares, and that do not say so."""
+    return [
+        block.place
+        for block in found
+        if block.language == "console" and block.excuse is not None and shown(block)
+        if "example" not in f"{block.excuse} {block.introduction}".lower()
+    ]
+
+
+def test_output_that_is_not_compared_is_called_an_example():
+    assert unproved(BLOCKS) == []
+    text = "{}:\n\n<!-- not run: takes an hour -->\n```console\n$ date\n{}```\n"
+    assert unproved(blocks(text.format("It prints", "today\n"), "sample")) == ["sample:4"]
+    assert unproved(blocks(text.format("For example", "today\n"), "sample")) == []
+    assert unproved(blocks(text.format("Run this", ""), "sample")) == []
+
+
+def test_readme_can_be_read_in_one_go():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
 
 
 COMMAND = re.compile(

@@ -1,7 +1,7 @@
-"""A package: a packed work folder, named after its content, which travels in parts.
+"""A package: a packed work folder, named after its content, which travels in slices.
 
-The name ``HASH-BYTES`` says what to fetch, how much, and how to check it, so a part may come from
-anyone. A part fits into one signed message.
+The name ``HASH-BYTES`` says what to fetch, how much, and how to check it, so a slice (``part`` in
+names) may come from anyone. A slice fits into one signed message.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Package:
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """The number of slices."""
         return -(-self.size // PART_BYTES)
 
     def part_bytes(self, part: int) -> int:
-        """Return the size of a part: all but the last are equal."""
+        """Return the size of a slice: all but the last are equal."""
         return min(PART_BYTES, self.size - part * PART_BYTES)
 
 
@@ -52,14 +52,14 @@ def package_of(path: Path) -> Package:
 
 
 def parts_of(path: Path) -> Iterator[bytes]:
-    """Yield the parts of the package in a file."""
+    """Yield the slices of the package in a file."""
     with path.open("rb") as file:
         while part := file.read(PART_BYTES):
             yield part
 
 
 def hash_of(parts: Iterator[bytes]) -> str:
-    """Return the hash of all parts together."""
+    """Return the hash of all slices together."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part)
@@ -67,7 +67,7 @@ def hash_of(parts: Iterator[bytes]) -> str:
 
 
 def read_part(path: Path, part: int) -> bytes | None:
-    """Read one part of the package in a file; ``None``: there is none."""
+    """Read one slice of the package in a file; ``None``: there is none."""
     try:
         with path.open("rb") as file:
             file.seek(part * PART_BYTES)

@@ -1,4 +1,4 @@
-"""Handlers of ``/v1/packages``: the packed work folders of scripts, uploaded and read in parts."""
+"""Handlers of ``/v1/packages``: the packed work folders of scripts, uploaded and read in slices."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PackageView:
     package: str
     """``HASH-BYTES``."""
     part_bytes: int
-    """The size of each part but the last."""
+    """The size of each slice but the last."""
     missing: tuple[int, ...]
-    """The parts that are still to be uploaded."""
+    """The slices that are still to be uploaded."""
 
 
 def package_storage(api: ApiContext) -> Storage:
@@ -40,7 +40,7 @@ def package_storage(api: ApiContext) -> Storage:
 
 
 async def show_package(request: web.Request) -> web.Response:
-    """Show which parts of a package are missing."""
+    """Show which slices of a package are missing."""
     package, api = _package(request), request.app[CONTEXT]
     api.use_package(str(package))
     storage = package_storage(api)
@@ -49,11 +49,11 @@ async def show_package(request: web.Request) -> web.Response:
 
 
 async def put_part(request: web.Request) -> web.Response:
-    """Store one part of a package."""
+    """Store one slice of a package."""
     package, part = _package(request), _part(request)
     body = await read_in_time(request)
     if not 0 <= part < package.parts or len(body) != package.part_bytes(part):
-        what = f"part {part} of {package.parts} has {len(body)} bytes"
+        what = f"slice {part} of {package.parts} has {len(body)} bytes"
         raise InputError(Problem("body", what, f"send {PART_BYTES} bytes, the rest in the last"))
     failpoint("StorePart")
     api = request.app[CONTEXT]
@@ -61,12 +61,12 @@ async def put_part(request: web.Request) -> web.Response:
     storage = package_storage(api)
     if not await asyncio.to_thread(_is_written, storage, _name(package, part), body):
         what, cure = "is stored with other content", "submit again, which checks and deletes it"
-        raise Refusal(409, Problem(f"{package}: part {part}", what, cure))
+        raise Refusal(409, Problem(f"{package}: slice {part}", what, cure))
     return answer(PackageView(str(package), PART_BYTES, ()), status=201)
 
 
 async def read_part(request: web.Request) -> web.StreamResponse:
-    """Return one part of a package to an agent; the request and the answer are signed."""
+    """Return one slice of a package to an agent; the request and the answer are signed."""
     return await answer_signed(
         request,
         request.app[CONTEXT].verifier,
@@ -82,12 +82,12 @@ async def _read_part(request: web.Request) -> web.Response:
     try:
         body = await asyncio.to_thread(storage.read, _name(package, part))
     except Missing:
-        return refusal(404, Problem(str(package), "no such part here"))
+        return refusal(404, Problem(str(package), "no such slice here"))
     return web.Response(body=body, content_type="application/octet-stream")
 
 
 def _is_written(storage: Storage, name: str, body: bytes) -> bool:
-    """Write a part, unless the name holds other content."""
+    """Write a slice, unless the name holds other content."""
     try:
         return storage.read(name) == body
     except Missing:
@@ -96,7 +96,7 @@ def _is_written(storage: Storage, name: str, body: bytes) -> bool:
 
 
 def missing_parts(storage: Storage, package: Package) -> tuple[int, ...]:
-    """The parts of a package that are not stored."""
+    """The slices of a package that are not stored."""
     there = {entry.name for entry in storage.entries(str(package))}
     return tuple(part for part in range(package.parts) if _file(part) not in there)
 
@@ -157,7 +157,7 @@ def _part(request: web.Request) -> int:
     text = request.match_info["part"]
     if not (text.isascii() and text.isdecimal() and len(text) <= 4):
         raise Refusal(
-            404, Problem(text[:20], "is not a part of the package", "give a whole number")
+            404, Problem(text[:20], "is not a slice of the package", "give a whole number")
         )
     return int(text)
 

@@ -95,7 +95,7 @@ def _mounts(given: Iterable[str]) -> dict[str, str]:
 
 
 def _upload(client: Client, package: Package, path: Path) -> None:
-    """Send the parts of a package that sailord does not have."""
+    """Send the slices of a package that sailord does not have."""
     place = f"/v1/packages/{part(str(package))}"
     patience = Patience(report_outage)
     patience.answered()  # The address is right: what is missing was asked before.
