@@ -132,10 +132,15 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
 def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
     """Take over from the last leader: the outcome of its requests is unknown.
 
-    Its drains are repeated, since it may have died between storing and ordering them.
+    They count as granted from now on: what one made earlier costs from its creation, once it is
+    seen. Drains are repeated, since the last leader may have died between storing and ordering
+    them.
     """
     books = event.books
-    asks = {a.ask.request_id: replace(a, is_in_doubt=not a.is_queued) for a in books.asks}
+    asks = {
+        a.ask.request_id: replace(a, is_in_doubt=not a.is_queued, since=max(a.since, state.now))
+        for a in books.asks
+    }
     is_spent = books.stopped_at_usd is not None and books.stopped_at_usd == state.policy.usd_max
     state = CapacityState(
         state.policy,
@@ -254,6 +259,8 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
 
 
 def _check_budget(state: CapacityState) -> Decision:
+    if state.observed_at is None:
+        return state, ()  # What ended while no sailord was there counts until it is known.
     due = stop_due(state)
     if not due or state.stop in (due, "ended"):
         return state, ()  # A stop is final.

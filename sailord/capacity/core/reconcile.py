@@ -112,10 +112,15 @@ def _is_gone(state: CapacityState, machine: RentedInstance, seen: Observation) -
 def _still_open(
     state: CapacityState, seen: Observation, there: Mapping[str, Instance]
 ) -> dict[str, PendingRequest]:
-    """Return the requests without an outcome; those in doubt are settled by their instances."""
+    """Return the requests without an outcome; those in doubt are settled by their instances.
+
+    An observation without a request's zone says nothing of it: the doubt begins anew.
+    """
     made = Counter(i.request_id for i in there.values())
     left = {}
     for id_, asked in state.asks.items():
+        if asked.is_in_doubt and asked.ask.pool.zone in seen.unseen_zones:
+            asked = replace(asked, doubted_at=max(asked.doubted_at, seen.at))
         is_whole = made[id_] >= asked.ask.count
         is_over = made[id_] and asked.is_in_doubt and id_ not in seen.pending_requests
         if not is_whole and not is_over:

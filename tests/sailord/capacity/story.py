@@ -18,11 +18,14 @@ class Story:
     """Events in their order, and what each led to."""
 
     def __init__(
-        self, policy: model.CapacityPolicy | None = None, books: CapacityRecord | None = None
+        self,
+        policy: model.CapacityPolicy | None = None,
+        books: CapacityRecord | None = None,
+        at: float = 0.0,
     ) -> None:
         self.state, self.orders = CapacityState(policy or model.CapacityPolicy()), ()
-        self.hear(model.TookOver(0.0, "t1", books or CapacityRecord()))
-        self.hear(model.PricesRead(0.0, PRICES)).hear(model.QuotasRead(0.0, ()))
+        self.hear(model.TookOver(at, "t1", books or CapacityRecord()))
+        self.hear(model.PricesRead(at, PRICES)).hear(model.QuotasRead(at, ()))
 
     def hear(self, event: model.Event) -> Story:
         self.state, self.orders = decide(self.state, event)

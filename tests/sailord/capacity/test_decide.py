@@ -78,6 +78,45 @@ def test_a_new_leader_counts_instances_of_an_open_request_once():
     assert not story.state.cooldowns, "it was answered"
 
 
+def _books_with_an_open_request() -> CapacityRecord:
+    """What a sailord stored that has an instance in use, and went off after it asked for three."""
+    story = Story(CapacityPolicy(usd_max=1000.0)).hear(PricesRead(0.0, DEAR)).see(1.0, EARLIER)
+    story.hear(AgentsCounted(2.0, {"n9": Agent(4)}, frozenset({"n9"})))
+    assert story.hear(TargetSet(3.0, {A: 3, B: 1})).asks() == [(A, 3)]
+    return record_of(story.state)
+
+
+DEAR, EARLIER = {A: 90.0, B: 7.2}, machine(9, B, request="earlier", at=0.0)
+LATER = 3.9 * 3600
+
+
+def test_a_request_that_made_nothing_while_nobody_led_spends_no_budget():
+    story = Story(CapacityPolicy(usd_max=1000.0), _books_with_an_open_request(), LATER)
+    assert (story.state.stop, story.orders) == ("", ())
+    story.see(LATER + 10.0, EARLIER)
+    story.hear(AgentsCounted(LATER + 11.0, {"n9": Agent(4)}, frozenset({"n9"})))
+    assert set(story.state.asks) == {FIRST}
+    story.see(LATER + 120.0, EARLIER)
+    assert story.state.asks == {}
+    assert (story.state.stop, story.of(Delete), story.of(PauseJob)) == ("", [], [])
+    assert spent_usd(story.state) == pytest.approx((LATER + 120.0) / 500)
+
+
+def test_what_a_request_made_while_nobody_led_costs_from_its_creation():
+    story = Story(CapacityPolicy(usd_max=1000.0), _books_with_an_open_request(), LATER)
+    story.see(LATER + 10.0, EARLIER, *(machine(number, at=10.0) for number in range(3)))
+    assert spent_usd(story.state) == pytest.approx(3 * 90 * 3.9 + (LATER + 10.0) / 500)
+    assert story.state.stop == "ended"
+
+
+def test_an_instance_that_ended_while_nobody_led_ends_no_budget():
+    policy = CapacityPolicy(usd_max=10.0)
+    books = record_of(Story(policy).see(11.0, machine()).state)
+    story = Story(policy, books, LATER)  # $14, had it stayed.
+    assert story.see(LATER + 10.0, ended_at={"1": 1010.0}).state.stop == ""
+    assert spent_usd(story.state) == pytest.approx(1.0)
+
+
 def test_two_leaders_never_use_the_same_request_id():
     ids = {request_id_of(prefix, number) for prefix in ("a", "b") for number in range(9)}
     assert len(ids) == 18
@@ -111,6 +150,21 @@ def test_a_request_in_doubt_is_awaited_from_when_its_answer_failed_to_come(answe
         assert set(later.state.asks) == {FIRST}
         later.see(301.0)
         assert not later.state.asks
+
+
+def test_a_request_in_doubt_is_not_given_up_while_its_zone_is_not_seen():
+    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(1.0).hear(TargetSet(1.0, {A: 2}))
+    story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
+    for at in range(10, 310, 10):
+        assert story.see(float(at), unseen_zones=("zone-a",)).asks() == []
+        assert set(story.state.asks) == {FIRST}
+    before = story.state
+    assert story.see(310.0, machine(1), machine(2)).asks() == []
+    assert story.state.asks == {}
+    story.state = before
+    for at in range(310, 480, 10):
+        assert story.see(float(at)).asks() == [], "it may come yet, then its pool rests"
+    assert story.see(480.0).asks() == [(A, 2)]
 
 
 def test_a_pool_has_one_open_request_at_a_time():
