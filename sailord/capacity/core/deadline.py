@@ -100,15 +100,16 @@ def keep_deadline(state: CapacityState) -> Decision:
     job, options = state.progress, state.options
     if options is None and state.is_target_set and state.pace is not None:
         # The planner has answered, and there are no two contracts to choose from.
-        return replace(state, pace=replace(state.pace, can_rent=False)), ()
+        return replace(state, pace=replace(state.pace, can_rent=False, had_spot=False)), ()
     if job is None or options is None or not job.steps or job.deadline is None:
-        return state, ()
+        return _uncounted(state), ()
     if options.job != job.job:
-        return state, ()  # The planner has yet to say what this job could run on.
+        return _uncounted(state), ()  # The planner has yet to say what this job could run on.
     pace = state.pace
     if pace is None or pace.job != job.job:
         pace = Pace(job.job, counted_at=state.now)
     if options.on_demand is None or options.fastest is None:
+        pace = _counted(pace, state.now, has_spot=options.spot_now is not None)
         pace = replace(pace, uses_on_demand=False, can_rent=False)
         why = f"no on-demand instances can be had for the deadline: {options.why_not}"
         return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
@@ -224,6 +225,13 @@ def _counted(pace: Pace, now: float, *, has_spot: bool) -> Pace:
     """Count the time with spot instances."""
     more_s = now - pace.counted_at if pace.had_spot else 0.0
     return replace(pace, spot_s=pace.spot_s + more_s, counted_at=now, had_spot=has_spot)
+
+
+def _uncounted(state: CapacityState) -> CapacityState:
+    """Count no time with spot instances until the job is judged again, as while it is paused."""
+    if state.pace is None:
+        return state
+    return replace(state, pace=replace(state.pace, had_spot=False))
 
 
 def _both(

@@ -171,7 +171,9 @@ class JobProgress:
     begun_at: float
     """When it was submitted: an even pace begins here."""
     step: int
+    """Steps done since then: one that continues from a checkpoint began with the checkpoint's."""
     steps: int | None
+    """All that it does from then on."""
     deadline: float | None
     is_running: bool = False
     starting_since: float | None = None

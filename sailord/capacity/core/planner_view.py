@@ -84,8 +84,8 @@ def progress_of(state: State) -> JobProgress | None:
     return JobProgress(
         job.id,
         job.submitted_at,
-        step,
-        job.steps,
+        max(step - job.begun, 0),
+        None if job.steps is None else max(job.steps - job.begun, 1),
         job.deadline,
         is_running=isinstance(active.phase, Running),
         starting_since=active.phase.since if isinstance(active.phase, Starting) else None,

@@ -119,10 +119,11 @@ def _still_open(
     made = Counter(i.request_id for i in there.values())
     left = {}
     for id_, asked in state.asks.items():
-        if asked.is_in_doubt and asked.ask.pool.zone in seen.unseen_zones:
-            asked = replace(asked, doubted_at=max(asked.doubted_at, seen.at))
         is_whole = made[id_] >= asked.ask.count
         is_over = made[id_] and asked.is_in_doubt and id_ not in seen.pending_requests
-        if not is_whole and not is_over:
-            left[id_] = asked
+        if is_whole or is_over:
+            continue
+        is_unseen = asked.is_in_doubt and asked.ask.pool.zone in seen.unseen_zones
+        doubted_at = max(asked.doubted_at, seen.at) if is_unseen else asked.doubted_at
+        left[id_] = replace(asked, doubted_at=doubted_at)
     return left

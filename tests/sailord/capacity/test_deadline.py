@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from agents.protocol.records import JobId, JobRecord
 from sailord.capacity.core import model
 from sailord.capacity.core.deadline import watches_deadline
 from sailord.capacity.core.decide import decide
@@ -19,8 +20,10 @@ from sailord.capacity.core.model import (
     PauseJob,
     Tell,
 )
+from sailord.capacity.core.planner_view import progress_of
 from sailord.providers.interface import Pool
 from tests.sailord.capacity.story import A, Story, machine
+from tests.sailord.core.states import state
 
 FIRM = Pool("zone-a", "large", "gpu", 4, spot=False)
 PRICES = {A: 1.0, FIRM: 4.0}
@@ -258,6 +261,29 @@ def test_time_with_spot_counts_towards_what_is_expected():
     for at in range(0, 3600, 60):
         story.at(float(at))
     assert story.state.pace.spot_s == pytest.approx(3540.0)
+
+
+def test_time_in_which_the_job_is_not_judged_counts_as_time_without_spot():
+    story = Due(FED).at(0.0).at(60.0)
+    story.hear(model.ProgressSeen(70.0, None))
+    story.at(1000.0).at(1060.0)
+    assert story.state.pace.spot_s == pytest.approx(120.0), "it was paused, or held"
+    story.hear(model.TargetSet(1070.0, {A: 2}))
+    story.hear(model.TargetSet(2000.0, FED.spot, FED)).at(2060.0)
+    assert story.state.pace.spot_s == pytest.approx(180.0), "there were no two contracts"
+
+
+def test_time_with_spot_alone_counts_while_on_demand_instances_cannot_be_had():
+    story = Due(replace(FED, on_demand=None, fastest=None, why_not="no quota")).at(0.0).at(600.0)
+    assert story.state.pace.spot_s == pytest.approx(600.0)
+
+
+def test_steps_of_the_checkpoint_that_a_job_continues_from_are_not_its_own():
+    job = JobRecord(JobId("j"), "running", submitted_at=0.0, steps=3600, begun=3300)
+    seen = progress_of(state(job=replace(job, deadline=3 * HOUR), step=3300))
+    assert (seen.step, seen.steps) == (0, 300)
+    story = Due().at(3600.0, step=seen.step, steps=seen.steps)
+    assert story.firm == 2, "it is behind an even pace"
 
 
 def test_instances_that_are_up_need_no_boot():
