@@ -36,7 +36,7 @@ from benchmarks.machine import put_ahead
 from benchmarks.shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
 from planner.api import plan_job
 from planner.problem.question import Question, read_ahead
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.replanner import Replanner
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import DATA, Place
@@ -233,7 +233,8 @@ def chosen_by_planner(about: Experiment) -> Plan:
     found = plan_job(Question(about.job, cluster, measurements))
     assert found.plan is not None, found.problems
     nodes = [
-        Node(name, node.gpu, node.machine, node.zone, 1) for name, node in sorted(NODES.items())
+        PlannerNode(name, node.gpu, node.machine, node.zone, 1)
+        for name, node in sorted(NODES.items())
     ]
     placed = Replanner(about.job, cluster, measurements).place(found.plan, nodes)
     assert placed is not None

@@ -21,8 +21,8 @@ from pathlib import Path
 from planner.api import plan_job
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
-from planner.replan.damage import Running
-from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.damage import RunningPlan
+from planner.replan.nodes import PlannerNode, nodes_of, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from sailord.text.table import table
 from simulator.api import load_measurements
@@ -36,7 +36,7 @@ POOLS = {"A100-40": (72, 3.0), "V100-16": (96, 2.0)}
 """GPUs in each zone and the price of one; the first zone has eight more A100s."""
 MODELS = {"opt-350m": ("OPT-350", 1024), "gpt-neo-2.7b": ("GPT-Neo-2.7", 2048)}
 
-Losses = list[tuple[Node, ...]]
+Losses = list[tuple[PlannerNode, ...]]
 """The cluster after each loss."""
 
 
@@ -71,7 +71,9 @@ def question(model: str, profiles: Path | None) -> Question:
     return Question(job, Cluster(pools, catalogue), measurements)
 
 
-def losses(running: Running, nodes: Sequence[Node], *, count: int, repeat: int) -> Losses:
+def losses(
+    running: RunningPlan, nodes: Sequence[PlannerNode], *, count: int, repeat: int
+) -> Losses:
     """Yield the cluster after the loss of random sets of nodes that the plan uses."""
     rng = random.Random(f"{count} of {len(nodes)}")
     used = sorted(nodes_used(running.plan))
@@ -80,7 +82,7 @@ def losses(running: Running, nodes: Sequence[Node], *, count: int, repeat: int) 
 
 
 def row(
-    name: str, ask: Callable[[Sequence[Node]], Replan], left: Losses, running: Running
+    name: str, ask: Callable[[Sequence[PlannerNode]], Replan], left: Losses, running: RunningPlan
 ) -> tuple[list[str], float]:
     """One line of the table, and the median of this process's own seconds."""
     wall, own, slower = [], [], []
@@ -140,10 +142,10 @@ def main() -> int:
     zones = sorted({node.zone for node in nodes if node.id in ready.used})
     gone = [tuple(node for node in nodes if node.zone != zone) for zone in zones]
 
-    def drop(live: Sequence[Node]) -> Replan:
+    def drop(live: Sequence[PlannerNode]) -> Replan:
         return replanner.replan(running, live, budget=1)
 
-    def now(live: Sequence[Node]) -> Replan:
+    def now(live: Sequence[PlannerNode]) -> Replan:
         return replanner.replan(running, live)
 
     cases = [

@@ -22,7 +22,7 @@ DEFAULT_POINTS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontierPlan:
     """A plan on the frontier."""
 
     plan: Plan
@@ -50,7 +50,7 @@ class Point:
 class Frontier:
     """The frontier, fastest plan first."""
 
-    points: tuple[Point, ...]
+    points: tuple[FrontierPlan, ...]
     found: int
     """Plans on the frontier before it was thinned."""
     judged: int
@@ -60,7 +60,7 @@ class Frontier:
 def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     """Find the frontier and keep up to ``points`` plans; empty if no plan keeps the limits."""
     tables = SearchCache()
-    known: list[Point] = []
+    known: list[FrontierPlan] = []
 
     def ask(goal: Goal, **limits: float) -> None:
         objective = replace(question.job.objective, goal=goal, **limits)  # type: ignore[arg-type]  # names of limits
@@ -68,7 +68,7 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
         answer = find_plan(replace(question, job=job, is_bounded=False), tables)
         if answer.plan is not None:
             assert answer.estimate is not None
-            known.append(Point(answer.plan, answer.estimate))
+            known.append(FrontierPlan(answer.plan, answer.estimate))
 
     ask("throughput")
     ask("cost")
@@ -83,21 +83,21 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
             seconds = _between(ends[0].seconds, ends[-1].seconds, share)
             ask("throughput", max_usd_per_iteration=usd)
             ask("cost", min_iterations_per_s=1 / seconds)
-    known += [Point(plan, estimate) for plan, estimate in tables.judged]
+    known += [FrontierPlan(plan, estimate) for plan, estimate in tables.judged]
     front = front_of(known)
     return Frontier(thinned(front, points), len(front), len(known))
 
 
-def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
+def front_of(points: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
     """The points that no other beats in both figures, fastest first; the first of equal ones."""
-    front: list[Point] = []
+    front: list[FrontierPlan] = []
     for point in sorted(points, key=lambda point: (point.seconds, point.usd)):
         if not front or point.usd < front[-1].usd:
             front.append(point)
     return tuple(front)
 
 
-def thinned(front: tuple[Point, ...], most: int) -> tuple[Point, ...]:
+def thinned(front: tuple[FrontierPlan, ...], most: int) -> tuple[FrontierPlan, ...]:
     """Both ends, and between them points spread evenly along the frontier."""
     if len(front) <= most:
         return front

@@ -29,7 +29,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class ProposedPlan:
     """A plan as its planner sees it."""
 
     seconds: float
@@ -47,6 +47,6 @@ class Planner(Protocol):
     @property
     def name(self) -> str: ...
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """The plans it finds, best first by its own estimate."""
         ...

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.compare.interface import Case, Mode, Planner, Proposal
+from planner.compare.interface import Case, Mode, Planner, ProposedPlan
 from planner.problem.inventory import gpus_by_lot, lots_of, missing_price, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.problem.question import Question, plan_document
@@ -35,7 +35,7 @@ or cluster, out of memory, not supported by the estimator, beyond a limit of the
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JudgedPlanner:
     """The result of one planner."""
 
     planner: str
@@ -90,7 +90,7 @@ def case_of(question: Question) -> Case:
 
 def enter(
     planner: Planner, case: Case, mode: Mode, judge: Estimator, seconds_left: float | None = None
-) -> Entry:
+) -> JudgedPlanner:
     """Run one planner and judge its first plan that can run."""
     limits = Limits(case.job.objective, case.job.steps, seconds_left)
     gpus = sum(pool.gpus for pool in case.cluster.pools)
@@ -104,17 +104,17 @@ def enter(
         if isinstance(found[0], Plan):
             plan, estimate = found
             own = proposal.seconds if math.isfinite(proposal.seconds) else None
-            return Entry(planner.name, plan, estimate, own, passed, given_gpus=gpus)
+            return JudgedPlanner(planner.name, plan, estimate, own, passed, given_gpus=gpus)
         lacks, reasons[lacks] = found
         passed[lacks] += 1
         if passed["beyond_limits"] + passed["not_judged"] >= JUDGED_MAX:
             break
     why_not = next((reasons[k] for k in reversed(LACKS) if k in reasons), "it proposed no plan")
-    return Entry(planner.name, None, None, None, passed, why_not, gpus)
+    return JudgedPlanner(planner.name, None, None, None, passed, why_not, gpus)
 
 
 def _judged(
-    proposal: Proposal, case: Case, judge: Estimator, limits: Limits
+    proposal: ProposedPlan, case: Case, judge: Estimator, limits: Limits
 ) -> tuple[Plan, Estimate] | tuple[str, str]:
     """The plan with its estimate, or the rejection reason and its text."""
     if proposal.plan is None:
@@ -136,12 +136,12 @@ def _judged(
     return ("beyond_limits", broken) if broken else (plan, estimate)
 
 
-def _ranked(proposals: Sequence[Proposal], case: Case) -> Sequence[Proposal]:
+def _ranked(proposals: Sequence[ProposedPlan], case: Case) -> Sequence[ProposedPlan]:
     """Where cost is the goal, by dollars: the planner's own, or those of its own time."""
     if case.job.objective.goal != "cost":
         return proposals
 
-    def usd(proposal: Proposal) -> float:
+    def usd(proposal: ProposedPlan) -> float:
         if proposal.usd is not None:
             return proposal.usd
         if proposal.plan is None or not math.isfinite(proposal.seconds):

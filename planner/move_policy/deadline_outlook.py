@@ -21,7 +21,7 @@ CHANGE_S = 300.0
 class Mixture:
     """Spot machines while there are any, on-demand machines for the remaining steps."""
 
-    spot_share: float
+    spot_availability: float
     """Share of the spot machines that are up on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
@@ -74,7 +74,7 @@ def deadline_outlook(
         on_demand = _alone(question, search, spot=False, goal="throughput")
     mixture = None
     if spot is not None and on_demand is not None:
-        share = PRIOR_SHARE if trace is None else spot_share(trace, question.cluster.pools)
+        share = PRIOR_SHARE if trace is None else spot_availability(trace, question.cluster.pools)
         mixture = _mixture(steps, left, spot, on_demand, share)
     return Outlook(
         left, steps * estimate.iteration_s, None if usd is None else steps * usd, mixture
@@ -110,7 +110,7 @@ def _alone(
     return search(asked).estimate
 
 
-def spot_share(trace: Trace, pools: Sequence[Pool]) -> float:
+def spot_availability(trace: Trace, pools: Sequence[Pool]) -> float:
     """The share of the spot GPUs of a cluster that are up in a trace, on average."""
     spot = [number for number, pool in enumerate(pools) if pool.spot]
     most = sum(pools[number].gpus for number in spot)

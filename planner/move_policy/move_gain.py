@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.move_policy.decide_move import Offer, Unit
 from planner.problem.preference import PlanEstimate, why_tied
-from planner.replan.damage import Running
+from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import MoveCost
-from planner.replan.nodes import Node, nodes_used
+from planner.replan.nodes import PlannerNode, nodes_used
 from planner.replan.replanner import Replan
 from simulator.cluster.cluster import Cluster
 from simulator.estimate.result import Estimate
@@ -18,15 +18,15 @@ from simulator.spec.job import Goal
 from simulator.spec.plan import PlaceKey
 
 
-def pool_name(node: Node) -> str:
+def pool_name(node: PlannerNode) -> str:
     """The name of a node's pool in the history."""
     return f"{node.gpu}@{node.zone}" + (" spot" if node.spot else "")
 
 
 def offer_of(
-    running: Running,
+    running: RunningPlan,
     next_plan: Replan,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     *,
     goal: Goal,
     age_s: Mapping[str, float],
@@ -67,7 +67,7 @@ def offer_of(
     )
 
 
-def full_pools(cluster: Cluster, nodes: Sequence[Node]) -> frozenset[str]:
+def full_pools(cluster: Cluster, nodes: Sequence[PlannerNode]) -> frozenset[str]:
     """Return the pools whose machines are all up, by the cluster file's count."""
     up: Counter[tuple[PlaceKey, bool]] = Counter()
     for node in nodes:
@@ -81,7 +81,7 @@ def full_pools(cluster: Cluster, nodes: Sequence[Node]) -> frozenset[str]:
     )
 
 
-def _by_pool(nodes: Iterable[Node]) -> dict[str, int]:
+def _by_pool(nodes: Iterable[PlannerNode]) -> dict[str, int]:
     return dict(sorted(Counter(map(pool_name, nodes)).items()))
 
 

@@ -15,7 +15,7 @@ from planner.move_policy.decide_move import span
 from planner.move_policy.move_gain import pool_name
 from planner.move_policy.node_lifetimes import History
 from planner.replan.move_cost import cost_of_move
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.transfers import transfers_of
 from simulator.cluster.cluster import Cluster
@@ -74,7 +74,7 @@ class SpotLosses:
         }
 
 
-def has_spot_in_every_pipeline(plan: Plan, nodes: Sequence[Node]) -> bool:
+def has_spot_in_every_pipeline(plan: Plan, nodes: Sequence[PlannerNode]) -> bool:
     """Whether no pipeline of a placed plan survives the loss of all spot nodes."""
     return all(_spot_nodes(plan, nodes))
 
@@ -82,7 +82,7 @@ def has_spot_in_every_pipeline(plan: Plan, nodes: Sequence[Node]) -> bool:
 def spot_losses(
     plan: Plan,
     estimate: Estimate,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     history: History,
     *,
     now_s: float,
@@ -116,7 +116,7 @@ def expected_losses(
     tables: ReplanTables,
     plan: Plan,
     estimate: Estimate,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     history: History,
     *,
     now_s: float,
@@ -145,7 +145,7 @@ def expected_losses(
     )
 
 
-def _spot_nodes(plan: Plan, nodes: Sequence[Node]) -> list[frozenset[Node]]:
+def _spot_nodes(plan: Plan, nodes: Sequence[PlannerNode]) -> list[frozenset[PlannerNode]]:
     """The spot nodes of each pipeline."""
     spot = {node.id: node for node in nodes if node.spot}
     return [
@@ -165,7 +165,7 @@ def history_of(trace: Trace, cluster: Cluster) -> tuple[History, float]:
     for interval in trace.intervals:
         up: Counter[str] = Counter()
         for pool, gpus in zip(cluster.pools, interval.gpus, strict=True):
-            node = Node("", *pool.key, pool.gpus_per_machine, pool.spot)
+            node = PlannerNode("", *pool.key, pool.gpus_per_machine, pool.spot)
             up[pool_name(node)] += -(-gpus // pool.gpus_per_machine)
         lost = {name: count - up[name] for name, count in before.items() if count > up[name]}
         history = history.seen(interval.start_s, up=up, lost=lost)

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.replan.damage import Running, damage
-from planner.replan.nodes import Node, nodes_used
+from planner.replan.damage import RunningPlan, damage
+from planner.replan.nodes import PlannerNode, nodes_used
 from planner.replan.replanner import FORESEE_BUDGET, Replan, Replanner
 
 Role = tuple[object, ...]
@@ -23,8 +23,8 @@ class Precomputed:
     """Next plans for one running plan on one set of nodes, computed in the background."""
 
     replanner: Replanner
-    running: Running
-    nodes: tuple[Node, ...]
+    running: RunningPlan
+    nodes: tuple[PlannerNode, ...]
     by_loss: dict[frozenset[str], Replan] = field(default_factory=dict)
     """By the ids of the lost nodes."""
     used: frozenset[str] = field(init=False)
@@ -54,7 +54,7 @@ class Precomputed:
             self.by_loss[lost] = self._foreseen(self.without(lost))
             yield lost
 
-    def _foreseen(self, live: Sequence[Node]) -> Replan:
+    def _foreseen(self, live: Sequence[PlannerNode]) -> Replan:
         return self.replanner.replan(self.running, live, budget=FORESEE_BUDGET)
 
     def all(self) -> Precomputed:
@@ -63,17 +63,17 @@ class Precomputed:
             pass
         return self
 
-    def role(self, node: Node) -> Role:
+    def role(self, node: PlannerNode) -> Role:
         """Two nodes with equal roles leave equal mixes and equal lots behind."""
         left = damage(self.running, self.without(frozenset([node.id])))
         broken = sorted(repr(one) for one in left.broken)
         return (node.key, node.gpus, node.spot, tuple(broken))
 
-    def without(self, lost: frozenset[str]) -> tuple[Node, ...]:
+    def without(self, lost: frozenset[str]) -> tuple[PlannerNode, ...]:
         """The nodes that stay."""
         return tuple(node for node in self.nodes if node.id not in lost)
 
-    def after(self, live: Sequence[Node]) -> Replan:
+    def after(self, live: Sequence[PlannerNode]) -> Replan:
         """The next plan on the nodes that are up: precomputed if possible, or else computed now.
 
         A precomputed plan ignores nodes that were added since; a later replan may use them.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.replan.min_cost_flow import cheapest_flow
-from planner.replan.nodes import Node, unplaced
+from planner.replan.nodes import PlannerNode, unplaced
 from planner.replan.state_map import (
     Layers,
     Span,
@@ -72,7 +72,7 @@ class _Unit:
 class _Room:
     """The nodes of one pool, and the groups assigned to them so far."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[PlannerNode, ...]
     taken: Counter[str] = field(default_factory=Counter)
     """GPUs taken, by node."""
     chosen: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Room:
 
 
 def assign(
-    plan: Plan, nodes: Sequence[Node], *, running: Plan | None, state: State, routes: Routes
+    plan: Plan, nodes: Sequence[PlannerNode], *, running: Plan | None, state: State, routes: Routes
 ) -> Plan | None:
     """Place a plan on live nodes, moving as little state as possible; ``None`` if it does not fit.
 
@@ -97,7 +97,7 @@ def assign(
     by_id = {node.id: node for node in nodes}
     held = held_by_node(running, nodes, state)
     groups = _groups(plan, by_id, held, state)
-    at_place: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
+    at_place: defaultdict[PlaceKey, list[PlannerNode]] = defaultdict(list)
     for node in nodes:
         at_place[node.key].append(node)
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
@@ -115,7 +115,7 @@ def assign(
     return _placed(plan, groups, chosen, nodes, running, state)
 
 
-def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
+def with_homes(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
     """The plan with each pipeline that runs already, on nodes that all live, at its place."""
     if plan.virtual_stages != running.virtual_stages:
         # As many stages may be other device groups.
@@ -134,7 +134,7 @@ def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
 
 
 def _groups(
-    plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Bools], state: State
+    plan: Plan, nodes: Mapping[str, PlannerNode], held: Mapping[str, Bools], state: State
 ) -> dict[PlaceKey, list[_Group]]:
     """The groups by pool, large groups first, equal groups adjacent."""
     needs: dict[Layers, Bools] = {}
@@ -156,7 +156,7 @@ def _groups(
 
 
 def _ways(
-    plan: Plan, groups: list[_Group], nodes: Sequence[Node]
+    plan: Plan, groups: list[_Group], nodes: Sequence[PlannerNode]
 ) -> Iterator[tuple[list[_Unit], bool]]:
     """Ways to form the units of one pool, and whether smaller units may be moved to make room.
 
@@ -170,7 +170,7 @@ def _ways(
 
 
 def _machines(
-    plan: Plan, groups: Iterable[_Group], nodes: Iterable[Node]
+    plan: Plan, groups: Iterable[_Group], nodes: Iterable[PlannerNode]
 ) -> dict[tuple[int, int], object]:
     """The machine of each group of the pipelines that do not run yet, by the estimator's rule."""
     new = sorted({group.pipeline for group in groups if group.home is None})
@@ -194,7 +194,7 @@ def _units(groups: Iterable[_Group], machine: Mapping[tuple[int, int], object]) 
     return sorted(units, key=lambda unit: (-unit.gpus, unit.groups[0].pipeline))
 
 
-def stage_is_alive(stage: Stage, nodes: Mapping[str, Node]) -> bool:
+def stage_is_alive(stage: Stage, nodes: Mapping[str, PlannerNode]) -> bool:
     """Whether all devices of a placed stage are still up."""
     place = stage.place
     node = nodes.get(place.node or "")
@@ -210,7 +210,7 @@ class _FetchUsd:
     """Cost of fetching each unit of state to a node of one pool, from its cheapest holder."""
 
     target: PlaceKey
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, PlannerNode]
     held: Mapping[str, Bools]
     state: State
     routes: Routes
@@ -346,7 +346,7 @@ def _placed(
     plan: Plan,
     groups: Mapping[PlaceKey, list[_Group]],
     chosen: Mapping[tuple[int, int], tuple[str, bool]],
-    nodes: Iterable[Node],
+    nodes: Iterable[PlannerNode],
     running: Plan | None,
     state: State,
 ) -> Plan:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.problem.job_options import micro_batch_sizes
 from planner.replan.assign_nodes import stage_is_alive
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import layers_of
 from simulator.documents.problems import Problems
 from simulator.estimate.result import Estimate
@@ -18,7 +18,7 @@ from simulator.spec.plan import Pipeline, PlaceKey, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Running:
+class RunningPlan:
     """A placed plan, with what replanning needs again and again."""
 
     plan: Plan
@@ -47,7 +47,7 @@ class Damage:
     broken: tuple[Broken, ...]
 
 
-def damage(running: Running, nodes: Sequence[Node]) -> Damage:
+def damage(running: RunningPlan, nodes: Sequence[PlannerNode]) -> Damage:
     """Separate the pipelines that can go on from those that lost devices."""
     by_id = {node.id: node for node in nodes}
     alive, broken = [], []

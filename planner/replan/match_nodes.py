@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner.replan.nodes import Node, is_placed, nodes_of, spot_by_id
+from planner.replan.nodes import PlannerNode, is_placed, nodes_of, spot_by_id
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import Problems, nearest
 from simulator.spec.plan import Place, PlaceKey, Plan
@@ -17,8 +17,8 @@ from simulator.spec.plan import Place, PlaceKey, Plan
 class MatchedNodes:
     """The nodes before and after a change; a node in both stayed up."""
 
-    before: tuple[Node, ...]
-    now: tuple[Node, ...]
+    before: tuple[PlannerNode, ...]
+    now: tuple[PlannerNode, ...]
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
                 "name its nodes in the plan",
             )
     problems.raise_if_any()
-    up: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
+    up: defaultdict[PlaceKey, list[PlannerNode]] = defaultdict(list)
     for node in nodes_of(cluster):
         up[node.key].append(node)
     spot = {pool.key for pool in cluster.pools if pool.spot}
@@ -63,7 +63,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
         place, devices = named[name]
         key = place.key
         size = max([devices, *(node.gpus for node in up[key])])
-        before.append(Node(name, *key, size, key in spot))
+        before.append(PlannerNode(name, *key, size, key in spot))
         if name not in gone:
             names[key].append(name)
     for key, machines in sorted(up.items()):
@@ -117,7 +117,7 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
 
 
 def _counted(
-    plan: Plan, up: dict[PlaceKey, list[Node]], spot: Collection[PlaceKey]
+    plan: Plan, up: dict[PlaceKey, list[PlannerNode]], spot: Collection[PlaceKey]
 ) -> MatchedNodes:
     """Before: as many machines as the plan may need, starting with those that are up."""
     groups: Counter[PlaceKey] = Counter()
@@ -128,14 +128,14 @@ def _counted(
                 key = place.key
                 groups[key] += 1
                 sizes[key] = max(sizes.get(key, 0), stage.tp)
-    before: list[Node] = []
+    before: list[PlannerNode] = []
     for key, count in sorted(groups.items()):
         machines = up.get(key, [])
         size = max([sizes[key], *(node.gpus for node in machines)])
         # One that lost GPUs may be too small for what ran.
         missing = max(0, count - sum(node.gpus >= sizes[key] for node in machines))
         more = (
-            Node(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)
+            PlannerNode(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)
             for number in range(len(machines) + 1, len(machines) + missing + 1)
         )
         before += [*machines, *more]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.past_moves import PastMove, corrected, phase_factors
 from planner.replan.state_map import State, layers_of, placed_groups
 from planner.replan.transfers import Transfers, bytes_between_zones, place_of
@@ -130,7 +130,7 @@ class MoveCost:
 def cost_of_move(
     plan: Plan,
     transfers: Transfers,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     *,
     state: State,
     network: Network,
@@ -192,7 +192,7 @@ def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:
 
 
 def fetch_seconds(
-    transfers: Transfers, nodes: Sequence[Node], network: Network, times: MoveTimes
+    transfers: Transfers, nodes: Sequence[PlannerNode], network: Network, times: MoveTimes
 ) -> float:
     """How long the busiest network card or link takes, all transfers running at once."""
     key = {node.id: node.key for node in nodes}

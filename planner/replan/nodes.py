@@ -14,7 +14,7 @@ from simulator.spec.plan import Located, Place, PlaceKey, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node(Located):
+class PlannerNode(Located):
     """One life of one machine; a machine that comes back is another node."""
 
     id: str
@@ -28,7 +28,7 @@ class Node(Located):
     """Failure domain within the zone, such as a rack; empty if unknown."""
 
 
-def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
+def nodes_of(cluster: Cluster) -> tuple[PlannerNode, ...]:
     """Nodes for a cluster that names none, numbered from 1 in each pool."""
     numbers: Counter[PlaceKey] = Counter()
     nodes = []
@@ -38,16 +38,16 @@ def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
             for _ in range(count):
                 numbers[key] += 1
                 name = f"{pool.zone}/{pool.machine}/{numbers[key]}"
-                nodes.append(Node(name, *key, gpus, pool.spot))
+                nodes.append(PlannerNode(name, *key, gpus, pool.spot))
     return tuple(nodes)
 
 
-def spot_by_id(nodes: Iterable[Node]) -> dict[str, bool]:
+def spot_by_id(nodes: Iterable[PlannerNode]) -> dict[str, bool]:
     """Whether each node is a spot node, by its id: prices follow from it."""
     return {node.id: node.spot for node in nodes}
 
 
-def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
+def cluster_with(cluster: Cluster, nodes: Iterable[PlannerNode]) -> Cluster:
     """The cluster with exactly these nodes up; prices, quotas and links stay."""
     up: defaultdict[tuple[PlaceKey, bool], Counter[int]] = defaultdict(Counter)
     for node in nodes:
@@ -64,7 +64,7 @@ def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
     return replace(cluster, pools=tuple(pools))
 
 
-def paid_first(nodes: Iterable[Node], plan: Plan, *, spot: bool) -> tuple[Node, ...]:
+def paid_first(nodes: Iterable[PlannerNode], plan: Plan, *, spot: bool) -> tuple[PlannerNode, ...]:
     """The nodes that supply a plan if those on spot, or else on demand, are taken first.
 
     The search prices plans in one of these orders.
@@ -79,7 +79,7 @@ def paid_first(nodes: Iterable[Node], plan: Plan, *, spot: bool) -> tuple[Node, 
     return tuple(taken)
 
 
-def lots_on(lots: Sequence[Lot], nodes: Iterable[Node]) -> tuple[Lot, ...]:
+def lots_on(lots: Sequence[Lot], nodes: Iterable[PlannerNode]) -> tuple[Lot, ...]:
     """The same lots in the same order, with only the GPUs of these nodes."""
     sizes: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
     spot: Counter[PlaceKey] = Counter()

@@ -14,8 +14,8 @@ from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
-from planner.replan.damage import Running, damage, template_size
-from planner.replan.nodes import Node, lots_on, paid_first, spot_by_id, unplaced
+from planner.replan.damage import RunningPlan, damage, template_size
+from planner.replan.nodes import PlannerNode, lots_on, paid_first, spot_by_id, unplaced
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.state_map import placed_groups
@@ -45,8 +45,8 @@ class ReplanSearch:
     """The search for one question."""
 
     tables: ReplanTables
-    running: Running
-    nodes: tuple[Node, ...]
+    running: RunningPlan
+    nodes: tuple[PlannerNode, ...]
     budget: int
     evaluations: int = 0
     lots: tuple[Lot, ...] = field(init=False)
@@ -106,7 +106,7 @@ class ReplanSearch:
             return next((placed for placed in again if placed is not None), None)
         return min(found, key=by_worth, default=None)
 
-    def placed(self, plan: Plan, nodes: Sequence[Node] | None = None) -> PlacedPlan | None:
+    def placed(self, plan: Plan, nodes: Sequence[PlannerNode] | None = None) -> PlacedPlan | None:
         """Judge a plan on the nodes where it moves least.
 
         ``None``: it does not fit, breaks a limit there, or is the survivors' plan, judged before.

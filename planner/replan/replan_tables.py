@@ -10,9 +10,9 @@ from planner.problem.inventory import Lot, lots_of
 from planner.problem.job_options import micro_batch_sizes, token_sharing_degrees, tp_degrees
 from planner.problem.objective import Limits
 from planner.replan.assign_nodes import assign
-from planner.replan.damage import Running, check_replannable, template_of, template_size
+from planner.replan.damage import RunningPlan, check_replannable, template_of, template_size
 from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
-from planner.replan.nodes import Node, is_placed, placement_of, spot_by_id
+from planner.replan.nodes import PlannerNode, is_placed, placement_of, spot_by_id
 from planner.replan.repairs import template_lots
 from planner.replan.state_map import State, state_of
 from planner.replan.transfers import Routes
@@ -86,11 +86,11 @@ class ReplanTables:
 
     # -- the running plan -----------------------------------------------------------------------
 
-    def place(self, plan: Plan, nodes: Sequence[Node]) -> Plan | None:
+    def place(self, plan: Plan, nodes: Sequence[PlannerNode]) -> Plan | None:
         """Assign nodes and devices to a plan that does not run yet; ``None`` if it does not fit."""
         return assign(plan, nodes, running=None, state=self.state, routes=self.routes)
 
-    def prepare(self, plan: Plan, nodes: Sequence[Node]) -> Running:
+    def prepare(self, plan: Plan, nodes: Sequence[PlannerNode]) -> RunningPlan:
         """Prepare a placed plan for replanning, before anything is lost from its nodes."""
         lot_of = {lot.key: k for k, lot in enumerate(self.lots)}
         check_replannable(plan, self.job, lot_of)
@@ -108,7 +108,7 @@ class ReplanTables:
             templates.append(known[key])
         together = placement_of(plan, self.judge.sites.machines)
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
-        return Running(plan, estimate, tuple(templates), together)
+        return RunningPlan(plan, estimate, tuple(templates), together)
 
     def _make_templates(self, plan: Plan) -> None:
         """Make the templates that a question may need, so that no question waits for them."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from planner.api import plan_job
 from planner.problem.preference import are_tied, objective_of, preferred
 from planner.problem.question import Question
-from planner.replan.damage import Running
+from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import MoveCost, cost_of_move
-from planner.replan.nodes import Node, cluster_with, nodes_used
+from planner.replan.nodes import PlannerNode, cluster_with, nodes_used
 from planner.replan.replan_search import PlacedPlan, ReplanSearch, by_worth
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.transfers import Transfers, transfers_of
@@ -66,7 +66,7 @@ class Replanner(ReplanTables):
     """Replans one job; make another one when prices or links change."""
 
     def replan(
-        self, running: Running, nodes: Sequence[Node], *, budget: int = REPLAN_BUDGET
+        self, running: RunningPlan, nodes: Sequence[PlannerNode], *, budget: int = REPLAN_BUDGET
     ) -> Replan:
         """The best of a few plans on these nodes, at least as good as dropping broken pipelines."""
         search = ReplanSearch(self, running, tuple(nodes), budget)
@@ -75,7 +75,9 @@ class Replanner(ReplanTables):
             return self.improve(running, nodes, budget=budget)
         return self._result(running, found, search)
 
-    def replan_as(self, running: Running, nodes: Sequence[Node], plan: Plan) -> Replan | None:
+    def replan_as(
+        self, running: RunningPlan, nodes: Sequence[PlannerNode], plan: Plan
+    ) -> Replan | None:
         """The better of the given plan and the survivors on these nodes; ``None``: neither fits."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
@@ -83,7 +85,7 @@ class Replanner(ReplanTables):
         return self._result(running, best, search) if best is not None else None
 
     def improve(
-        self, running: Running, nodes: Sequence[Node], *, budget: int = IMPROVE_BUDGET
+        self, running: RunningPlan, nodes: Sequence[PlannerNode], *, budget: int = IMPROVE_BUDGET
     ) -> Replan:
         """Search from the running plan and from scratch, when there is time."""
         search = ReplanSearch(self, running, tuple(nodes), budget)
@@ -120,7 +122,7 @@ class Replanner(ReplanTables):
 
     def _preferred(
         self,
-        running: Running,
+        running: RunningPlan,
         near: PlacedPlan | None,
         anew: PlacedPlan | None,
         search: ReplanSearch,
@@ -139,7 +141,7 @@ class Replanner(ReplanTables):
         )
         return taken if search.needed is not None or is_worth_it else better
 
-    def _result(self, running: Running, best: PlacedPlan, search: ReplanSearch) -> Replan:
+    def _result(self, running: RunningPlan, best: PlacedPlan, search: ReplanSearch) -> Replan:
         transfers = transfers_of(
             best.plan, search.nodes, running=running.plan, state=self.state, routes=self.routes
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from simulator.arrays import Bools, Floats
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.job import OPTIMIZER_MOMENTS
@@ -67,7 +67,9 @@ def state_of(costs: LayerCosts) -> State:
     return State(np.append(layers, shared), costs.job.max_tp)
 
 
-def held_by_node(running: Plan | None, nodes: Collection[Node], state: State) -> dict[str, Bools]:
+def held_by_node(
+    running: Plan | None, nodes: Collection[PlannerNode], state: State
+) -> dict[str, Bools]:
     """The units that each live node holds under the running plan."""
     held = {node.id: np.zeros(len(state.bytes_by_unit), dtype=np.bool_) for node in nodes}
     if running is None:
@@ -133,7 +135,9 @@ def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> f
     return found
 
 
-def devices_left(nodes: Iterable[Node], taken: Mapping[str, set[int]]) -> dict[str, list[int]]:
+def devices_left(
+    nodes: Iterable[PlannerNode], taken: Mapping[str, set[int]]
+) -> dict[str, list[int]]:
     """The free devices of each node."""
     return {
         node.id: [d for d in range(node.gpus) if d not in taken.get(node.id, ())] for node in nodes

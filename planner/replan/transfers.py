@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import (
     State,
     held_by_node,
@@ -65,7 +65,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class RestoreTransfer:
     """State that no live node holds; it comes from a replica, a snapshot or a checkpoint."""
 
     target: str
@@ -78,7 +78,7 @@ class Transfers:
     """All transfers for a new plan, and the bytes that need none."""
 
     between_nodes: tuple[Transfer, ...]
-    restored: tuple[Restore, ...]
+    restored: tuple[RestoreTransfer, ...]
     lost_layers: tuple[int, ...]
     """Layers that no live node holds."""
     own_device_bytes: float
@@ -98,7 +98,7 @@ class Transfers:
 
 
 def transfers_of(
-    plan: Plan, nodes: Sequence[Node], *, running: Plan | None, state: State, routes: Routes
+    plan: Plan, nodes: Sequence[PlannerNode], *, running: Plan | None, state: State, routes: Routes
 ) -> Transfers:
     """Choose a source for each unit that a node lacks: the cheapest; ties to the least loaded."""
     held = held_by_node(running, nodes, state)
@@ -134,7 +134,7 @@ def transfers_of(
         for (source, target), units in sorted(moves.items())
     )
     restores = tuple(
-        Restore(target, _layers(units, state), _size(units, state))
+        RestoreTransfer(target, _layers(units, state), _size(units, state))
         for target, units in sorted(restored.items())
     )
     elsewhere = sum(t.size_bytes for t in network) + sum(r.size_bytes for r in restores)
@@ -144,7 +144,7 @@ def transfers_of(
 
 
 def bytes_between_zones(
-    transfers: Transfers, nodes: Iterable[Node]
+    transfers: Transfers, nodes: Iterable[PlannerNode]
 ) -> dict[tuple[str, str], float]:
     """Bytes sent between zones, by (from, to)."""
     zone = {node.id: node.zone for node in nodes}

@@ -175,7 +175,7 @@ class CapacityLoop:
                 self._tasks.start(self._create(command.ask))
             case model.Cancel():
                 self._tasks.start(self._cancel(command.ask))
-            case model.Delete():
+            case model.DeleteInstances():
                 self._tasks.start(self._delete(command.ids))
             case model.Drain():
                 self._tasks.start(self._drain(command))

@@ -56,7 +56,7 @@ class Damaged(StorageError):  # noqa: N818 - as above
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedObject:
     """An object, by its name relative to the listed folder."""
 
     name: str
@@ -84,7 +84,7 @@ class Storage:
     def size(self, name: str) -> int:
         return int(self._tried(name, "read", lambda: self.files.size(self._path(name))))
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, folder: str) -> list[ListedObject]:
         """All objects below a folder; none if it does not exist."""
         base = self._path(folder)
         try:
@@ -94,7 +94,7 @@ class Storage:
             return []
         prefix = self.files._strip_protocol(base).rstrip("/") + "/"
         return sorted(
-            (Entry(path.removeprefix(prefix), int(about["size"] or 0))
+            (ListedObject(path.removeprefix(prefix), int(about["size"] or 0))
              for path, about in found.items() if path.startswith(prefix)),
             key=lambda entry: entry.name,
         )  # fmt: skip

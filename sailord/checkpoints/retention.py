@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agents.protocol.records import Durable, JobId, Point
 from sailord.checkpoints.manifest import folder_of
-from sailord.checkpoints.object_storage import Entry
+from sailord.checkpoints.object_storage import ListedObject
 from worker.checkpoint.manifest import PREFIX
 from worker.checkpoint.snapshot_file import point_of
 
@@ -26,7 +26,7 @@ class Folder:
     """All objects of one point."""
 
     point: Point
-    entries: tuple[Entry, ...]
+    entries: tuple[ListedObject, ...]
     """Names relative to the folder."""
 
     @property
@@ -42,15 +42,15 @@ class Folder:
         return sum(entry.bytes for entry in self.entries)
 
 
-def folders_of(entries: Iterable[Entry]) -> list[Folder]:
+def folders_of(entries: Iterable[ListedObject]) -> list[Folder]:
     """Group a job's objects by point; other files are ignored."""
-    found: dict[Point, list[Entry]] = {}
+    found: dict[Point, list[ListedObject]] = {}
     for entry in entries:
         name, slash, rest = entry.name.partition("/")
         place = point_of(name)
         if slash and place is not None:
             point = Point(place[1], place[0])
-            found.setdefault(point, []).append(Entry(rest, entry.bytes))
+            found.setdefault(point, []).append(ListedObject(rest, entry.bytes))
     return [Folder(point, tuple(found[point])) for point in sorted(found)]
 
 

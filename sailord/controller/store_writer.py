@@ -30,9 +30,9 @@ from sailord.core.model.events import (
     CheckpointCommitted,
     CommitFailed,
     GenerationWritten,
+    JobWriteRejected,
     WriteRefused,
 )
-from sailord.core.model.events import WriteRejected as JobWriteRejected
 from sailord.core.model.state import State
 from sailord.notify.outbox import Outbox, generation_opened, job_stopped
 from sailord.planning.messages import FoundPlan

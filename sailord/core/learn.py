@@ -87,7 +87,7 @@ def learn(state: State, event: events.Event) -> Step:
             state = _answer(state, event)
         case events.GenerationWritten():
             state = _recorded(state, event.record)
-        case events.WriteRejected():
+        case events.JobWriteRejected():
             if state.active is not None and state.active.job == event.job:
                 state = replace(state, active=replace(state.active, rejected=event.why))
         case events.StoreReturned():

@@ -18,7 +18,7 @@ from planner.move_policy.move_gain import pool_name
 from planner.problem.objective import Limits
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
-from planner.replan.nodes import Node, cluster_with
+from planner.replan.nodes import PlannerNode, cluster_with
 from sailord.planning.job_spec import read_job
 from sailord.planning.live_cluster import cluster_of, of_known_price
 from sailord.planning.messages import (
@@ -114,7 +114,7 @@ class _Asker:
         )
         return _Asker(job, cluster, read_ahead(measurements, job, cluster.catalogue))
 
-    def usable(self, nodes: Sequence[Node]) -> list[Node]:
+    def usable(self, nodes: Sequence[PlannerNode]) -> list[PlannerNode]:
         """Return the nodes that a plan may use: where dollars count, those of known price."""
         if not Limits(self.job.objective).needs_prices:
             return list(nodes)
@@ -123,7 +123,7 @@ class _Asker:
 
     def ask(
         self,
-        nodes: Sequence[Node] | None,
+        nodes: Sequence[PlannerNode] | None,
         *,
         goal: Goal | None = None,
         prefer: Preference = "fastest",
@@ -176,7 +176,7 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
     """
     try:
         job, pools = read_job(request.spec, begun=request.begun), request.pools
-        nodes: Sequence[Node] | None = None
+        nodes: Sequence[PlannerNode] | None = None
         if pools is None:
             file = load_cluster(request.cluster_file)
             found = load_measurements(request.profiles, catalogue=file.catalogue)
@@ -258,10 +258,10 @@ def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:
     return replace(job, objective=replace(job.objective, max_usd_per_hour=most))
 
 
-def _nodes_of(pools: Sequence[PoolSupply], which: str) -> tuple[Node, ...]:
+def _nodes_of(pools: Sequence[PoolSupply], which: str) -> tuple[PlannerNode, ...]:
     return tuple(
-        Node(f"{which}-{p.zone}-{p.machine}-{number}-{p.spot}", p.gpu, p.machine, p.zone, p.gpus,
-             p.spot)
+        PlannerNode(f"{which}-{p.zone}-{p.machine}-{number}-{p.spot}", p.gpu, p.machine, p.zone,
+                    p.gpus, p.spot)
         for p in pools
         for number in range(p.up if which == "up" else p.obtainable)
     )  # fmt: skip
@@ -304,7 +304,7 @@ def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Off
     counts = _counts(best, request)
     newcomers, before, after = Counter[str](), Counter[str](), Counter[str]()
     for pool, was, count in zip(request.pools, _counts(now, request), counts, strict=True):
-        name = pool_name(Node("", pool.gpu, pool.machine, pool.zone, pool.gpus, pool.spot))
+        name = pool_name(PlannerNode("", pool.gpu, pool.machine, pool.zone, pool.gpus, pool.spot))
         before[name] += was
         after[name] += count
         newcomers[name] += max(0, count - pool.up)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.protocol.records import NodeRecord
 from planner.problem.objective import Limits
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import placed_stages
 from sailord.planning.messages import PlanRequest
 from simulator.api import load_measurements
@@ -24,7 +24,7 @@ from simulator.spec.plan import Plan
 
 def priced_nodes(
     job: Job, request: PlanRequest, before: Plan | None
-) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+) -> tuple[tuple[PlannerNode, ...], tuple[str, ...]]:
     """The nodes that a plan may use, and why others are left out.
 
     Where dollars count, one of unknown price can only be used if the job runs on it already.
@@ -50,20 +50,22 @@ def priced_nodes(
 
 
 def of_known_price(
-    nodes: Iterable[Node], cluster: Cluster, measured: MeasuredNetwork
-) -> frozenset[Node]:
+    nodes: Iterable[PlannerNode], cluster: Cluster, measured: MeasuredNetwork
+) -> frozenset[PlannerNode]:
     """Return the nodes whose pool has a price in a file or the catalogue."""
     sites = PlaceFacts(cluster, measured)
     priced = {(p.key, p.spot) for p in cluster.pools if sites.pool_price_usd(p) is not None}
     return frozenset(node for node in nodes if (node.key, node.spot) in priced)
 
 
-def planner_node(record: NodeRecord) -> Node:
+def planner_node(record: NodeRecord) -> PlannerNode:
     """Convert a node record to the planner's node."""
-    return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
+    return PlannerNode(
+        record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot
+    )
 
 
-def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
+def cluster_of(file: Path, nodes: Sequence[PlannerNode]) -> Cluster:
     """The cluster of the file, with a pool added for each node that fits none of the file's."""
     cluster = load_cluster(file)
     known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
@@ -85,7 +87,7 @@ def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
     return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
 
 
-def _catalogue_price(cluster: Cluster, node: Node) -> float | None:
+def _catalogue_price(cluster: Cluster, node: PlannerNode) -> float | None:
     """The built-in price of a machine type that the cluster file does not list."""
     known = node.machine in cluster.catalogue.machines
     with contextlib.suppress(InputError):  # Of an unknown zone or GPU kind.

@@ -20,10 +20,10 @@ from planner.move_policy.move_gain import full_pools, offer_of, pool_name
 from planner.move_policy.spot_losses import expected_losses
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
-from planner.replan.damage import Running
+from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
 from planner.replan.nodes import (
-    Node,
+    PlannerNode,
     cluster_with,
     is_placed,
     nodes_used,
@@ -96,7 +96,7 @@ def _replanner(
     file: Path,
     profiles: Path | None,
     links: tuple[Path, int] | None,
-    kinds: tuple[Node, ...],
+    kinds: tuple[PlannerNode, ...],
     live: tuple[Correction, ...],
 ) -> Replanner:
     cluster, job = cluster_of(file, kinds), about.job()
@@ -114,7 +114,7 @@ def _replanner(
 
 
 def replanner_for(
-    request: PlanRequest, nodes: Sequence[Node], live: tuple[Correction, ...] = ()
+    request: PlanRequest, nodes: Sequence[PlannerNode], live: tuple[Correction, ...] = ()
 ) -> Replanner:
     """The replanner, cached by kinds of machines; past moves are those of this request."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
@@ -125,7 +125,7 @@ def replanner_for(
 
 
 def _live_corrections(
-    request: PlanRequest, before: Plan, nodes: Sequence[Node]
+    request: PlanRequest, before: Plan, nodes: Sequence[PlannerNode]
 ) -> tuple[Correction, ...]:
     """What the running plan's steps say of the profile, if the job has one.
 
@@ -147,7 +147,7 @@ def _running_plan(request: PlanRequest) -> Plan | None:
     return plan if is_placed(plan) else None
 
 
-def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> FoundPlan | str:
+def _from_nothing(job: Job, nodes: Sequence[PlannerNode], request: PlanRequest) -> FoundPlan | str:
     replanner = replanner_for(request, nodes)
     cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
@@ -172,7 +172,7 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
 
 
 def _from_running(
-    job: Job, nodes: Sequence[Node], before: Plan, request: PlanRequest
+    job: Job, nodes: Sequence[PlannerNode], before: Plan, request: PlanRequest
 ) -> FoundPlan | str:
     replanner, running = _tables_for(request, before)
     live = replanner.measurements.live
@@ -196,7 +196,11 @@ def _from_running(
 
 
 def _without_slow(
-    job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: PlanRequest
+    job: Job,
+    replanner: Replanner,
+    running: RunningPlan,
+    nodes: Sequence[PlannerNode],
+    request: PlanRequest,
 ) -> FoundPlan | str:
     """The best plan without the stragglers, compared with continuing at their speed.
 
@@ -225,13 +229,13 @@ def _without_slow(
     return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
 
 
-def _ran_on(before: Plan, request: PlanRequest) -> list[Node]:
+def _ran_on(before: Plan, request: PlanRequest) -> list[PlannerNode]:
     """The machines of the running plan; unknown ones are reconstructed from the plan itself.
 
     A new leader has never seen nodes that were lost before its election; they were spot nodes where
     there are any.
     """
-    known: dict[str, Node] = {record.id: planner_node(record) for record in request.ran_on}
+    known: dict[str, PlannerNode] = {record.id: planner_node(record) for record in request.ran_on}
     places = {place.node: place for _, place in placed_stages(before) if place.node is not None}
     live = [planner_node(record) for record in request.nodes]
     unknown = places.keys() - known.keys() - {node.id for node in live}
@@ -242,11 +246,11 @@ def _ran_on(before: Plan, request: PlanRequest) -> list[Node]:
         for name in sorted(unknown):
             place = places[name]
             gpus = max(place.devices, default=0) + 1
-            known[name] = Node(name, *place.key, gpus, place.key in spot)
+            known[name] = PlannerNode(name, *place.key, gpus, place.key in spot)
     return list(known.values())
 
 
-def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]:
+def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, RunningPlan]:
     """The replanner and its tables for the running plan, cached."""
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     live = _live_corrections(request, before, nodes)
@@ -261,16 +265,16 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
     return known
 
 
-_RUNNING: dict[tuple[bytes | None, tuple[Correction, ...]], tuple[Replanner, Running]] = {}
+_RUNNING: dict[tuple[bytes | None, tuple[Correction, ...]], tuple[Replanner, RunningPlan]] = {}
 """The tables of the running plan of the last request, plain and corrected."""
 
 
 def _judged(
     replanner: Replanner,
     job: Job,
-    running: Running,
+    running: RunningPlan,
     found: Replan,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     past: MoveContext,
     *,
     is_hurried: bool = False,
@@ -318,7 +322,7 @@ def _judged(
 
 
 def _completed(
-    found: FoundPlan, job: Job, nodes: Sequence[Node], request: PlanRequest
+    found: FoundPlan, job: Job, nodes: Sequence[PlannerNode], request: PlanRequest
 ) -> FoundPlan:
     """Add what does not follow from the plan alone.
 
@@ -394,7 +398,7 @@ def _warnings(
     replanner: Replanner,
     plan: Plan,
     estimate: Estimate,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlannerNode],
     past: MoveContext,
 ) -> tuple[str, ...]:
     """What losses of spot nodes cost, if they are in every pipeline."""
@@ -403,7 +407,7 @@ def _warnings(
 
 
 def _again(
-    replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[Node]
+    replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[PlannerNode]
 ) -> dict[str, Any]:
     """Predicted cost of restarting the plan on the same nodes, should a process fail."""
     state, routes = replanner.state, replanner.routes

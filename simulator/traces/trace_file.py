@@ -22,7 +22,7 @@ from simulator.traces.named_nodes import Flaw, NamedNodes
 from simulator.traces.trace import GpuCounts, NodeNames, Trace, trace_of
 
 
-class Point(NamedTuple):
+class TracePoint(NamedTuple):
     """What is up from a moment on."""
 
     at_s: float
@@ -30,7 +30,7 @@ class Point(NamedTuple):
     nodes: NodeNames
 
 
-Points = list[Point]
+Points = list[TracePoint]
 
 GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
@@ -116,7 +116,7 @@ def usable_points(
             count if names is None else len(names) * size
             for count, names, size in zip(least, nodes, sizes, strict=True)
         )
-        found.append(Point(now_s, gpus, nodes))
+        found.append(TracePoint(now_s, gpus, nodes))
     return found
 
 
@@ -174,7 +174,7 @@ class _TraceReader:
         table.text("name")
         end_s = table.number("end_s", above=0, required=self.until_s is None)
         end_s = self.until_s or end_s
-        points: Points = [Point(0.0, self.before, self.nodes.up)]
+        points: Points = [TracePoint(0.0, self.before, self.nodes.up)]
         for event in table.tables("event", required=True):
             at_s = self._time(event)
             pool = self._pool_of(event, "gpu")
@@ -191,7 +191,7 @@ class _TraceReader:
             self._flaw(event.place, self.nodes.set(pool, names, count, change))
             gpus = list(points[-1].gpus)
             gpus[pool] = count
-            points.append(Point(at_s, tuple(gpus), self.nodes.up))
+            points.append(TracePoint(at_s, tuple(gpus), self.nodes.up))
         table.finish()
         return points, end_s
 
@@ -217,7 +217,7 @@ class _TraceReader:
         # A pool that any row lists has no GPUs in rows that do not list it.
         named = {pool for _, counts, _ in rows for pool in counts}
         points: Points = [
-            Point(
+            TracePoint(
                 at_s,
                 tuple(counts.get(n, 0) if n in named else up for n, up in self._before()),
                 nodes,

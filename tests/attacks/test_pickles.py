@@ -25,7 +25,7 @@ from worker.checkpoint.other_formats.megatron import import_megatron
 from worker.checkpoint.other_formats.plain_pickle import DcpReader
 from worker.checkpoint.other_formats.torch_dcp import (
     DcpFolder,
-    Entry,
+    TensorEntry,
     write_dcp,
 )
 
@@ -94,7 +94,7 @@ def test_a_dotted_name_leads_nowhere(tmp_path):
 
 
 def test_dcp_metadata_names_no_file_outside_its_folder(tmp_path):
-    write_dcp([Entry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
+    write_dcp([TensorEntry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
     held = (tmp_path / ".metadata").read_bytes()
     (tmp_path / ".metadata").write_bytes(held.replace(b"__0_0.distcp", b"../../passwd"))
     with pytest.raises(InputError, match="names a file outside the folder"):
@@ -119,7 +119,7 @@ def test_dcp_metadata_changes_no_class_or_function(tmp_path, named):
     real = PurePosixPath if module == "pathlib" else getattr(sys.modules[module], name)
     missing = object()
     before = vars(real).get(attribute, missing)
-    write_dcp([Entry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
+    write_dcp([TensorEntry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
     held = (tmp_path / ".metadata").read_bytes()
     # Behind the two bytes of the protocol; what it leaves on the stack is taken off again.
     (tmp_path / ".metadata").write_bytes(held[:2] + CHANGES[named] + held[2:])
@@ -135,8 +135,10 @@ def test_dcp_metadata_changes_no_class_or_function(tmp_path, named):
 
 
 def test_dcp_metadata_is_read_as_torch_wrote_it(tmp_path):
-    whole = Entry(("a", "b"), (3,), lambda: torch.ones(3, dtype=torch.bfloat16), torch.bfloat16)
-    write_dcp([whole, Entry(("c",), (), lambda: BytesIO(b"x"), is_bytes=True)], tmp_path)
+    whole = TensorEntry(
+        ("a", "b"), (3,), lambda: torch.ones(3, dtype=torch.bfloat16), torch.bfloat16
+    )
+    write_dcp([whole, TensorEntry(("c",), (), lambda: BytesIO(b"x"), is_bytes=True)], tmp_path)
     own, torchs = DcpReader(tmp_path).read_metadata(), FileSystemReader(tmp_path).read_metadata()
     assert own.storage_meta is not None
     assert torchs.storage_meta is not None

@@ -191,7 +191,7 @@ class Run:
                 self.create(command.ask)
             case model.Cancel():
                 self.cancel(command.ask)
-            case model.Delete():
+            case model.DeleteInstances():
                 self.delete(command.ids)
             case model.Drain():
                 self.drained.add(command.node)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.api import plan_job
-from planner.cost_frontier import Frontier, Point, front_of, frontier, thinned
+from planner.cost_frontier import Frontier, FrontierPlan, front_of, frontier, thinned
 from planner.problem.question import Question
 from sailord.cli.main import main
 from simulator.api import Measurements, estimator
@@ -102,14 +102,14 @@ def test_unknown_prices_are_refused() -> None:
 PLAN = Plan(1, (Pipeline(1, (Stage((0, 14), 1, (Place("V100-16", "V100-16x2", FAR),)),)),))
 
 
-def points(*figures: tuple[float, float]) -> list[Point]:
+def points(*figures: tuple[float, float]) -> list[FrontierPlan]:
     return [
-        Point(PLAN, Estimate("event", s, 1, (), Money(usd, 0.0), (), "", MEASURED))
+        FrontierPlan(PLAN, Estimate("event", s, 1, (), Money(usd, 0.0), (), "", MEASURED))
         for s, usd in figures
     ]
 
 
-def figures(found: Sequence[Point]) -> list[tuple[float, float]]:
+def figures(found: Sequence[FrontierPlan]) -> list[tuple[float, float]]:
     return [(point.seconds, point.usd) for point in found]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from agents.protocol.records import Durable, Holding, JobId, NodeId, Point, Uploaded
 from sailord.checkpoints.manifest import folder_of
-from sailord.checkpoints.object_storage import Entry
+from sailord.checkpoints.object_storage import ListedObject
 from sailord.checkpoints.retention import folders_of, garbage
 from sailord.core.model.commands import CollectGarbage, WriteManifest
 from tests.sim.workers import LAYERS
@@ -80,7 +80,9 @@ class Objects:
         chain = self.line(order.durable)
         below = f"{job}/"
         names = [*self.there, *self.manifests]
-        entries = [Entry(name.removeprefix(below), 1) for name in names if name.startswith(below)]
+        entries = [
+            ListedObject(name.removeprefix(below), 1) for name in names if name.startswith(below)
+        ]
         referenced = {
             each.point: frozenset(
                 part.uri.rpartition("/")[2] for part in self.manifests[each.manifest].parts

@@ -31,7 +31,7 @@ from planner.baselines.aceso.cost import (
     AcesoStage,
 )
 from planner.baselines.shared import equal_gpus, proposals
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 
 PROMISING = 1.2
 """A configuration stays open if it is slower than the best by at most this factor."""
@@ -270,7 +270,7 @@ class AcesoPlanner:
     """Judged for each number of stages; with the hops and trials in place of a time limit."""
     name: str = "aceso"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The best plan for every number of stages and GPU kind, best first by its estimate."""
         found = []
         for fleet in equal_gpus.fleets_of(case):

@@ -33,7 +33,7 @@ from planner.baselines.shared.equal_nodes import (
 )
 from planner.baselines.shared.machines import bytes_per_s_between, bytes_per_s_within
 from planner.baselines.shared.proposals import proposal, ranked
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Plan
 
@@ -264,7 +264,7 @@ class AmpPlanner:
 
     name = "amp"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """Degrees without measured times have no estimate and come last."""
         nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
         if not nodes.places:

@@ -26,7 +26,7 @@ from planner.baselines.shared.equal_nodes import (
     whole_degrees,
 )
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.plan import Place, Plan, equal_cuts
 
@@ -150,10 +150,10 @@ class AtlasPlanner:
 
     name = "atlas"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """Layouts that cannot be expressed as a plan come last, with the reason."""
         simulator = EventEstimator(case.costs, case.network, case.sites)
-        found: list[tuple[int, Proposal]] = []
+        found: list[tuple[int, ProposedPlan]] = []
         for kind in gpu_kinds(case.cluster):
             nodes = equal_nodes(case.cluster, [kind])
             inputs = inputs_from(case, nodes, mode)

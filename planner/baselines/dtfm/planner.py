@@ -30,7 +30,7 @@ from planner.baselines.dtfm.cost import (
     Partition,
 )
 from planner.baselines.shared import equal_gpus, proposals
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from planner.problem.seeded_random import Draws
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
@@ -327,7 +327,7 @@ class DtfmPlanner:
     population: int = 10
     trials: int = 40
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The best plan of each shape and size, best first by DTFM's estimate."""
         largest = max((pool.gpus_per_machine for pool in case.cluster.pools), default=1)
         degrees = equal_gpus.tp_degrees(case, largest) if mode == "fixed" else (1,)
@@ -359,7 +359,7 @@ class DtfmPlanner:
         tp: int,
         size: int,
         mode: Mode,
-    ) -> Proposal:
+    ) -> ProposedPlan:
         own = search(
             inputs, Draws(self.seed), mode=mode, population=self.population, trials=self.trials
         )[0]

@@ -33,7 +33,7 @@ from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.graph_partition import graph_parts
 from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from planner.problem.seeded_random import Draws
 from simulator.arrays import Floats
 from simulator.layer_costs.roofline import peak_flops
@@ -220,7 +220,7 @@ class FlashFlexPlanner:
     seed: int = 0
     name: str = "flashflex"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The plans for all numbers of pipelines, best first by FlashFlex's estimate."""
         kinds = equal_gpus.fleets_of(case)
         if not kinds or case.costs.layer_count < 3:

@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
@@ -387,7 +387,7 @@ class GalvatronPlanner:
 
     name: str = "galvatron"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The plans of all kinds, best first by Galvatron's estimate."""
         found = []
         if case.costs.layer_count < 3:

@@ -25,7 +25,7 @@ from planner.baselines.shared.equal_nodes import (
     gpu_kinds,
 )
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.spec.plan import Plan, equal_cuts
 
 STATE_BYTES_PER_PARAMETER = 16
@@ -126,7 +126,7 @@ class MegatronPlanner:
 
     name = "megatron"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """The rule's plan, or nothing if none fits."""
         nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
         shape = shape_for(case, nodes, mode)

@@ -30,7 +30,7 @@ from planner.baselines.metis.cost import (
 )
 from planner.baselines.metis.groups import device_groups
 from planner.baselines.shared import equal_gpus, proposals
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 
 ATTEMPTS_MAX = 3
 """Layer partitions tried per strategy before memory counts as too small."""
@@ -158,7 +158,7 @@ class MetisPlanner:
     """Device groups tried per order of kinds and number of stages, in place of a time limit."""
     name: str = "metis"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The plans for all orders of the GPU kinds, best first by Metis' estimate."""
         kinds = equal_gpus.fleets_of(case)
         if not kinds:

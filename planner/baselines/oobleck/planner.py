@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
@@ -384,7 +384,7 @@ class OobleckPlanner:
 
     name: str = "oobleck"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The plans of all kinds and micro batch sizes, best first; both modes are the same."""
         del mode
         found = []

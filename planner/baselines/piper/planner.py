@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from planner.problem.job_options import recompute_choices
 from simulator.arrays import Floats, Ints
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -332,7 +332,7 @@ class PiperPlanner:
 
     name: str = "piper"
 
-    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> list[ProposedPlan]:
         """The plans of all kinds and micro batch sizes, best first by Piper's estimate."""
         found = []
         sizes = proposals.micro_batch_sizes(case.job)

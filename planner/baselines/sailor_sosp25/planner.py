@@ -43,7 +43,7 @@ from planner.baselines.shared.equal_gpus import (
     tp_degrees,
 )
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.arrays import Floats, prefix_sums
 from simulator.models.layers import FLOAT_BYTES
 from simulator.network.curves import Curve
@@ -202,7 +202,7 @@ class SailorPaperPlanner:
 
     name = "sailor-paper"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """Its plans, best first, by time or dollars according to the job's goal."""
         fleets = [fleet for fleet in fleets_of(case) if _kind(case, fleet, mode).seconds]
         if mode == "fixed":

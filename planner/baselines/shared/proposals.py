@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from planner.compare.interface import Proposal
+from planner.compare.interface import ProposedPlan
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
@@ -17,25 +17,27 @@ def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[
     return tuple(size for size in sorted(sizes) if job.global_batch % size == 0)
 
 
-def proposal(seconds: float, plan: Plan | str) -> Proposal:
+def proposal(seconds: float, plan: Plan | str) -> ProposedPlan:
     """A proposal of a plan, or the reason why there is none."""
-    return Proposal(seconds, None, plan) if isinstance(plan, str) else Proposal(seconds, plan)
+    return (
+        ProposedPlan(seconds, None, plan) if isinstance(plan, str) else ProposedPlan(seconds, plan)
+    )
 
 
-def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
+def ranked(proposals: Iterable[tuple[int, ProposedPlan]]) -> list[ProposedPlan]:
     """Proposals best first; ties go to fewer GPUs, then by the plan's text.
 
     Each comes with its number of GPUs, which also counts where there is no plan.
     """
 
-    def score(found: tuple[int, Proposal]) -> tuple[float, int]:
+    def score(found: tuple[int, ProposedPlan]) -> tuple[float, int]:
         return found[1].seconds, found[0]
 
-    def written(found: tuple[int, Proposal]) -> str:
+    def written(found: tuple[int, ProposedPlan]) -> str:
         plan = found[1].plan
         return found[1].why_not if plan is None else plan_text(plan)
 
-    best: list[Proposal] = []
+    best: list[ProposedPlan] = []
     for _, equals in groupby(sorted(proposals, key=score), key=score):
         alike = list(equals)
         if len(alike) > 1:  # Large plans are long to write, and ties are few.

@@ -30,7 +30,7 @@ from planner.baselines.shared.equal_nodes import (
 from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
 from planner.baselines.varuna.pipeline import Pipeline, simulate_us
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.plan import Plan, Recompute
 
@@ -167,9 +167,9 @@ class VarunaPlanner:
 
     name = "varuna"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """The plans of all kinds together, best first."""
-        found: list[tuple[int, Proposal]] = []
+        found: list[tuple[int, ProposedPlan]] = []
         for kind in gpu_kinds(case.cluster):
             nodes = equal_nodes(case.cluster, [kind])
             found += [

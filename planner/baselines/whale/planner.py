@@ -20,7 +20,7 @@ from planner.baselines.megatron.planner import shape_for
 from planner.baselines.shared.equal_gpus import recompute_of
 from planner.baselines.shared.equal_nodes import Degrees, equal_nodes, gpu_kinds
 from planner.baselines.shared.proposals import proposal
-from planner.compare.interface import Case, Mode, Proposal
+from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import MemoryModel
 from simulator.inputs.plan_check import rounded_shares
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -156,7 +156,7 @@ class WhalePlanner:
 
     name = "whale"
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """The balanced plan, or nothing if none fits."""
         shape = shape_for(case, equal_nodes(case.cluster, gpu_kinds(case.cluster)), mode)
         if shape is None:

@@ -369,7 +369,7 @@ def _delete(state: CapacityState) -> Decision:
             machines[id_] = replace(machine, deletion_at=state.now, deletions=machine.deletions + 1)
     if not due:
         return state, ()
-    return replace(state, machines=machines), (model.Delete(tuple(sorted(due))),)
+    return replace(state, machines=machines), (model.DeleteInstances(tuple(sorted(due))),)
 
 
 def _grow(state: CapacityState) -> Decision:

@@ -450,7 +450,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class DeleteInstances:
     """Delete instances by their unique numbers; idempotent."""
 
     ids: tuple[str, ...]
@@ -489,4 +489,4 @@ class Log:
     text: str
 
 
-Command = Create | Cancel | Delete | Drain | PauseJob | Tell | Log
+Command = Create | Cancel | DeleteInstances | Drain | PauseJob | Tell | Log

@@ -13,7 +13,7 @@ import click
 
 from planner.api import asked_with_spot_first, plan_job
 from planner.compare.interface import Mode
-from planner.compare.judge_all import Entry, case_of, enter
+from planner.compare.judge_all import JudgedPlanner, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.compare.sub_clusters import sub_clusters
 from planner.problem.preference import PlanEstimate, why_tied
@@ -98,7 +98,7 @@ def compare(
 class _Row:
     """A planner's answer with what its search took, and how many clusters it was asked about."""
 
-    entry: Entry
+    entry: JudgedPlanner
     search_s: float
     peak_bytes: int | None
     tried: int = 1
@@ -130,30 +130,30 @@ def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, wh
 
 def _measured_entry(
     question: Question, name: str, mode: Mode, judge: Estimator
-) -> TimedResult[Entry]:
+) -> TimedResult[JudgedPlanner]:
     """Run one planner in a process of its own; one that is killed enters with the reason."""
     begun = time.perf_counter()
     try:
         return measured(partial(_enter, question, name, mode, judge))
     except SearchKilled as error:
-        entry = Entry(name, None, None, why_not=str(error))
+        entry = JudgedPlanner(name, None, None, why_not=str(error))
         return TimedResult(entry, time.perf_counter() - begun, None)
 
 
-def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Entry:
+def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> JudgedPlanner:
     """Run one planner; one that cannot take this case enters with the reason."""
     try:
         if name != SAILOR:
             return enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
         answer = plan_job(replace(question, is_bounded=False))
     except InputError as error:
-        return Entry(name, None, None, why_not=str(error.problems[0]))
+        return JudgedPlanner(name, None, None, why_not=str(error.problems[0]))
     why_not = str(answer.problems[0]) if answer.problems else ""
     gpus = sum(pool.gpus for pool in question.cluster.pools)
-    return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not, given_gpus=gpus)
+    return JudgedPlanner(SAILOR, answer.plan, answer.estimate, why_not=why_not, given_gpus=gpus)
 
 
-def _objective(entry: Entry, goal: str) -> float:
+def _objective(entry: JudgedPlanner, goal: str) -> float:
     """What is minimised; infinite without a plan."""
     if entry.estimate is None:
         return math.inf
@@ -161,7 +161,7 @@ def _objective(entry: Entry, goal: str) -> float:
     return math.inf if value is None else value
 
 
-def _to_json(entry: Entry) -> dict[str, Any]:
+def _to_json(entry: JudgedPlanner) -> dict[str, Any]:
     estimate = entry.estimate
     found: dict[str, Any] = {
         "planner": entry.planner,
@@ -217,7 +217,7 @@ def _ties(ranked: list[_Row], goal: Goal) -> list[str]:
     ]
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: JudgedPlanner) -> list[str]:
     counts = rejected_text(entry) or "-"
     if entry.plan is None or entry.estimate is None:
         return ["-"] * 5 + [counts, "-"]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from planner.api import plan_job
-from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point
+from planner.cost_frontier import DEFAULT_POINTS, Frontier, FrontierPlan
 from planner.cost_frontier import frontier as find_frontier
 from sailord.cli.planning.estimate_text import gpus_text
 from sailord.cli.planning.question import BUDGET, exit_without_plan, read_question
@@ -98,7 +98,7 @@ def _to_json(found: Frontier, files: Sequence[Path | None], seconds: float) -> d
     return {"points": points, "search": search}
 
 
-def _point_json(point: Point, file: Path | None) -> dict[str, Any]:
+def _point_json(point: FrontierPlan, file: Path | None) -> dict[str, Any]:
     estimate = point.estimate
     return {
         "iteration_s": point.seconds,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from simulator.cluster.cluster import Cluster
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
@@ -27,7 +27,9 @@ class HostMemory:
     """The machine's whole memory; ``None``: unknown."""
 
     @classmethod
-    def of(cls, job: Job, placed: Plan, nodes: Iterable[Node], cluster: Cluster) -> HostMemory:
+    def of(
+        cls, job: Job, placed: Plan, nodes: Iterable[PlannerNode], cluster: Cluster
+    ) -> HostMemory:
         """Return it for a plan that names its nodes."""
         needs = host_memory(job, placed, {node.id: node.zone for node in nodes})
         machines = cluster.catalogue.machines

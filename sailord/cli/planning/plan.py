@@ -12,7 +12,7 @@ import click
 
 from planner.api import SPOT_FIRST, asked_with_spot_first, plan_job
 from planner.compare.interface import Mode
-from planner.compare.judge_all import Entry, case_of, enter
+from planner.compare.judge_all import JudgedPlanner, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.event_planner import SMALL_BUDGET
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
@@ -332,10 +332,11 @@ def _deadline_lines(outlook: Outlook, source: str) -> tuple[str, ...]:
     ]
     mix = outlook.mixture
     if mix is not None:
+        share = f"{mix.spot_availability:.0%}"
         net = "guaranteed" if mix.is_guaranteed else "not guaranteed: on demand alone is too slow"
         lines.append(
             f"mixture     spot while there is any, else on demand in time: ${mix.expected_usd:,.2f}"
-            f" expected\n            if spot is there {mix.spot_share:.0%} of the time{source},"
+            f" expected\n            if spot is there {share} of the time{source},"
             f" at most ${mix.most_usd:,.2f}; {net}"
         )
     return tuple(lines)
@@ -391,12 +392,12 @@ def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Pr
     return _Found(plan, estimate, document, (line,), other is not None)
 
 
-def _entered(question: Question, name: str, mode: Mode) -> Entry:
+def _entered(question: Question, name: str, mode: Mode) -> JudgedPlanner:
     judge, left = judge_of(question), question.seconds_left
     return enter(baseline(name), case_of(question), mode, judge, left)
 
 
-def _why_none(entry: Entry) -> Problem:
+def _why_none(entry: JudgedPlanner) -> Problem:
     counts = rejected_text(entry)
     proposed = f"rejected {counts}" if counts else "it proposed no plan"
     return Problem(entry.planner, f"{entry.why_not} ({proposed})", "try another planner")

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from planner.compare.judge_all import Entry
+from planner.compare.judge_all import JudgedPlanner
 from planner.problem.question import Question, Space, read_ahead
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.exit_codes import FAILED
@@ -73,7 +73,7 @@ def judge_of(question: Question) -> Estimator:
     )
 
 
-def rejected_text(entry: Entry) -> str:
+def rejected_text(entry: JudgedPlanner) -> str:
     """Return why plans of a planner's ranking were rejected, with counts; empty: none was."""
     return ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in entry.passed_over.items() if n)
 

@@ -15,7 +15,7 @@ from planner.move_policy.move_gain import offer_of
 from planner.move_policy.node_lifetimes import History
 from planner.problem.inventory import missing_price
 from planner.problem.question import read_ahead
-from planner.replan.damage import Running
+from planner.replan.damage import RunningPlan
 from planner.replan.match_nodes import MatchedNodes, match_nodes, with_pools_of
 from planner.replan.nodes import cluster_with, is_placed, lots_on, nodes_used
 from planner.replan.replanner import Replan, Replanner
@@ -103,7 +103,7 @@ def replan(
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    running: Running
+    running: RunningPlan
     found: Replan
     matched: MatchedNodes
     gone: tuple[str, ...]
@@ -121,7 +121,7 @@ def _check(old: Plan, job: Job, cluster: Cluster, matched: MatchedNodes, name: s
 
 
 def _verdict(
-    running: Running, found: Replan, matched: MatchedNodes, job: Job, life_s: float | None
+    running: RunningPlan, found: Replan, matched: MatchedNodes, job: Job, life_s: float | None
 ) -> Verdict:
     """Judge the move without a history of node lifetimes: no node counts as new."""
     offer = offer_of(

@@ -138,7 +138,7 @@ class WriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRejected:
+class JobWriteRejected:
     """The store rejects a write of this job for good: it is too long, or not permitted."""
 
     at: float
@@ -216,7 +216,7 @@ Event = (
     | PlanRefused
     | GenerationWritten
     | WriteRefused
-    | WriteRejected
+    | JobWriteRejected
     | ManifestWritten
     | CheckpointCommitted
     | CommitFailed

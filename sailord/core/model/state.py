@@ -24,7 +24,7 @@ from sailord.core.model.stragglers import Speeds, Straggler
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenQuestion:
     """An open question to the planner; training goes on meanwhile, the phase's rule waits."""
 
     request: int
@@ -154,7 +154,7 @@ class Active:
     job: JobId
     phase: Phase
     generation: GenerationRecord | None = None
-    question: Question | None = None
+    question: OpenQuestion | None = None
     """To the planner; only while the job waits, starts or runs."""
     orders: tuple[Order, ...] = ()
     """Orders of operators that are not yet carried out, in the order in which they were given."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Lost
-from sailord.core.model.state import Active, Question, State
+from sailord.core.model.state import Active, OpenQuestion, State
 from sailord.core.queries.active_job import is_rolling_back
 from sailord.core.queries.generation_record import is_first
 
@@ -123,7 +123,11 @@ def follow(
 
 
 def _asked(
-    under_way: Reconfiguring | None, before: State, after: State, active: Active, question: Question
+    under_way: Reconfiguring | None,
+    before: State,
+    after: State,
+    active: Active,
+    question: OpenQuestion,
 ) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     """Follow an open question."""
     if under_way is not None and under_way.refused_at is not None:
@@ -232,7 +236,7 @@ def _measured(state: State, active: Active) -> dict[str, float]:
 
 
 def _sign(
-    before: State, state: State, active: Active, question: Question | None
+    before: State, state: State, active: Active, question: OpenQuestion | None
 ) -> tuple[float, str]:
     """Return when the trigger was first seen, and its kind; a job that waits needs no question."""
     phase, generation = active.phase, active.generation

@@ -8,7 +8,7 @@ from sailord.core.model.commands import Command, Note
 from sailord.core.model.phases import Waiting
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
-from sailord.core.model.state import Active, Question, State
+from sailord.core.model.state import Active, OpenQuestion, State
 from sailord.core.queries.active_job import (
     is_alive,
     is_due,
@@ -77,7 +77,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             return open_next(state, active, proposal, question.reason) if is_time else WAIT
 
 
-def _ask_without(state: State, active: Active, question: Question) -> Step:
+def _ask_without(state: State, active: Active, question: OpenQuestion) -> Step:
     """Close a question of which a node is no longer usable, so that the next leaves it out."""
     rest = replace(_unanswered(active), question=None)
     if not is_alive(state, active):
@@ -118,7 +118,7 @@ def _say(state: State, active: Active, text: str) -> Step:
 
 
 def _change_or_stay(
-    state: State, active: Active, question: Question, proposal: Proposal
+    state: State, active: Active, question: OpenQuestion, proposal: Proposal
 ) -> RuleAnswer:
     """Change to the proposed plan, or keep what runs."""
     if is_rolling_back(active):

@@ -15,7 +15,7 @@ from sailord.core.model.commands import Command, GiveOrder, Note
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Waiting
 from sailord.core.model.rule import PASS, RuleAnswer, Step
-from sailord.core.model.state import Active, KeptStraggler, Question, State
+from sailord.core.model.state import Active, KeptStraggler, OpenQuestion, State
 from sailord.core.model.stragglers import Straggler
 from sailord.core.queries.active_job import is_alive
 from sailord.core.queries.straggler_queries import room_for_stragglers, undecided_stragglers
@@ -54,7 +54,7 @@ def keep_stragglers(
     return Step(replace(state, active=active), (said,))
 
 
-def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, ...]]:
+def leave_out(state: State, question: OpenQuestion) -> tuple[State, tuple[Command, ...]]:
     """Mark the stragglers that the next plan leaves out; the mark is stored."""
     marked: dict[NodeId, Node] = {}
     orders: list[Order] = []
@@ -100,7 +100,7 @@ def _issued(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command
     return replace(state, marks=marks, known_orders=known), tuple(map(GiveOrder, orders))
 
 
-def answer_to_slow(state: State, active: Active, question: Question) -> Step | None:
+def answer_to_slow(state: State, active: Active, question: OpenQuestion) -> Step | None:
     """Keep the stragglers that the question leaves out, unless a plan without them is better."""
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):

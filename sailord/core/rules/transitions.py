@@ -25,7 +25,7 @@ from sailord.core.model.phases import (
 )
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.model.state import Active, Attempts, LastQuestion, Question, State
+from sailord.core.model.state import Active, Attempts, LastQuestion, OpenQuestion, State
 from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
@@ -82,7 +82,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
     request = state.requests + 1
     deadline = state.now + state.options.plan_s
-    question = Question(request, nodes, trigger.reason, is_forced, deadline, slow=trigger.slow)
+    question = OpenQuestion(request, nodes, trigger.reason, is_forced, deadline, slow=trigger.slow)
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:

@@ -21,7 +21,7 @@ from sailord.core.model.rule import state_note
 from sailord.core.model.state import State
 from sailord.core.sharing.deal import job_to_recall, next_handover
 from sailord.core.sharing.handover import announced, begin, carry_on, joined
-from sailord.core.sharing.parts import Change, Parts, nodes_in_all, whole
+from sailord.core.sharing.parts import Parts, PartsChange, nodes_in_all, whole
 
 RECALL = "recall-"
 """Begins the ids of pauses that are not an operator's."""
@@ -29,11 +29,11 @@ NODE_ORDERS = ("preempt", "drain", "withdraw", "cordon", "uncordon", "quarantine
 Routed = Iterator[tuple[JobId | None, events.Event]]
 
 
-def decide_parts(parts: Parts, event: events.Event) -> Change:
+def decide_parts(parts: Parts, event: events.Event) -> PartsChange:
     """Return the parts after ``event``, and the commands to carry out; checks the invariants."""
     if not parts.first.options.share:
         first, commands = _decided(parts.first, event)
-        return Change(replace(parts, first=first), commands)
+        return PartsChange(replace(parts, first=first), commands)
     commands = ()
     if isinstance(event, events.Elected):
         parts = _as_stored(parts, event)
@@ -41,11 +41,11 @@ def decide_parts(parts: Parts, event: events.Event) -> Change:
         parts, told = _with_decision(parts, key, each)
         commands += told
     if parts.first.term is None:
-        return Change(Parts(parts.first), commands)
+        return PartsChange(Parts(parts.first), commands)
     for step in (_recall, _deal, announced):
         parts, told = step(parts)
         commands += told
-    return Change(parts, commands)
+    return PartsChange(parts, commands)
 
 
 def _decided(state: State, event: events.Event) -> tuple[State, tuple[Command, ...]]:
@@ -54,7 +54,7 @@ def _decided(state: State, event: events.Event) -> tuple[State, tuple[Command, .
     return after, commands
 
 
-def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Change:
+def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> PartsChange:
     """Decide in one part; one whose job has left the cluster ends."""
     before = parts.of_job(key)
     # Answers of the planner name the number of their question alone.
@@ -63,7 +63,7 @@ def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Chan
     if key is None and _has_ended(before, after):
         parts = replace(parts, too_few={})
     if key is None or after.active is not None or after.term is None:
-        return Change(parts.with_part(key, after), commands)
+        return PartsChange(parts.with_part(key, after), commands)
     others = {id_: part for id_, part in parts.others.items() if id_ != key}
     left = _back_in_line(parts, before, after.jobs[key])
     first = joined(parts.first, replace(after, jobs={key: left}))
@@ -73,7 +73,7 @@ def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Chan
     parts = replace(
         parts, first=first, others=others, recalled=parts.recalled - {key}, too_few=too_few
     )
-    return Change(parts, (WriteJob(left), state_note(left), *rest))
+    return PartsChange(parts, (WriteJob(left), state_note(left), *rest))
 
 
 def _has_ended(before: State, after: State) -> bool:
@@ -98,18 +98,18 @@ def _tells_of(command: Command, job: JobId) -> bool:
     return isinstance(command, WriteJob) and command.job.id == job
 
 
-def _recall(parts: Parts) -> Change:
+def _recall(parts: Parts) -> PartsChange:
     """Pause a job whose nodes others need, or that has no plan for them."""
     job = None if parts.handover is not None or parts.recalled else job_to_recall(parts)
     if job is None or next_handover(parts) is not None:
-        return Change(parts)
+        return PartsChange(parts)
     now, reason = parts.first.now, "there is no plan for each of the jobs beside the others"
     order = Order(f"{RECALL}{job}-{now}", "pause", job, reason=reason)
     parts = replace(parts, recalled=parts.recalled | {job})
     return _with_decision(parts, job, events.OrderGiven(now, order))
 
 
-def _deal(parts: Parts) -> Change:
+def _deal(parts: Parts) -> PartsChange:
     """Carry on with the handover, or begin the next one."""
     first = parts.first
     if parts.handover is not None:
@@ -118,10 +118,10 @@ def _deal(parts: Parts) -> Change:
         for key in parts.others.keys() - was:
             parts, told = _with_decision(parts, key, events.Ticked(first.now))
             commands += told
-        return Change(parts, commands)
+        return PartsChange(parts, commands)
     is_calm = first.now >= parts.dealt_at + first.options.additions_gather_s
     wanted = next_handover(parts) if is_calm and not parts.recalled else None
-    return Change(parts) if wanted is None else begin(parts, *wanted)
+    return PartsChange(parts) if wanted is None else begin(parts, *wanted)
 
 
 # ---- whom an event is about ---------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _routed(parts: Parts, event: events.Event) -> Routed:
         case events.GenerationWritten():
             yield _key(parts, event.record.job), event
         case (
-            events.WriteRejected()
+            events.JobWriteRejected()
             | events.ManifestWritten()
             | events.CheckpointCommitted()
             | events.CommitFailed()

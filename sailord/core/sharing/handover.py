@@ -20,20 +20,20 @@ from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.replan_triggers import few, usable
 from sailord.core.queries.timeouts import adopted_start_s, running_step_s, stop_s
-from sailord.core.sharing.parts import Change, Handover, Parts, nodes_in_all
+from sailord.core.sharing.parts import Handover, Parts, PartsChange, nodes_in_all
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def begin(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> Change:
+def begin(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Let nodes drain, to give them to this job."""
     now = parts.first.now
     parts = _marked(replace(parts, handover=Handover(to, ids, now)), ids, now)
-    return Change(parts, (Note(f"{_names(parts, ids)}: to be handed to {to}", to),))
+    return PartsChange(parts, (Note(f"{_names(parts, ids)}: to be handed to {to}", to),))
 
 
-def carry_on(parts: Parts, handover: Handover) -> Change:
+def carry_on(parts: Parts, handover: Handover) -> PartsChange:
     """Move the nodes that are free to go; end the handover if it is done, or cannot be."""
     ids = tuple(id_ for id_ in handover.nodes if _is_under_way(parts, id_))
     queued = parts.first.jobs.get(handover.to)
@@ -42,17 +42,17 @@ def carry_on(parts: Parts, handover: Handover) -> Change:
         return _taken_back(parts, handover, ids, why)
     free = tuple(id_ for id_ in ids if _is_free(parts, id_))
     if not free or (is_new and free != ids):
-        return Change(parts)
+        return PartsChange(parts)
     left = tuple(id_ for id_ in ids if id_ not in free)
     parts = replace(parts, handover=replace(handover, nodes=left) if left else None)
     parts = replace(parts, dealt_at=parts.first.now)
     told = Note(f"{_names(parts, free)}: handed to {handover.to}", handover.to)
     change = _with_new_part if is_new else _moved
     parts, commands = change(parts, handover.to, free)
-    return Change(parts, (*commands, told))
+    return PartsChange(parts, (*commands, told))
 
 
-def announced(parts: Parts) -> Change:
+def announced(parts: Parts) -> PartsChange:
     """Tell agents which nodes leave their job, so that no replica goes there any more."""
     commands: tuple[Command, ...] = ()
     handover = parts.handover
@@ -64,7 +64,7 @@ def announced(parts: Parts) -> Change:
             if job.coming != coming:
                 part, written = write_job(part, replace(job, coming=coming))
                 parts, commands = parts.with_part(key, part), (*commands, *written)
-    return Change(parts, commands)
+    return PartsChange(parts, commands)
 
 
 def joined(first: State, part: State) -> State:
@@ -127,14 +127,14 @@ def _why_kept(giver: State, since: float) -> str:
     return ""
 
 
-def _taken_back(parts: Parts, handover: Handover, ids: tuple[NodeId, ...], why: str) -> Change:
+def _taken_back(parts: Parts, handover: Handover, ids: tuple[NodeId, ...], why: str) -> PartsChange:
     now = parts.first.now
     parts = _marked(parts, ids, None)
     too_few = {**parts.too_few, handover.to: nodes_in_all(parts)}
     parts = replace(parts, handover=None, dealt_at=now, too_few=too_few)
     if not ids:
-        return Change(parts)
-    return Change(parts, (Note(f"{_names(parts, ids)}: not handed over: {why}", handover.to),))
+        return PartsChange(parts)
+    return PartsChange(parts, (Note(f"{_names(parts, ids)}: not handed over: {why}", handover.to),))
 
 
 def _is_free(parts: Parts, id_: NodeId) -> bool:
@@ -146,7 +146,7 @@ def _is_free(parts: Parts, id_: NodeId) -> bool:
     return is_stored and id_ in drained(giver)
 
 
-def _with_new_part(parts: Parts, job: JobId, ids: tuple[NodeId, ...]) -> Change:
+def _with_new_part(parts: Parts, job: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Give a queued job a part of its own, in which the rules make it the active one."""
     parts, nodes, commands = _without_nodes(parts, ids)
     first = parts.first
@@ -167,20 +167,20 @@ def _with_new_part(parts: Parts, job: JobId, ids: tuple[NodeId, ...]) -> Change:
         rollbacks=_but(first.rollbacks, job),
     )
     others = {**parts.others, job: _with_nodes(part, nodes)}
-    return Change(replace(parts, first=first, others=others), commands)
+    return PartsChange(replace(parts, first=first, others=others), commands)
 
 
-def _moved(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> Change:
+def _moved(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Move nodes to a part; each record that is written is right by itself."""
     parts, nodes, commands = _without_nodes(parts, ids)
     if to not in parts.others:
-        return Change(replace(parts, first=_with_nodes(parts.first, nodes)), commands)
+        return PartsChange(replace(parts, first=_with_nodes(parts.first, nodes)), commands)
     receiver = _with_nodes(parts.others[to], nodes)
     named = parts.others[to].jobs[to].part or ()
     kept = {id_ for id_ in named if id_ in receiver.nodes}  # Others were lost and are forgotten.
     record = replace(receiver.jobs[to], part=tuple(sorted({*kept, *nodes})))
     receiver, written = write_job(receiver, record)
-    return Change(parts.with_part(to, receiver), (*commands, *written))
+    return PartsChange(parts.with_part(to, receiver), (*commands, *written))
 
 
 def _without_nodes(

@@ -71,7 +71,7 @@ class Parts:
         return replace(self, others={**self.others, key: part})
 
 
-class Change(NamedTuple):
+class PartsChange(NamedTuple):
     """New parts, and the commands that go with them, in this order."""
 
     parts: Parts

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from planner.compare.interface import Case, Mode, Proposal
-from planner.compare.judge_all import Entry, enter
+from planner.compare.interface import Case, Mode, ProposedPlan
+from planner.compare.judge_all import JudgedPlanner, enter
 from planner.compare.registry import BASELINES, baseline, names
 from sailord.cli.main import main
 from simulator.api import Measurements, estimator, network_of
@@ -47,16 +47,16 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, *proposals: Proposal) -> None:
+    def __init__(self, *proposals: ProposedPlan) -> None:
         self.given = proposals
 
-    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+    def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         assert case.job.name == "small"
         assert mode in ("fixed", "published")
         return self.given
 
 
-def judged(case: Case, *proposals: Proposal) -> Entry:
+def judged(case: Case, *proposals: ProposedPlan) -> JudgedPlanner:
     judge = estimator("event", job=case.job, cluster=case.cluster, measurements=Measurements())
     return enter(Scripted(*proposals), case, "fixed", judge)
 
@@ -70,11 +70,11 @@ def test_the_first_plan_that_can_run_is_judged() -> None:
     ))  # fmt: skip
     entry = judged(
         case,
-        Proposal(1.0, None, "no words for it"),
-        Proposal(2.0, whole(4, 1)),
-        Proposal(3.0, whole(512, 1)),
-        Proposal(4.0, whole(4, 128)),
-        Proposal(5.0, whole(2, 256)),
+        ProposedPlan(1.0, None, "no words for it"),
+        ProposedPlan(2.0, whole(4, 1)),
+        ProposedPlan(3.0, whole(512, 1)),
+        ProposedPlan(4.0, whole(4, 128)),
+        ProposedPlan(5.0, whole(2, 256)),
     )
     counts = {k: n for k, n in entry.passed_over.items() if n}
     assert counts == {"inexpressible": 1, "not_allowed": 1, "out_of_memory": 1}
@@ -84,14 +84,14 @@ def test_the_first_plan_that_can_run_is_judged() -> None:
 
 
 def test_a_planner_without_an_estimate_of_its_own_has_no_error() -> None:
-    entry = judged(one_pool(), Proposal(float("nan"), whole(4, 2)))
+    entry = judged(one_pool(), ProposedPlan(float("nan"), whole(4, 2)))
     assert entry.plan is not None
     assert entry.own_error is None
 
 
 def test_a_planner_that_finds_nothing_says_why() -> None:
     assert judged(one_pool()).why_not == "it proposed no plan"
-    assert judged(one_pool(), Proposal(1.0, None, "uneven")).why_not == "uneven"
+    assert judged(one_pool(), ProposedPlan(1.0, None, "uneven")).why_not == "uneven"
 
 
 def with_objective(case: Case, **wanted: Any) -> Case:
@@ -99,17 +99,17 @@ def with_objective(case: Case, **wanted: Any) -> Case:
 
 
 def test_plans_that_break_a_limit_are_passed_over() -> None:
-    free = judged(one_pool(), Proposal(1.0, whole(4, 2)))
+    free = judged(one_pool(), ProposedPlan(1.0, whole(4, 2)))
     assert free.estimate is not None
-    slow = judged(one_pool(), Proposal(1.0, whole(1, 8)))
+    slow = judged(one_pool(), ProposedPlan(1.0, whole(1, 8)))
     assert slow.estimate is not None
     assert slow.estimate.iteration_s > free.estimate.iteration_s
     least = 1.001 / slow.estimate.iteration_s
     case = with_objective(one_pool(), min_iterations_per_s=least)
-    entry = judged(case, Proposal(1.0, whole(1, 8)), Proposal(2.0, whole(4, 2)))
+    entry = judged(case, ProposedPlan(1.0, whole(1, 8)), ProposedPlan(2.0, whole(4, 2)))
     assert entry.plan == whole(4, 2)
     assert entry.passed_over["beyond_limits"] == 1
-    none = judged(case, Proposal(1.0, whole(1, 8)), Proposal(2.0, None, "no words"))
+    none = judged(case, ProposedPlan(1.0, whole(1, 8)), ProposedPlan(2.0, None, "no words"))
     assert none.plan is None
     assert "min_iterations_per_s" in none.why_not, "what came closest is told, not what came last"
 
@@ -118,9 +118,9 @@ def test_proposals_rank_by_dollars_when_cost_is_the_goal() -> None:
     """By their own dollars, or by what their own seconds would cost on their GPUs."""
     two = Plan(4, (Pipeline(1, whole(4, 1).pipelines[0].stages),) * 2)
     case = with_objective(one_pool(), goal="cost")
-    assert judged(case, Proposal(1.0, two), Proposal(1.9, whole(4, 2))).plan == whole(4, 2)
-    assert judged(case, Proposal(1.0, two), Proposal(2.1, whole(4, 2))).plan == two
-    said = judged(case, Proposal(1.0, two, usd=5.0), Proposal(9.0, whole(4, 2), usd=4.0))
+    assert judged(case, ProposedPlan(1.0, two), ProposedPlan(1.9, whole(4, 2))).plan == whole(4, 2)
+    assert judged(case, ProposedPlan(1.0, two), ProposedPlan(2.1, whole(4, 2))).plan == two
+    said = judged(case, ProposedPlan(1.0, two, usd=5.0), ProposedPlan(9.0, whole(4, 2), usd=4.0))
     assert said.plan == whole(4, 2)
 
 
@@ -130,7 +130,7 @@ def test_plans_without_a_price_have_no_cost() -> None:
     cluster = Cluster((unpriced,), case.cluster.catalogue)
     case = replace(case, cluster=cluster, sites=PlaceFacts(cluster, Measurements().network))
     with pytest.raises(InputError, match="no price is known"):
-        judged(case, Proposal(1.0, whole(4, 2)))
+        judged(case, ProposedPlan(1.0, whole(4, 2)))
 
 
 def test_every_registered_name_loads_its_planner() -> None:

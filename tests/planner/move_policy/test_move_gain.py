@@ -9,8 +9,8 @@ from pathlib import Path
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import offer_of
 from planner.move_policy.node_lifetimes import History
-from planner.replan.damage import Running
-from planner.replan.nodes import Node, nodes_of
+from planner.replan.damage import RunningPlan
+from planner.replan.nodes import PlannerNode, nodes_of
 from planner.replan.replanner import Replan, Replanner
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
@@ -32,7 +32,9 @@ def plan_of(pipelines: int, *cuts: int) -> Plan:
     return Plan(4, (each,) * pipelines, together=1)
 
 
-def moved(before: Plan, after: Plan, nodes: tuple[Node, ...] = NODES) -> tuple[Running, Replan]:
+def moved(
+    before: Plan, after: Plan, nodes: tuple[PlannerNode, ...] = NODES
+) -> tuple[RunningPlan, Replan]:
     placed = REPLANNER.place(before, nodes)
     assert placed is not None
     running = REPLANNER.prepare(placed, nodes)
@@ -41,7 +43,7 @@ def moved(before: Plan, after: Plan, nodes: tuple[Node, ...] = NODES) -> tuple[R
     return running, found
 
 
-def reason_to_stay(running: Running, found: Replan, **ages: float) -> str:
+def reason_to_stay(running: RunningPlan, found: Replan, **ages: float) -> str:
     age_s = {node.id: 1e6 for node in NODES} | ages
     verdict = judge_move(
         offer_of(running, found, NODES, goal="throughput", age_s=age_s), History(), now_s=1e6

@@ -8,7 +8,7 @@ import pytest
 
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import SpotLosses, history_of, spot_losses
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate.result import Estimate, Money
 from simulator.hardware.catalogue import load_catalogue
@@ -20,11 +20,11 @@ ESTIMATE = Estimate("event", 2.0, 8, (), Money(None, 0.0), (), "", MEASURED)
 HOUR = 3600.0
 
 
-def node(name: str, *, spot: bool = True, zone: str = "a") -> Node:
-    return Node(name, "T4", "T4x4", zone, 4, spot)
+def node(name: str, *, spot: bool = True, zone: str = "a") -> PlannerNode:
+    return PlannerNode(name, "T4", "T4x4", zone, 4, spot)
 
 
-def plan_on(*pipelines: tuple[Node, ...]) -> Plan:
+def plan_on(*pipelines: tuple[PlannerNode, ...]) -> Plan:
     return Plan(
         1,
         tuple(
@@ -39,7 +39,9 @@ def plan_on(*pipelines: tuple[Node, ...]) -> Plan:
     )
 
 
-def losses(*pipelines: tuple[Node, ...], history: History | None = None) -> SpotLosses | None:
+def losses(
+    *pipelines: tuple[PlannerNode, ...], history: History | None = None
+) -> SpotLosses | None:
     nodes = sorted({n for some in pipelines for n in some})
     return spot_losses(
         plan_on(*pipelines), ESTIMATE, nodes, history or History(), now_s=0.0, down_s=10.0,

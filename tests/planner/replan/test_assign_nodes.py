@@ -13,7 +13,7 @@ import pytest
 
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.min_cost_flow import cheapest_flow
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import State, held_by_node
 from planner.replan.transfers import Routes, transfers_of
 from simulator.estimate.machine_layout import lay_out
@@ -29,8 +29,8 @@ NETWORK = Network(
 )
 
 
-def node(name: str, zone: str = ZONES[0], gpus: int = 4) -> Node:
-    return Node(name, "A100-40", "A100-40x4", zone, gpus)
+def node(name: str, zone: str = ZONES[0], gpus: int = 4) -> PlannerNode:
+    return PlannerNode(name, "A100-40", "A100-40x4", zone, gpus)
 
 
 def state(rng: random.Random) -> State:
@@ -67,7 +67,7 @@ def random_plan(
     return Plan(1, tuple(pipelines), schedule, chunks)
 
 
-def usd_of(plan: Plan, running: Plan | None, nodes: list[Node], the_state: State) -> float:
+def usd_of(plan: Plan, running: Plan | None, nodes: list[PlannerNode], the_state: State) -> float:
     """What a placed plan costs to reach, unit by unit for every device group."""
     held = held_by_node(running, nodes, the_state)
     by_id = {one.id: one for one in nodes}
@@ -89,7 +89,7 @@ def usd_of(plan: Plan, running: Plan | None, nodes: list[Node], the_state: State
     return total
 
 
-def every_placement(plan: Plan, nodes: list[Node]) -> Iterator[Plan]:
+def every_placement(plan: Plan, nodes: list[PlannerNode]) -> Iterator[Plan]:
     """Each way to give every device group a node of its zone."""
     depths = [plan.group_count(row) for row in plan.pipelines]
     groups = [(p, s) for p, depth in enumerate(depths) for s in range(depth)]
@@ -118,7 +118,7 @@ def every_placement(plan: Plan, nodes: list[Node]) -> Iterator[Plan]:
         )
 
 
-def check_devices(plan: Plan, nodes: list[Node]) -> None:
+def check_devices(plan: Plan, nodes: list[PlannerNode]) -> None:
     sizes = {one.id: one for one in nodes}
     taken = set()
     for pipeline in plan.pipelines:

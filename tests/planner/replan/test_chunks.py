@@ -17,10 +17,10 @@ from planner.api import plan_job
 from planner.problem.question import Question
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.assign_nodes import assign, with_homes
-from planner.replan.damage import Running, damage
+from planner.replan.damage import RunningPlan, damage
 from planner.replan.match_nodes import match_nodes
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
-from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.nodes import PlannerNode, nodes_of, nodes_used
 from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import Replanner
 from planner.replan.state_map import State, layers_of, placed_groups, spans_by_device
@@ -218,7 +218,7 @@ PLAIN_BYTES = state(random.Random(1)).bytes_by_unit * 0 + 1e9
 @cache
 def running_on(
     machines: int, samples: int | None = None
-) -> tuple[Replanner, Running, tuple[Node, ...]]:
+) -> tuple[Replanner, RunningPlan, tuple[PlannerNode, ...]]:
     """The exact trainer with few samples, on as many emulated nodes that it has chunks."""
     job, cluster = asked_on(machines, samples)
     answer = plan_job(Question(job, cluster, Measurements(), is_bounded=False, proves=False))
@@ -326,7 +326,7 @@ def test_any_sequence_of_changes_is_survived_with_chunks_and_without(examples: i
     moves = set()
     for number in range(max(2, examples // 6)):
         replanner, running, nodes = running_on(7, 12)
-        rng, away = random.Random(f"changes of chunks {number}"), list[Node]()
+        rng, away = random.Random(f"changes of chunks {number}"), list[PlannerNode]()
         for turn in range(12):
             nodes = change(rng, nodes, away, turn)
             answer = replanner.replan if turn % 3 else replanner.improve

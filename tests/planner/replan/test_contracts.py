@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.replan.damage import Running
-from planner.replan.nodes import Node, nodes_used, unplaced
+from planner.replan.damage import RunningPlan
+from planner.replan.nodes import PlannerNode, nodes_used, unplaced
 from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
@@ -25,8 +25,8 @@ SPOT = replace(ON_DEMAND, gpus=6, spot=True, price_usd_per_gpu_hour=5.0)
 USD = {False: 30.0, True: 10.0}
 """Price of a node per hour, on demand and spot."""
 JOB = Job("mix", build_model("gpt2", layers=4, hidden=64, heads=4, vocab=512, sequence=64), 24, 64)
-STEADY = Node("steady", *ON_DEMAND.key, 2)
-SPOTS = tuple(Node(f"spot-{n}", *SPOT.key, 2, spot=True) for n in range(3))
+STEADY = PlannerNode("steady", *ON_DEMAND.key, 2)
+SPOTS = tuple(PlannerNode(f"spot-{n}", *SPOT.key, 2, spot=True) for n in range(3))
 
 
 def replanner_for(objective: Objective, *pools: Pool) -> Replanner:
@@ -34,7 +34,7 @@ def replanner_for(objective: Objective, *pools: Pool) -> Replanner:
     return Replanner(job, Cluster(pools, load_catalogue()), Measurements())
 
 
-def pipeline_on(node: Node, micro_batches: int) -> Pipeline:
+def pipeline_on(node: PlannerNode, micro_batches: int) -> Pipeline:
     """Two stages on the two devices of a node."""
     half = len(JOB.model.layers) // 2
     cuts = ((0, half), (half, len(JOB.model.layers)))
@@ -45,13 +45,13 @@ def pipeline_on(node: Node, micro_batches: int) -> Pipeline:
     return Pipeline(micro_batches, stages)
 
 
-def running_on(replanner: Replanner, *nodes: Node) -> Running:
+def running_on(replanner: Replanner, *nodes: PlannerNode) -> RunningPlan:
     """A plan with one pipeline on each node."""
     pipelines = tuple(pipeline_on(node, JOB.global_batch // len(nodes)) for node in nodes)
     return replanner.prepare(Plan(1, pipelines), nodes)
 
 
-def usd_per_hour(found: Replan | Running) -> float:
+def usd_per_hour(found: Replan | RunningPlan) -> float:
     assert found.estimate is not None
     assert found.estimate.money.compute_usd is not None
     return found.estimate.money.compute_usd / found.estimate.iteration_s * 3600
@@ -96,7 +96,7 @@ def test_dollars_of_random_placed_plans_are_the_sum_over_their_nodes() -> None:
         usd = {(pool.zone, pool.spot): pool.price_usd_per_gpu_hour for pool in pools}
         replanner = replanner_for(Objective(), *pools)
         nodes = [
-            Node(f"node-{n}", *(pool := rng.choice(pools)).key, 2, pool.spot)
+            PlannerNode(f"node-{n}", *(pool := rng.choice(pools)).key, 2, pool.spot)
             for n in range(rng.choice([1, 2, 3, 4, 6]))
         ]
         running = running_on(replanner, *nodes)
@@ -127,7 +127,7 @@ def test_rent_is_unknown_if_a_price_is_unknown() -> None:
     assert steady.move.rent_usd is not None
 
 
-def unplaced_on(node: Node, pipelines: int) -> Plan:
+def unplaced_on(node: PlannerNode, pipelines: int) -> Plan:
     """Equal pipelines on machines like this node."""
     each = pipeline_on(node, JOB.global_batch // pipelines)
     return Plan(1, (replace(each, stages=tuple(map(unplaced, each.stages))),) * pipelines)

@@ -13,10 +13,10 @@ from planner.replan.move_cost import (
     cost_of_move,
     fetch_seconds,
 )
-from planner.replan.nodes import Node
+from planner.replan.nodes import PlannerNode
 from planner.replan.past_moves import PastMove
 from planner.replan.state_map import State
-from planner.replan.transfers import Restore, Transfer, Transfers
+from planner.replan.transfers import RestoreTransfer, Transfer, Transfers
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -28,8 +28,8 @@ NETWORK = Network(
     MeasuredNetwork(egress_usd_per_byte={ZONES: USD_PER_BYTE, ZONES[::-1]: USD_PER_BYTE}),
 )
 GB = 1e9
-NODES = [Node(f"n{i}", "A100-40", "A100-40x4", ZONES[0], 4) for i in range(40)]
-FAR = Node("far", "A100-40", "A100-40x4", ZONES[1], 4)
+NODES = [PlannerNode(f"n{i}", "A100-40", "A100-40x4", ZONES[0], 4) for i in range(40)]
+FAR = PlannerNode("far", "A100-40", "A100-40x4", ZONES[1], 4)
 FARTHER = replace(FAR, id="farther")
 STATE = State(np.array([8 * GB, 8 * GB, 0.0]), 4)
 
@@ -37,7 +37,7 @@ STATE = State(np.array([8 * GB, 8 * GB, 0.0]), 4)
 def moved(*ways: tuple[str, str, float], restored: float = 0.0) -> Transfers:
     return Transfers(
         tuple(Transfer(source, target, (0,), size) for source, target, size in ways),
-        (Restore("n3", (1,), restored),) if restored else (),
+        (RestoreTransfer("n3", (1,), restored),) if restored else (),
         (1,) if restored else (),
         0.0,
         0.0,
@@ -172,7 +172,7 @@ def test_meeting_time_grows_with_the_round_trips_between_nodes() -> None:
     assert far - near == pytest.approx(trips * (trip_s - close_s))
 
 
-def _two_stages(other: Node) -> Plan:
+def _two_stages(other: PlannerNode) -> Plan:
     places = [
         Place(node.gpu, node.machine, node.zone, node.id, (0, 1, 2, 3))
         for node in (NODES[0], other)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from planner.replan.damage import Running, template_size
-from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.damage import RunningPlan, template_size
+from planner.replan.nodes import PlannerNode, nodes_of, nodes_used
 from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import Replanner
 from simulator.api import Measurements
@@ -47,7 +47,7 @@ PLAN = Plan(
 """Two T4 are a pipeline: one of them holds micro batches of one sample, the other of two."""
 
 
-def running_on() -> tuple[Replanner, Running, tuple[Node, ...]]:
+def running_on() -> tuple[Replanner, RunningPlan, tuple[PlannerNode, ...]]:
     replanner, nodes = Replanner(JOB, CLUSTER, Measurements()), nodes_of(CLUSTER)
     placed = replanner.place(PLAN, nodes)
     assert placed is not None
@@ -89,7 +89,7 @@ def test_mixes_are_judged_in_the_smallest_size_and_in_sizes_of_their_own() -> No
 
 def test_any_changes_are_survived() -> None:
     replanner, running, nodes = running_on()
-    rng, away, kept = random.Random("own sizes"), list[Node](), 0
+    rng, away, kept = random.Random("own sizes"), list[PlannerNode](), 0
     for turn in range(12):
         nodes = change(rng, nodes, away, turn)
         found = replanner.replan(running, nodes)

@@ -18,8 +18,8 @@ from planner.api import plan_job
 from planner.problem.question import Question
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.assign_nodes import stage_is_alive
-from planner.replan.damage import Running
-from planner.replan.nodes import Node, cluster_with, is_placed, nodes_of, nodes_used
+from planner.replan.damage import RunningPlan
+from planner.replan.nodes import PlannerNode, cluster_with, is_placed, nodes_of, nodes_used
 from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import REPLAN_BUDGET, Replan, Replanner
 from simulator.api import Measurements
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GPUS_MIN = 12
 
 
-def started(case: SmallCase) -> tuple[Replanner, Running, tuple[Node, ...]] | None:
+def started(case: SmallCase) -> tuple[Replanner, RunningPlan, tuple[PlannerNode, ...]] | None:
     """A job that runs on all nodes of its cluster; ``None`` if it has no plan."""
     answer = plan_job(Question(case.job, case.cluster, case.measurements, budget=20))
     if answer.plan is None:
@@ -64,7 +64,7 @@ def case_of(seed: str, **options: object) -> SmallCase:
             return SmallCase(case.job, case.cluster, known)
 
 
-def check(found: Replan, replanner: Replanner, nodes: tuple[Node, ...]) -> None:
+def check(found: Replan, replanner: Replanner, nodes: tuple[PlannerNode, ...]) -> None:
     """Invariants of every answer with a plan."""
     plan, estimate, transfers, move = found.found
     cluster = cluster_with(replanner.cluster, nodes)
@@ -80,7 +80,7 @@ def check(found: Replan, replanner: Replanner, nodes: tuple[Node, ...]) -> None:
     assert move.seconds > 0
 
 
-def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
+def dropped(running: RunningPlan, nodes: tuple[PlannerNode, ...]) -> Plan | None:
     """The running plan without its broken pipelines, computed independently."""
     by_id = {node.id: node for node in nodes}
     kept = [
@@ -97,8 +97,8 @@ def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
 
 
 def change(
-    rng: random.Random, nodes: tuple[Node, ...], away: list[Node], number: int
-) -> tuple[Node, ...]:
+    rng: random.Random, nodes: tuple[PlannerNode, ...], away: list[PlannerNode], number: int
+) -> tuple[PlannerNode, ...]:
     """Lose a node, several, a zone, or return some under new names; ``away`` is kept up to date."""
     kind = rng.choice(["one", "one", "several", "zone", "back", "back", "all back"])
     if (kind in ("back", "all back") and away) or len(nodes) == 1:
@@ -125,7 +125,7 @@ def test_any_sequence_of_losses_and_additions_is_survived(examples: int) -> None
         if begun is None:
             continue
         replanner, running, nodes = begun
-        rng, away = random.Random(f"changes {number}"), list[Node]()
+        rng, away = random.Random(f"changes {number}"), list[PlannerNode]()
         for turn in range(20):
             nodes = change(rng, nodes, away, turn)
             found = replanner.replan(running, nodes)
@@ -374,7 +374,7 @@ def test_a_loss_that_breaks_every_pipeline_is_answered_without_a_long_search() -
     assert 1 <= found.evaluations <= REPLAN_BUDGET
 
 
-def four_by_four(together: int | None, *, machines: int) -> tuple[Replanner, Running]:
+def four_by_four(together: int | None, *, machines: int) -> tuple[Replanner, RunningPlan]:
     """The README's job as four pipelines of four stages, on the first four of some machines."""
     pool = Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 4 * machines)
     job = load_job(ROOT / "examples/opt-350m.toml")

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from planner.replan.damage import Running
-from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.damage import RunningPlan
+from planner.replan.nodes import PlannerNode, nodes_of, nodes_used
 from planner.replan.replanner import Replanner
 from simulator.api import Measurements
 from simulator.spec.job import Job
@@ -30,7 +30,7 @@ PLAN = Plan(
 )
 
 
-def running_on(job: Job) -> tuple[Replanner, Running, tuple[Node, ...]]:
+def running_on(job: Job) -> tuple[Replanner, RunningPlan, tuple[PlannerNode, ...]]:
     """The job on two of three nodes."""
     replanner, nodes = Replanner(job, cluster(24), Measurements()), nodes_of(cluster(24))
     placed = replanner.place(PLAN, nodes)

@@ -16,7 +16,7 @@ from sailord.capacity.core.model import (
     CapacityPolicy,
     CapacityRecord,
     Create,
-    Delete,
+    DeleteInstances,
     Drain,
     Log,
     RequestAnswered,
@@ -47,7 +47,7 @@ def seen(story: Story):
 def fail(story: Story, at: float) -> Story:
     """No agent registers until ``at``, and everything is deleted."""
     story.count(at, {})
-    (order,) = story.of(Delete)
+    (order,) = story.of(DeleteInstances)
     return story.see(at + 1, ended_at=dict.fromkeys(order.ids, at))
 
 
@@ -61,10 +61,10 @@ def test_until_an_agent_registers_three_instances_are_rented():
 def test_no_agent_is_late_while_agents_cannot_be_counted():
     story = rent(Story(), 1.0, 1, 2, 3).count(300.0, {})
     assert story.hear(AgentsCounted(1200.0, {})).orders == (), "the store was away"
-    assert story.count(1205.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}).of(Delete) == []
+    assert story.count(1205.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}).of(DeleteInstances) == []
     story.hear(AgentsCounted(1210.0, {}))
-    assert story.hear(AgentsCounted(2000.0, {})).of(Delete) == [], "away again"
-    assert story.count(2061.0, {}).of(Delete) == [Delete(("1", "2", "3"))]
+    assert story.hear(AgentsCounted(2000.0, {})).of(DeleteInstances) == [], "away again"
+    assert story.count(2061.0, {}).of(DeleteInstances) == [DeleteInstances(("1", "2", "3"))]
 
 
 def test_an_agent_without_all_its_gpus_proves_nothing():
@@ -131,7 +131,7 @@ def test_an_instance_that_the_provider_will_delete_is_replaced_before():
     assert [order.node for order in story.of(Drain)] == ["n1"]
     assert story.hear(Tick(end - LAST_DRAIN_S + 1)).of(Drain) == [], "ordered once"
     story.hear(AgentsCounted(end - LAST_DRAIN_S + 9, agents))
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
 
 
 def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
@@ -142,7 +142,7 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
     assert story.see(end - 3 * RETIRE_S - 1, *old).asks() == []
     assert story.see(end - 3 * RETIRE_S, *old).asks() == [(A, 1)]
     story.hear(AgentsCounted(end - 2 * RETIRE_S, agents))
-    assert story.of(Delete) == [], "unused for a moment, but not replaced yet"
+    assert story.of(DeleteInstances) == [], "unused for a moment, but not replaced yet"
     assert sum(m.is_retiring for m in story.state.machines.values()) == 2
     story.hear(Tick(end - LAST_DRAIN_S))
     assert {order.leaves_at for order in story.of(Drain)} == {end}

@@ -16,7 +16,7 @@ from sailord.capacity.core.model import (
     CapacityRecord,
     CapacityState,
     Create,
-    Delete,
+    DeleteInstances,
     Drain,
     JobProgress,
     Log,
@@ -98,7 +98,7 @@ def test_a_request_that_made_nothing_while_nobody_led_spends_no_budget():
     assert set(story.state.asks) == {FIRST}
     story.see(LATER + 120.0, EARLIER)
     assert story.state.asks == {}
-    assert (story.state.stop, story.of(Delete), story.of(PauseJob)) == ("", [], [])
+    assert (story.state.stop, story.of(DeleteInstances), story.of(PauseJob)) == ("", [], [])
     assert spent_usd(story.state) == pytest.approx((LATER + 120.0) / 500)
 
 
@@ -240,8 +240,8 @@ def test_a_spent_total_budget_stops_the_job_then_deletes_all():
     assert story.hear(Tick(3400.0)).of(PauseJob) == []
     story.hear(Tick(3430.0))
     assert len(story.of(PauseJob)) == 1
-    assert story.of(Delete) == [], "it is being saved"
-    assert story.hear(Tick(3530.0)).of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [], "it is being saved"
+    assert story.hear(Tick(3530.0)).of(DeleteInstances) == [DeleteInstances(("1",))]
     later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3540.0)
     assert later.hear(TargetSet(3541.0, {A: 1})).asks() == []
 
@@ -270,7 +270,7 @@ def running(job: str) -> JobProgress:
 def test_only_instances_with_a_request_id_are_deleted():
     story = Story().see(1.0, machine(request=""))
     story.hear(AgentsCounted(1000.0, {}))
-    assert story.see(2000.0, machine(request="")).of(Delete) == []
+    assert story.see(2000.0, machine(request="")).of(DeleteInstances) == []
     assert supply(story.state)[A] == 1
 
 
@@ -282,17 +282,20 @@ def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     needed = {depends: frozenset({"n1"})}
     story.hear(AgentsCounted(40.0, {"n1": Agent(3)}, **needed))
     assert story.of(Drain) == [Drain("n1", "it has 3 of its 4 GPUs")]
-    assert story.of(Delete) == []
+    assert story.of(DeleteInstances) == []
     story.hear(AgentsCounted(50.0, {"n1": Agent(3, is_leaving=True)}, **needed))
-    assert (story.of(Drain), story.of(Delete)) == ([], [])
+    assert (story.of(Drain), story.of(DeleteInstances)) == ([], [])
     led = Story(books=decode(CapacityRecord, encode(record_of(story.state))))
     assert led.state.machines["1"].why == "", "a new leader has not counted agents yet"
     assert (
-        led.hear(AgentsCounted(55.0, {"n1": Agent(3, is_leaving=True)}, **needed)).of(Delete) == []
+        led.hear(AgentsCounted(55.0, {"n1": Agent(3, is_leaving=True)}, **needed)).of(
+            DeleteInstances
+        )
+        == []
     )
-    assert led.hear(AgentsCounted(56.0, {"n1": Agent(3, is_leaving=True)})).of(Delete)
+    assert led.hear(AgentsCounted(56.0, {"n1": Agent(3, is_leaving=True)})).of(DeleteInstances)
     story.hear(AgentsCounted(60.0, {"n1": Agent(3, is_leaving=True)}))
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.state.machines["1"].why == "it has 3 of its 4 GPUs"
 
 
@@ -305,15 +308,17 @@ def test_a_new_leader_repeats_stored_drains():
     later, orders = decide(later, counted)
     assert orders == ()
     _, orders = decide(later, AgentsCounted(350.0, {"n1": Agent(4, is_leaving=True)}))
-    assert orders == (Delete(("1",)),)
+    assert orders == (DeleteInstances(("1",)),)
 
 
 def test_a_new_leader_deletes_nothing_before_agents_are_counted():
     story = Story(CapacityPolicy(usd_max=3.6)).see(11.0, machine())
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(3430.0))
     later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state))
-    assert later.hear(Tick(3440.0)).of(Delete) == []
-    assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(Delete) == [Delete(("1",))]
+    assert later.hear(Tick(3440.0)).of(DeleteInstances) == []
+    assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(DeleteInstances) == [
+        DeleteInstances(("1",))
+    ]
 
 
 def test_a_replacement_is_requested_at_the_notice():
@@ -337,21 +342,21 @@ def test_a_quarantined_instance_is_replaced_and_stays():
     story.hear(AgentsCounted(30.0, agents, frozenset({"n1", "n2", "n3"})))
     assert story.asks() == [(A, 1)]
     story.count(1000.0, agents, frozenset({"n1", "n2", "n3"}))
-    assert (story.of(Drain), story.of(Delete)) == ([], [])
+    assert (story.of(Drain), story.of(DeleteInstances)) == ([], [])
 
 
 def test_a_quarantined_instance_goes_once_nothing_is_wanted():
     story, agents = _one_of_four_is_out()
     story.hear(AgentsCounted(30.0, agents)).hear(TargetSet(40.0, {}))
-    assert story.count(330.0, agents).of(Delete) == []
-    assert story.count(350.0, agents).of(Delete) == [Delete(("1", "2", "3", "4"))]
+    assert story.count(330.0, agents).of(DeleteInstances) == []
+    assert story.count(350.0, agents).of(DeleteInstances) == [DeleteInstances(("1", "2", "3", "4"))]
 
 
 def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     taken = (Preemption("1", 1010.0),)
     story.see(1020.0, machine(state="preempted"), preemptions=taken)
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.asks() == [(A, 1)]
     story = Story().see(11.0, machine())
     story.see(1020.0, machine(state="preempted"), preemptions=taken)
@@ -369,7 +374,7 @@ def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
 def test_a_faulty_instance_is_deleted_and_its_pool_cools_down(agents, at):
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.count(at, agents)
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.asks() == []
     assert obtainable(story.state, A) == 0
 
@@ -379,8 +384,8 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
     assert story.asks() == [(A, 1)]
-    assert story.count(89.0, {}).of(Delete) == []
-    assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
+    assert story.count(89.0, {}).of(DeleteInstances) == []
+    assert story.hear(AgentsCounted(90.0, {})).of(DeleteInstances) == [DeleteInstances(("1",))]
 
 
 def test_an_unseen_zone_leaves_its_instances_unchanged():
@@ -410,7 +415,7 @@ def test_an_observation_that_arrives_after_a_newer_one_is_ignored():
 def test_cost_ends_at_the_time_that_the_provider_reports():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(1020.0).asks() == [(A, 1)], "another takes its place at once"
-    assert story.of(Delete) == []
+    assert story.of(DeleteInstances) == []
     assert spent_usd(story.state) == pytest.approx(1.01)
     story.see(1030.0, ended_at={"1": 1010.0})
     assert story.state.machines == {}

@@ -12,7 +12,7 @@ from sailord.capacity.core.model import (
     AgentsCounted,
     CapacityPolicy,
     CapacityState,
-    Delete,
+    DeleteInstances,
     Drain,
     PricesRead,
     TargetSet,
@@ -68,7 +68,7 @@ class Cluster:
             at = min(at + 20.0, end)
             agents, in_use = agents_of(self.now)
             self.story.hear(AgentsCounted(at, agents, in_use, holding(self.now)))
-            gone += [id_ for order in self.story.of(Delete) for id_ in order.ids]
+            gone += [id_ for order in self.story.of(DeleteInstances) for id_ in order.ids]
             self.drained += [order.node for order in self.story.of(Drain)]
         return [self.rented[int(id_)].node for id_ in gone]
 

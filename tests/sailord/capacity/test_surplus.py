@@ -11,7 +11,7 @@ from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
     CapacityPolicy,
-    Delete,
+    DeleteInstances,
     Drain,
     PricesRead,
     QuotasRead,
@@ -27,9 +27,9 @@ def test_surplus_is_deleted_after_surplus_s_unused_first():
     story = Story().see(11.0, *both).hear(TargetSet(11.0, {A: 2}))
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"})))
-    assert story.hear(TargetSet(30.0, {A: 1})).of(Delete) == []
-    assert story.hear(Tick(329.0)).of(Delete) == []
-    assert story.hear(Tick(331.0)).of(Delete) == [Delete(("1",))]
+    assert story.hear(TargetSet(30.0, {A: 1})).of(DeleteInstances) == []
+    assert story.hear(Tick(329.0)).of(DeleteInstances) == []
+    assert story.hear(Tick(331.0)).of(DeleteInstances) == [DeleteInstances(("1",))]
 
 
 def test_surplus_in_use_is_drained_then_deleted():
@@ -37,9 +37,9 @@ def test_surplus_in_use_is_drained_then_deleted():
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story.hear(Tick(320.0))
     assert [order.node for order in story.of(Drain)] == ["n1"]
-    assert story.of(Delete) == []
+    assert story.of(DeleteInstances) == []
     story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
 
 
 def _surplus_in_use(usd_per_hour_max) -> Story:
@@ -59,7 +59,7 @@ def test_surplus_in_use_that_blocks_the_target_by_cost_is_drained():
     assert story.hear(Tick(340.0)).orders == (), "the money of the first counts on"
     agents = {"n1": Agent(4, is_leaving=True), "n2": Agent(4)}
     story.hear(AgentsCounted(350.0, agents, frozenset({"n2"})))
-    assert story.of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.see(360.0, machine(2)).asks() == [(B, 1)]
     assert story.of(Drain) == []
 
@@ -76,8 +76,10 @@ def test_surplus_above_the_hourly_limit_is_deleted_at_once():
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))
-    assert story.of(Delete) == []
-    assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(Delete) == [Delete(("1",))]
+    assert story.of(DeleteInstances) == []
+    assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(DeleteInstances) == [
+        DeleteInstances(("1",))
+    ]
     story = _surplus_in_use(7.1).hear(TargetSet(30.0, {}))
     assert [order.node for order in story.of(Drain)] == ["n1", "n2"], "the whole target is there"
     story = _surplus_in_use(7.1).hear(TargetSet(30.0, {B: 1}))
@@ -105,7 +107,7 @@ def test_nothing_is_surplus_before_the_planner_has_answered():
     first.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story = Story(books=record_of(first.state)).see(100.0, machine())
     story.count(1000.0, {"n1": Agent(4)}, frozenset({"n1"}))
-    assert (story.of(Drain), story.of(Delete)) == ([], [])
+    assert (story.of(Drain), story.of(DeleteInstances)) == ([], [])
     story.hear(TargetSet(1001.0, {})).count(1400.0, {"n1": Agent(4)}, frozenset({"n1"}))
     assert story.state.machines["1"].is_drained
 

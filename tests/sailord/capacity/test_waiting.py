@@ -17,7 +17,7 @@ from sailord.capacity.core.model import (
     CapacityPolicy,
     CapacityRecord,
     Create,
-    Delete,
+    DeleteInstances,
     Drain,
     PauseJob,
     RequestAnswered,
@@ -154,7 +154,7 @@ def test_what_was_granted_before_it_could_be_withdrawn_is_deleted():
     story, id_ = waiting(1)
     story.hear(TargetSet(10.0, {})).see(20.0, machine(1, FLEX, id_, at=15.0))
     assert not story.state.asks
-    (order,) = story.hear(Tick(400.0)).of(Delete)
+    (order,) = story.hear(Tick(400.0)).of(DeleteInstances)
     assert order.ids == ("1",)
 
 
@@ -209,7 +209,7 @@ def test_what_trains_stays_until_what_waits_has_come(usd_per_hour_max):
     agents = {f"n{number}": Agent(4) for number in (1, 2)}
     story.see(11.0, machine(1), machine(2)).count(60.0, agents, frozenset(agents))
     story.hear(TargetSet(61.0, {FLEX: 2})).count(HOUR, agents, frozenset(agents))
-    assert (story.of(Drain), story.of(Delete), story.asks()) == ([], [], [])
+    assert (story.of(Drain), story.of(DeleteInstances), story.asks()) == ([], [], [])
 
 
 def test_what_trains_is_drained_once_what_waited_has_come():

@@ -21,7 +21,7 @@ from tests.sailord.checkpoints.made import SPEC, make, write_full
 from tests.worker.hf_families import language_model
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.other_formats.megatron import export_megatron, import_megatron
-from worker.checkpoint.other_formats.torch_dcp import DcpFolder, Entry, write_dcp
+from worker.checkpoint.other_formats.torch_dcp import DcpFolder, TensorEntry, write_dcp
 from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
 from worker.models.weight_files.foreign_tensors import Window, module_name
@@ -136,10 +136,10 @@ def test_masters_are_preferred_and_padding_of_the_vocabulary_is_dropped(tmp_path
         if key.endswith(("word_embeddings.weight", "output_layer.weight")):
             values = torch.cat([values, torch.ones(67, 16)])
         narrow = values if key.startswith("optimizer.") else values.bfloat16()
-        entries.append(Entry((key,), narrow.shape, lambda n=narrow: n, narrow.dtype))
+        entries.append(TensorEntry((key,), narrow.shape, lambda n=narrow: n, narrow.dtype))
         if not key.startswith("optimizer."):
             path = (f"optimizer.state.fp32_param.{key}",)
-            entries.append(Entry(path, values.shape, lambda v=values: v))
+            entries.append(TensorEntry(path, values.shape, lambda v=values: v))
     new = tmp_path / "bf16"
     write_dcp(entries, new)
     (new / "metadata.json").write_text((root / "metadata.json").read_text())
@@ -160,7 +160,7 @@ def weights_alone(tmp_path, **arguments):
     old = DcpFolder(root)
     keys = [key for key in old.stored() if not key.startswith("optimizer.")]
     shapes = {key: old.stored()[key].shape for key in keys}
-    write_dcp([Entry((k,), shapes[k], lambda k=k: old.read(k)) for k in keys], new)
+    write_dcp([TensorEntry((k,), shapes[k], lambda k=k: old.read(k)) for k in keys], new)
     (new / "metadata.json").write_text((root / "metadata.json").read_text())
     torch.save({"iteration": 10, "args": Namespace(**arguments)}, new / "common.pt")
     return new
@@ -188,7 +188,7 @@ def test_weights_that_mean_something_else_are_refused(tmp_path, arguments, said)
 
 
 def test_a_tensor_of_which_a_shard_is_missing_is_refused(tmp_path):
-    half = Entry(("w",), (2, 3), lambda: torch.ones(2, 3), window=Window((0, 0), (4, 3)))
+    half = TensorEntry(("w",), (2, 3), lambda: torch.ones(2, 3), window=Window((0, 0), (4, 3)))
     write_dcp([half], tmp_path / "half")
     with pytest.raises(InputError, match="lacks 6 of the 12 elements of w; save it anew"):
         DcpFolder(tmp_path / "half").read("w")
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
 
 
 def test_an_optimizer_sharded_by_buffers_is_refused(tmp_path):
-    flat = Entry(("optimizer.distributed.0.exp_avg",), (8,), lambda: torch.zeros(8))
+    flat = TensorEntry(("optimizer.distributed.0.exp_avg",), (8,), lambda: torch.zeros(8))
     write_dcp([flat], tmp_path / "mg")
     (tmp_path / "mg" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     with pytest.raises(InputError, match="not stored by parameter; save it with --dist-ckpt-optim"):

@@ -16,7 +16,7 @@ from agents.protocol.records import (
     Saving,
 )
 from sailord.checkpoints.catalog import Checkpoints
-from sailord.checkpoints.object_storage import Entry, Missing
+from sailord.checkpoints.object_storage import ListedObject, Missing
 from sailord.checkpoints.retention import discarded, folders_of, garbage
 from sailord.core.model.commands import CollectGarbage
 
@@ -24,7 +24,7 @@ J = JobId("j")
 
 
 def entries(*names):
-    return folders_of(Entry(name, 1) for name in names)
+    return folders_of(ListedObject(name, 1) for name in names)
 
 
 def point(generation, step):

@@ -32,7 +32,7 @@ from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.phases import Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.standing import given_up, lease_ended, probe_failed
-from sailord.core.model.state import Active, Progress, Question, State
+from sailord.core.model.state import Active, OpenQuestion, Progress, State
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -126,14 +126,16 @@ RUNNING = Running(BEGAN)
 
 
 @dataclass(frozen=True)
-class Planning(Question):
+class Planning(OpenQuestion):
     """An open question together with the phase beside which it is open."""
 
     before: Phase = RUNNING
 
     def put(self, active: Active) -> Active:
         """The job with the question open."""
-        question = Question(**{each.name: getattr(self, each.name) for each in fields(Question)})
+        question = OpenQuestion(
+            **{each.name: getattr(self, each.name) for each in fields(OpenQuestion)}
+        )
         return replace(active, phase=self.before, question=question)
 
 
@@ -220,7 +222,7 @@ def phase(of: State) -> Phase | Planning | None:
     """The job's phase, with the question that is open beside it."""
     if of.active is None or of.active.question is None:
         return None if of.active is None else of.active.phase
-    asked = {each.name: getattr(of.active.question, each.name) for each in fields(Question)}
+    asked = {each.name: getattr(of.active.question, each.name) for each in fields(OpenQuestion)}
     return Planning(**asked, before=of.active.phase)
 
 

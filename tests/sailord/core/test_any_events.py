@@ -39,6 +39,7 @@ from sailord.core.model.events import (
     Event,
     GenerationWritten,
     JobSubmitted,
+    JobWriteRejected,
     ManifestWritten,
     NodesObserved,
     OrderGiven,
@@ -48,7 +49,6 @@ from sailord.core.model.events import (
     Reported,
     StoreReturned,
     Ticked,
-    WriteRejected,
 )
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping
@@ -177,7 +177,7 @@ class Cluster:
             case ("commit", bool() as is_fine):
                 return self._commit_outcome(is_fine=is_fine)
             case ("rejected",):
-                return [WriteRejected(self.now, JOB, "a transaction of 2000000 bytes")]
+                return [JobWriteRejected(self.now, JOB, "a transaction of 2000000 bytes")]
             case ("store returned",):
                 return [StoreReturned(self.now)]
             case _:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from agents.protocol.records import GenerationRecord
 from sailord.core import decide
-from sailord.core.model.events import NodesObserved, OrderGiven, PlanFound, Ticked, WriteRejected
+from sailord.core.model.events import JobWriteRejected, NodesObserved, OrderGiven, PlanFound, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Stopping
 from sailord.core.model.rule import Step
@@ -69,7 +69,7 @@ RARE = (
         PlanFound(NOW, QUESTION.request, proposal(A)),
     ),
     (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("resume"))),
-    (state(OPENING), WriteRejected(NOW, JOB, "it is too long")),
+    (state(OPENING), JobWriteRejected(NOW, JOB, "it is too long")),
     (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("cancel"))),
 )
 """Transitions that random histories hardly reach."""

@@ -10,7 +10,7 @@ from agents.protocol.records import JobId
 from sailord.core import invariants
 from sailord.core.decide import decide
 from sailord.core.model.commands import AbortGeneration, WriteGeneration, WriteJob
-from sailord.core.model.events import Elected, GenerationWritten, WriteRejected
+from sailord.core.model.events import Elected, GenerationWritten, JobWriteRejected
 from sailord.core.model.phases import Closing, Held, Phase, Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
@@ -35,7 +35,7 @@ from tests.sailord.core.states import (
     state,
 )
 
-TOO_LONG = WriteRejected(NOW, JOB, "a transaction of 2000000 bytes")
+TOO_LONG = JobWriteRejected(NOW, JOB, "a transaction of 2000000 bytes")
 
 
 @pytest.mark.parametrize("of", [OPENING, STOPPING, STARTING, Running(BEGAN), FROM_NOTHING])

@@ -19,7 +19,7 @@ from sailord.config import load_config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.loop import build_controller
 from sailord.core.model.commands import WriteJob
-from sailord.core.model.events import WriteRejected
+from sailord.core.model.events import JobWriteRejected
 from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.processes import until, wait_until
@@ -59,7 +59,7 @@ def test_rejected_write_is_dropped_with_what_follows_for_its_job(tmp_path):
         for job in (too_long, JOB, OTHER):
             controller.writer.put(term, WriteJob(job))
         _, event = await controller.inbox.next_event()
-        assert isinstance(event, WriteRejected)
+        assert isinstance(event, JobWriteRejected)
         assert (event.job, "a transaction of" in event.why) == (JOB.id, True)
         await until(controller.writer._writes.empty)
         while await store.get(keys.state(OTHER.id)) is None:

@@ -10,7 +10,7 @@ from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
-    Delete,
+    DeleteInstances,
     Observed,
     PricesRead,
     TargetSet,
@@ -55,7 +55,7 @@ def test_a_listed_host_costs_from_the_start_and_is_never_deleted():
     assert spent_usd(story.state) == pytest.approx(2.0), "both, since the moment 10"
     # One never registers, one falls silent: a person has to see to both.
     for at in (1100.0, 5000.0):
-        assert story.hear(AgentsCounted(at, {})).of(Delete) == []
+        assert story.hear(AgentsCounted(at, {})).of(DeleteInstances) == []
     assert set(story.state.machines) == {"a", "b"}
 
 

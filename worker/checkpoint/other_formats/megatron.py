@@ -29,7 +29,7 @@ from worker.checkpoint.other_formats.convert import (
     require_adam,
 )
 from worker.checkpoint.other_formats.plain_pickle import load_with_stubs
-from worker.checkpoint.other_formats.torch_dcp import DcpFolder, Entry, write_dcp
+from worker.checkpoint.other_formats.torch_dcp import DcpFolder, TensorEntry, write_dcp
 from worker.models.weight_files.foreign_tensors import ForeignTensor, StoredTensor
 from worker.models.weight_files.megatron_names import (
     LINEARS,
@@ -68,24 +68,24 @@ def export_megatron(state: SavedState, config: Mapping[str, Any] | None, out: Pa
         (folder / _LATEST).write_text(str(progress.step), encoding="ascii")
 
 
-def _entries(state: SavedState, tensors: Sequence[ForeignTensor]) -> Iterator[Entry]:
+def _entries(state: SavedState, tensors: Sequence[ForeignTensor]) -> Iterator[TensorEntry]:
     for kind, prefix in enumerate(("", *(f"{_STATE}{moment}." for moment in MOMENTS))):
         for each in tensors:
 
             def read(tensor: ForeignTensor = each, kind: int = kind) -> Tensor:
                 return state.foreign(tensor, kind)
 
-            yield Entry((prefix + each.name,), each.shape, read, window=each.window)
+            yield TensorEntry((prefix + each.name,), each.shape, read, window=each.window)
 
 
-def _extra_states(layers: int) -> Iterator[Entry]:
+def _extra_states(layers: int) -> Iterator[TensorEntry]:
     """Yield the empty states that Megatron's linear layers expect."""
     buffer = io.BytesIO()
     torch.save([None], buffer)
     for name in LINEARS:
         for number in range(layers):
             key = f"decoder.layers.{name}._extra_state/shard_{number}_{layers}"
-            yield Entry((key,), (), lambda: buffer, is_bytes=True)
+            yield TensorEntry((key,), (), lambda: buffer, is_bytes=True)
 
 
 def _common(state: SavedState) -> dict[str, Any]:

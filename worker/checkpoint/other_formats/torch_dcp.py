@@ -57,7 +57,7 @@ MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor to be written: its path in the state dict, its form, and how to read it."""
 
     path: tuple[str, ...]
@@ -74,7 +74,7 @@ class Entry:
         return ".".join(self.path)
 
 
-def write_dcp(entries: Sequence[Entry], folder: Path) -> None:
+def write_dcp(entries: Sequence[TensorEntry], folder: Path) -> None:
     """Write the tensors of a state dict; each is read when its turn comes."""
     planner = _LazyPlanner(entries)
     with _alone():
@@ -105,7 +105,7 @@ class _StreamWriter(FileSystemWriter):
 class _LazyPlanner(DefaultSavePlanner):
     """Plans to write tensors that are not in memory."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[TensorEntry]) -> None:
         super().__init__()
         self._entries = {_index_of(entry): entry for entry in entries}
 
@@ -121,13 +121,13 @@ class _LazyPlanner(DefaultSavePlanner):
         return found.view(write_item.tensor_data.chunk.sizes)
 
 
-def _index_of(entry: Entry) -> MetadataIndex:
+def _index_of(entry: TensorEntry) -> MetadataIndex:
     if entry.is_bytes:
         return MetadataIndex(entry.key)
     return MetadataIndex(entry.key, _region(entry.shape, entry.window).offsets)
 
 
-def _write_item(index: MetadataIndex, entry: Entry) -> WriteItem:
+def _write_item(index: MetadataIndex, entry: TensorEntry) -> WriteItem:
     if entry.is_bytes:
         return WriteItem(index, WriteItemType.BYTE_IO)
     size = entry.shape if entry.window is None else entry.window.stored_shape
@@ -266,15 +266,15 @@ def state_entries(
     *,
     dtype: torch.dtype,
     updates: int,
-) -> list[Entry]:
+) -> list[TensorEntry]:
     """Return the entries of the state dict of a module and its optimizer."""
-    found = [Entry(("model", t.name), t.shape, _later(read, t, 0), dtype) for t in tensors]
+    found = [TensorEntry(("model", t.name), t.shape, _later(read, t, 0), dtype) for t in tensors]
     for tensor in tensors:
         at = ("optimizer", "state", tensor.name)
-        found.append(Entry((*at, "step"), (), lambda: torch.tensor(float(updates))))
+        found.append(TensorEntry((*at, "step"), (), lambda: torch.tensor(float(updates))))
         for number, kind in enumerate(kinds, start=1):
             values = _later(read, tensor, number)
-            found.append(Entry((*at, kind), tensor.shape, values, dtype))
+            found.append(TensorEntry((*at, kind), tensor.shape, values, dtype))
     return found
 
 

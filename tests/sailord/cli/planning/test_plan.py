@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from planner.api import SPOT_FIRST, plan_job
 from planner.compare.registry import BASELINES
-from planner.move_policy.deadline_outlook import spot_share
+from planner.move_policy.deadline_outlook import spot_availability
 from planner.problem.question import STOPPED, Answer, Question
 from sailord.cli.main import main
 from sailord.cli.planning.host_memory import HostMemory
@@ -355,8 +355,8 @@ def test_a_mixture_counts_on_the_spot_machines_of_the_trace(tmp_path: Path) -> N
     )
     points = [(0.0, (2, 2)), (100.0, (2, 1)), (300.0, (2, 0))]
     past = trace_of("past", iter(points), 400.0)
-    assert spot_share(past, pools) == pytest.approx((2 * 100 + 200) / 2 / 400)
-    assert spot_share(past, pools[:1]) == 0
+    assert spot_availability(past, pools) == pytest.approx((2 * 100 + 200) / 2 / 400)
+    assert spot_availability(past, pools[:1]) == 0
     due = datetime.now(UTC) + timedelta(minutes=10)
     objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
     text = "".join(
