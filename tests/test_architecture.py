@@ -98,7 +98,8 @@ WINGS: dict[str, dict[str, str]] = {
         "work": "core rpc daemon",
         "workers": "core rpc daemon worker.layout worker.plain_file worker.spec_protocol",
         "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file "
-        "worker.checkpoint.fetch worker.checkpoint.reader worker.plain_file",
+        "worker.checkpoint.free_space worker.checkpoint.fetch worker.checkpoint.reader "
+        "worker.plain_file",
         ".": "links devices cloud work workers snapshots store",
     },
     "sailord": {
@@ -167,6 +168,7 @@ TORCH_FREE = (
     "worker.layout.tensor_table",
     "worker.checkpoint.capacity_check",
     "worker.checkpoint.compatibility",
+    "worker.checkpoint.free_space",
     "worker.checkpoint.manifest",
     "worker.checkpoint.placement",
     "worker.checkpoint.snapshot_file",

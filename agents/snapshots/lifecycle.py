@@ -22,7 +22,7 @@ from agents.snapshots.memory import SnapshotFile, SnapshotMemory, delete
 from agents.snapshots.replication import Replicator
 from agents.snapshots.upload import Uploader
 from simulator.documents.problems import InputError, Problem
-from worker.checkpoint import snapshot_file
+from worker.checkpoint import free_space, snapshot_file
 
 POINTS_LINKED = 2
 """Points whose files may wait for the durable store; more would fill the memory in an outage. A
@@ -127,7 +127,7 @@ class SnapshotLifecycle:
 
     def free_bytes(self) -> int:
         """Return how many bytes are free for snapshots."""
-        return snapshot_file.free_bytes(self.memory.folder)
+        return free_space.free_bytes(self.memory.folder)
 
     def report(self, job: JobId) -> None:
         """Report which snapshots of a job this node holds."""
@@ -190,7 +190,7 @@ class SnapshotLifecycle:
             job, point, _ = name
             text = (
                 f"step {point.step} is not uploaded: the next snapshot needed "
-                f"{snapshot_file.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
+                f"{free_space.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
                 "system, or check why the store takes no uploads"
             )
             self._set_trouble(job, "room", text)

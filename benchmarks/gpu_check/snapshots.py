@@ -11,9 +11,10 @@ from typing import Any
 
 from benchmarks.gpu_check.model import llama_job, trainer_for
 from benchmarks.gpu_check.setting import Setting, SkippedError, finish
+from worker.checkpoint.free_space import free_bytes
 from worker.checkpoint.load_state import bit_sums
 from worker.checkpoint.placement import state_shape
-from worker.checkpoint.snapshot_file import NoRoomError, free_bytes
+from worker.checkpoint.snapshot_file import NoRoomError
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, SnapshotTarget
 from worker.distributed.single_rank import SingleRankTransport
 from worker.training.snapshot_hook import NoSnapshots

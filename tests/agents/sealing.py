@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import xxhash
+
 from worker.checkpoint import snapshot_file
 
 MOMENTS = 2
@@ -56,3 +58,9 @@ def write_snapshot(
         os.pwrite(file.fileno(), snapshot_file.head_bytes(header), 0)
     (folder / f".{rank}.new").rename(folder / header.file_name)
     return header
+
+
+def head_of(text: bytes) -> bytes:
+    """Return the beginning of a sealed file whose header is this text, whatever it is."""
+    digest = xxhash.xxh3_128_digest(text)
+    return snapshot_file.PRELUDE.pack(snapshot_file.MAGIC, len(text), digest) + text

@@ -16,8 +16,9 @@ from pathlib import Path
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
+from worker.checkpoint.free_space import free_bytes, in_mib
 from worker.checkpoint.placement import SnapshotPlacement, placement_of, state_bytes
-from worker.checkpoint.snapshot_file import NoRoomError, free_bytes, in_mib
+from worker.checkpoint.snapshot_file import NoRoomError
 from worker.layout.tensor_table import holdings_for
 
 LEFT_BEHIND = 2

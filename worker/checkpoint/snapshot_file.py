@@ -18,14 +18,14 @@ import hashlib
 import json
 import os
 import struct
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import xxhash
 
+from worker.checkpoint.free_space import free_bytes, in_mib
 from worker.layout.rank_layout import TIED
 from worker.plain_file import open_plain
 from worker.types import LogicalTensor
@@ -41,6 +41,8 @@ ANY_NODE = ""
 """The buddy of a piece for which no node of the plan qualifies: any other registered node."""
 _PIECE_ALIGN = 64
 _CHUNK_BYTES = 1 << 20
+HEAD_BYTES_MAX = 1 << 28
+"""Far beyond any header: a longer one is a damaged length, which no reader may allocate."""
 _SPARE_BYTES = 512
 """Spare bytes for numbers in the header that grow until it is written."""
 
@@ -205,6 +207,7 @@ def head_bytes(header: Header) -> bytes:
     text = _encode(header)
     start = min((piece.offset for piece in header.pieces), default=ALIGN)
     assert PRELUDE.size + len(text) <= start, "the header overlaps the body"
+    assert len(text) <= HEAD_BYTES_MAX, "no reader takes a header of this length"
     return PRELUDE.pack(MAGIC, len(text), xxhash.xxh3_128_digest(text)) + text
 
 
@@ -223,6 +226,8 @@ def head_length(data: bytes | bytearray, *, name: str) -> int:
         raise SnapshotError(f"{name} is not sealed: its writer did not finish")
     if magic != MAGIC:
         raise SnapshotError(f"{name} is not a snapshot, or has another format version")
+    if length > HEAD_BYTES_MAX:
+        raise SnapshotError(f"{name} is damaged: its header cannot have {length:,} bytes")
     return PRELUDE.size + int(length)
 
 
@@ -234,7 +239,11 @@ def parse_head(data: bytes | bytearray, *, name: str) -> Header:
     text = data[PRELUDE.size : end]
     if xxhash.xxh3_128_digest(text) != PRELUDE.unpack_from(data)[2]:
         raise SnapshotError(f"{name} is damaged: the checksum of its header does not match")
-    return header_from(json.loads(text), name=name)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{name} has an invalid header ({error})") from None
+    return header_from(document, name=name)
 
 
 def header_from(document: Any, *, name: str) -> Header:
@@ -244,6 +253,9 @@ def header_from(document: Any, *, name: str) -> Header:
         progress = progress_of(document["progress"])
         flat = {name: each for name, each in document.items() if name in _FIELDS}
         header = Header(**flat, progress=progress, pieces=pieces)
+        _check_types([header])
+        _check_types([progress])
+        _check_types(pieces)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise SnapshotError(f"{name} has an invalid header ({error})") from None
     if header.format != FORMAT:
@@ -266,6 +278,23 @@ def header_document(header: Header) -> dict[str, Any]:
 _FIELDS = tuple(name for name in Header.__slots__ if name not in ("progress", "pieces"))
 _PIECE_FIELDS = tuple(Piece.__slots__)
 _PROGRESS_FIELDS = tuple(SavedProgress.__slots__)
+_KINDS: dict[type, dict[str, Any]] = {
+    kind: {
+        name: (int, float) if hint is float else get_args(hint) or hint
+        for name, hint in get_type_hints(kind).items()
+        if name != "pieces"
+    }
+    for kind in (Header, SavedProgress, Piece)
+}
+
+
+def _check_types(records: Sequence[Header | SavedProgress | Piece]) -> None:
+    """Raise ``TypeError`` for a field of another type: a script may have written the file."""
+    for name, kind in _KINDS[type(records[0])].items() if records else ():
+        for record in records:
+            value = getattr(record, name)
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} is {value!r:.40}")
 
 
 def _encode(header: Header) -> bytes:
@@ -404,44 +433,6 @@ def no_room(folder: Path, size: int) -> str:
     """Return a message with the needed and the free bytes."""
     free = free_bytes(folder)
     return f"{in_mib(size)} are needed for snapshots, and {in_mib(free)} are free"
-
-
-def in_mib(size: int) -> str:
-    """Format a number of bytes in MiB."""
-    return f"{size / 2**20:,.1f} MiB"
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that may still be written to a folder, which need not exist yet.
-
-    For a folder in memory this is at most the machine's available memory, whatever its limit.
-    """
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    left = os.statvfs(folder)
-    free = left.f_bavail * left.f_frsize
-    if not _is_in_memory(folder):
-        return free
-    available = _memory_available()
-    return available if left.f_blocks == 0 else min(free, available)
-
-
-def _is_in_memory(folder: Path) -> bool:
-    device = folder.stat().st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split()[2] == name:
-            return system.split()[0] in {"tmpfs", "ramfs"}
-    return False
-
-
-def _memory_available() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return sys.maxsize
 
 
 def partial_header(header: Header, keys: Iterable[tuple[int, int]]) -> Header:

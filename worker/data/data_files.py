@@ -67,17 +67,20 @@ def check_identity(now: str, before: str) -> None:
     """Raise ``InputError`` if files are not those of the state that training goes on from."""
     if not before or now == before:
         return
-    files, were = now.split("\n"), before.split("\n")
-    changed = [each for each in files if each not in were] or were
-    name = changed[0].rpartition(" ")[0].rpartition(" ")[0]
+    files, were = now.splitlines(), before.splitlines()
+    changed = [each for each in files if each not in were]
+    missing = [each for each in were if each not in files]
+    name, _, _ = _parts((changed or missing or were)[0])
     sizes = [
         next((f"{int(size):,} bytes" for each, size, _ in map(_parts, found) if each == name), "")
         for found in (files, were)
     ]
     what = "is not the file that the job was trained on so far"
-    if sizes[0] != sizes[1]:
-        what += f": it has {sizes[0] or 'no content'}, and had {sizes[1] or 'another name'}"
-    raise InputError(Problem(name or "[data]", what, _CURE))
+    if not sizes[0]:
+        what = "is a file that the job was trained on so far, and is none of its data now"
+    elif sizes[0] != sizes[1]:
+        what += f": it has {sizes[0]}, and had {sizes[1] or 'another name'}"
+    raise InputError(Problem(name, what, _CURE))
 
 
 def _parts(identity: str) -> tuple[str, str, str]:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
@@ -114,9 +118,23 @@ class _Tried:
 
     def __getitem__(self, micro: Micro) -> Samples | str:
         try:
-            return self.source.batch(*micro)
+            samples = self.source.batch(*micro)
+            _Sent(io.BytesIO()).dump(samples)
+            return samples
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+
+
+class _Sent(ForkingPickler):
+    """The pickler of the processes' queue, whose thread drops what it cannot pickle and goes on.
+
+    What it always can, and may be large, is passed over.
+    """
+
+    def persistent_id(self, value: Any) -> str | None:
+        if type(value) is Tensor and value.is_leaf and value.layout is torch.strided:
+            return "tensor"
+        return "array" if type(value) is np.ndarray and not value.dtype.hasobject else None
 
 
 def _as_it_is(samples: Any) -> Any:

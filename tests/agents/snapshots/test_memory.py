@@ -23,7 +23,7 @@ from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
 from agents.snapshots.partial_file import read_pieces
 from agents.snapshots.readers import Readers
 from tests.agents.grants import reader
-from tests.agents.sealing import write_snapshot
+from tests.agents.sealing import head_of, write_snapshot
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.reader import Reader
 
@@ -55,9 +55,20 @@ def test_a_starting_agent_finds_only_sealed_files(tmp_path):
     with (tmp_path / "job" / "1-40" / damaged).open("r+b") as file:
         file.seek(60)
         file.write(b"!")
+    damaged = write_snapshot(tmp_path, step=50).file_name
+    with (tmp_path / "job" / "1-50" / damaged).open("r+b") as file:
+        file.seek(8 + 5)
+        file.write(b"\x01")  # Its header would have 2^40 bytes.
+    for number, text in enumerate([b"no JSON", b'{"pieces": [], "progress": {}, "job": []}']):
+        folder = tmp_path / "job" / f"1-6{number}"
+        folder.mkdir()
+        (folder / "0.snap").write_bytes(head_of(text))
+        (tmp_path / ".held").mkdir(exist_ok=True)
+        (tmp_path / ".held" / f"job.1.6{number}.0").write_bytes(head_of(text))
     changed: list[JobId] = []
     memory = SnapshotMemory(tmp_path, changed.append)
     memory.open()
+    assert list(memory.linked()) == []
     assert memory.sealed(JOB) == (Sealed(Point(10, 1), (Holding(0, 0, 3), Holding(1, 1, 2))),)
     assert memory.jobs() == {"job", "other"}
     assert set(changed) == {"job", "other"}

@@ -114,6 +114,30 @@ def test_checkpoint_that_retention_deletes_while_it_is_read_is_not_called_damage
     assert "sailorctl checkpoint pin j STEP" in done.output
 
 
+def test_restore_falls_back_where_one_bit_of_a_headers_length_is_wrong(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    flip(object_of(tmp_path, 20), 8 + 5)  # 2^40 bytes more.
+    found = check(tmp_path, second.durable)
+    assert (found.found, found.is_away) == (first.durable, False)
+    assert "0-n0.1.snap is damaged: its header cannot have" in found.why
+
+
+def test_nothing_is_read_beyond_the_end_of_an_object(tmp_path, monkeypatch):
+    first, second = chain(tmp_path, 10, 20)
+    flip(object_of(tmp_path, 20), 8 + 2)  # 2^16 bytes more.
+    read = LocalFileSystem.cat_file
+
+    def refusing(self, path, start=None, end=None, **more):
+        if start and start >= self.size(path):
+            raise OSError("InvalidRange")
+        return read(self, path, start=start, end=end, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", refusing)  # As buckets are.
+    found = check(tmp_path, second.durable)
+    assert (found.found, found.is_away) == (first.durable, False)
+    assert "0-n0.1.snap is truncated" in found.why
+
+
 def test_checkpoint_of_another_job_is_skipped(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     manifest, _ = manifest_bytes(replace(second.manifest, job=JobId("other")))

@@ -86,7 +86,7 @@ def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
     """Measured on a small tmpfs, one without a limit, and a disk."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from worker.checkpoint.snapshot_file import free_bytes\n"
+        "from worker.checkpoint.free_space import free_bytes\n"
         "print(*(free_bytes(Path(name)) for name in sys.argv[1:]))"
     )
     names = [tmp_path / name for name in ("small", "vast")]

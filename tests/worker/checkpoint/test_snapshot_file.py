@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents import sealing
 from tests.worker.control.fake_agents import write_copy
 from worker.checkpoint import snapshot_file
 from worker.types import LogicalTensor
@@ -137,6 +138,51 @@ def test_damaged_header_is_refused(tmp_path, seed):
     content[draw.randrange(end)] ^= 1 << draw.randrange(8)
     found.path.write_bytes(content)
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_flipped_bit_of_the_headers_length_is_refused(tmp_path, bit):
+    found = write(tmp_path, header_of(10, 20))
+    content = bytearray(found.path.read_bytes())
+    content[8 + bit // 8] ^= 1 << bit % 8
+    found.path.write_bytes(content)
+    assert list(snapshot_file.sealed_files(found.path.parent)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"no JSON", b"\xff", b"[" * 100_000, b"[]", b"{}"),
+        *(b'{"pieces": 3, "progress": {}}', b'{"pieces": [3], "progress": {}}'),
+    ],
+    ids=["no JSON", "no text", "deep", "list", "empty", "no pieces", "no rows"],
+)
+def test_header_with_a_valid_checksum_that_is_none_is_refused(tmp_path, text):
+    path = tmp_path / "0.snap"
+    path.write_bytes(sealing.head_of(text))
+    assert list(snapshot_file.sealed_files(tmp_path)) == []
+    with pytest.raises(snapshot_file.SnapshotError, match=r"0\.snap has an invalid header"):
+        snapshot_file.read_header(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"job": ["j1"]}, {"step": "7"}, {"rank": None}, {"format": []}, {"progress": {"step": "7"}}]
+    + [{"pieces": {number: value}} for number, value in enumerate(["0", None, [], 0.5, 8, 0, 5])],
+    ids=str,
+)
+def test_header_with_a_field_of_another_type_is_refused(wrong):
+    document = snapshot_file.header_document(header_of(10, 20))
+    name, value = next(iter(wrong.items()))
+    if name == "progress":
+        document[name] |= value
+    elif name == "pieces":
+        number, part = next(iter(value.items()))
+        document[name][1][number] = part
+    else:
+        document[name] = value
+    with pytest.raises(snapshot_file.SnapshotError, match=r"x has an invalid header"):
+        snapshot_file.header_from(document, name="x")
 
 
 def test_copy_has_the_requested_pieces(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,6 +242,40 @@ def test_invalid_images_are_reported(tmp_path):
     assert "the model's images are (3, 16, 16)" in problem_of(images_job(), tmp_path)
     np.save(tmp_path / "images.npy", np.zeros((6, 3, 16, 16)))
     assert "bytes or 32-bit floats" in problem_of(images_job(), tmp_path)
+
+
+def png_of(*chunks: tuple[bytes, bytes]) -> bytes:
+    """Return an image file of these chunks."""
+    parts = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    ]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *parts])
+
+
+def png_size(pixels: int) -> tuple[bytes, bytes]:
+    """Return the first chunk of a square image."""
+    return b"IHDR", struct.pack(">IIBBBBB", pixels, pixels, 8, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([png_size(20_000), (b"IDAT", b"")], "Image size (400000000 pixels) exceeds limit"),
+        (
+            [png_size(8), (b"zTXt", b"x\0\0" + zlib.compress(bytes(2**21))), (b"IDAT", b"")],
+            "Decompressed data too large",
+        ),
+    ],
+    ids=["too large", "text too large"],
+)
+def test_image_that_pillow_does_not_read_is_named(tmp_path, chunks, said):
+    pytest.importorskip("PIL.Image")
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    (tmp_path / "pets" / "cat" / "0.png").write_bytes(png_of(*chunks))
+    told = problem_of(images_job("pets", None), tmp_path)
+    assert f"cat/0.png cannot be read as an image: {said}" in told
+    assert "remove or replace it" in told
 
 
 def test_image_folder_has_one_subfolder_per_class(tmp_path):

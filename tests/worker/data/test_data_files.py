@@ -13,6 +13,7 @@ import sailor
 from simulator.documents.problems import InputError
 from simulator.spec.job import Data
 from tests.worker.training_runs import alone, small_job
+from worker.data.data_files import check_identity
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.sources.image_data import ImageData, open_image_arrays
 from worker.data.sources.open_data import open_data
@@ -75,6 +76,22 @@ def test_file_that_is_replaced_or_gone_is_refused(array):
     source.files[0].path.unlink()
     with pytest.raises(InputError, match=r"a.npy cannot be read any more: No such file"):
         source.batch(1, range(2))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [
+        ("", "x.npy 1234 ab", "x.npy: is a file that the job was trained on so far, and is none"),
+        ("a.npy 1 a", "a.npy 1 a\nx.npy 2 b", "x.npy: is a file that the job was trained on so"),
+        ("y.npy 1 a", "x.npy 1 a", "y.npy: .+: it has 1 bytes, and had another name"),
+        ("x y.npy 1000 a", "x y.npy 2 a", "x y.npy: .+: it has 1,000 bytes, and had 2 bytes"),
+        ("x.npy 2 b", "x.npy 2 a", "x.npy: is not the file that the job was trained on so far; "),
+    ],
+    ids=["none", "fewer", "another name", "another size", "another content"],
+)
+def test_the_file_that_is_another_one_is_named(now, before, said):
+    with pytest.raises(InputError, match=said):
+        check_identity(now, before)
 
 
 @pytest.mark.slow

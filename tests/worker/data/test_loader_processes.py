@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import signal
 import socket
 import time
+from dataclasses import make_dataclass
+from typing import NamedTuple
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+import numpy as np
+
 from simulator.documents.problems import InputError
 from worker.data.batch import Samples
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.generator_turns import turn
+from worker.data.loader_processes import _Sent
 from worker.data.read_ahead import ReadAhead
 
 pytestmark = pytest.mark.torch
@@ -151,6 +157,49 @@ def test_data_that_only_the_rank_can_read_is_loaded_in_its_thread_and_noted_once
     assert len(forks) == 2
     told = capsys.readouterr().out
     assert told.count("loaded in a thread; processes cannot: ConnectionError: nobody answers") == 1
+
+
+class Row(NamedTuple):
+    """A batch of a module that another process finds."""
+
+    place: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "kind", ["named tuple", "list", "dataclass", "object", "not a leaf", "function"]
+)
+def test_batch_that_a_process_cannot_send_is_loaded_in_the_thread(ahead, capsys, kind):
+    """As one of a class of a script, which runs as ``__main__`` where that is another module."""
+
+    class Local(NamedTuple):
+        place: torch.Tensor
+
+    batches = {
+        "named tuple": Local,
+        "list": lambda place: {"x": type("Listed", (list,), {})([place])},
+        "dataclass": make_dataclass("Batch", ["place"]),
+        "object": lambda _: np.array([lambda: 0], dtype=object),
+        "not a leaf": lambda place: 2.0 * place.requires_grad_(),
+        "function": lambda place: lambda: place,
+    }
+    loading = ahead(Asked(lambda step, at: (step, at.start, batches[kind](torch.ones(1)))))
+    found = [each.inputs[:2] for each in all_of(loading)]
+    assert found == [(step, each.start) for step in range(3) for each in POSITIONS]
+    assert capsys.readouterr().out.count("samples are loaded in a thread; processes cannot: ") == 1
+
+
+def test_batch_of_a_class_that_processes_find_keeps_it(ahead):
+    loading = ahead(Asked(lambda *_: (os.getpid(), Row(torch.ones(1)))))
+    for pid, row in (each.inputs for each in all_of(loading)):
+        assert (type(row), pid != os.getpid()) == (Row, True)
+
+
+def test_large_parts_of_a_batch_are_not_pickled_twice():
+    """What is passed over is not copied: a tensor's memory is shared."""
+    told = io.BytesIO()
+    parts = torch.zeros(10**6), np.zeros(10**6), {"more": np.zeros(10**6)}
+    _Sent(told).dump(Samples(parts, None, torch.zeros(1)))
+    assert len(told.getvalue()) < 1000
 
 
 def test_processes_that_cannot_be_started_are_told_with_the_cure(ahead, monkeypatch):

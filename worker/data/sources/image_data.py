@@ -88,14 +88,14 @@ class ImageFolder:
     """Empty: an image that changes is read as it is now."""
 
     def pixels(self, number: int) -> Pixels:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - only folders need it
+        from PIL import Image  # noqa: PLC0415 - only folders need it
 
         path = self.paths[number]
         try:
             with Image.open(path) as file:
                 picture = file.convert("RGB" if self.channels == 3 else "L")
-        except (UnidentifiedImageError, OSError) as error:
-            what = f"{path} cannot be read as an image: {error}"
+        except Exception as error:  # Pillow raises several of its own for what is in a file.
+            what = f"{path} cannot be read as an image: {str(error) or type(error).__name__}"
             raise InputError(Problem("images", what, "remove or replace it")) from None
         pixels = np.asarray(picture.resize((self.image, self.image), Image.Resampling.BILINEAR))
         return _scaled(pixels.reshape(self.image, self.image, -1).transpose(2, 0, 1))
