@@ -104,7 +104,8 @@ def _model(
     table = top.table("model", required=True)
     if table is None:
         return None, {}
-    named = {key: table.text(key) for key in ("profile", "script", "hf", "weights")}
+    keys = ("profile", "script", "script_settings", "hf", "weights")
+    named = {key: table.text(key) for key in keys}
     shaping = TrainingSettings(
         sequence=training["sequence"],
         dropout=training["dropout"] > 0,

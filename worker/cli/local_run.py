@@ -44,6 +44,7 @@ from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
+from worker.script.hf_model import check_not_overwritten
 from worker.script.one_rank_plan import one_rank_plan
 from worker.script.open_job import names_module, open_job, open_module
 from worker.training.full_tensors import RankTensors, merge_ranks
@@ -109,7 +110,7 @@ def _module_job(options: RunOptions) -> Job:
     with printing_to_stderr():
         job, recipe = open_job(options.job, options.arguments)
         if options.save is not None:
-            recipe.check_saved_to(options.save)
+            check_not_overwritten(recipe.source, options.save)
         for note in recipe.notes():
             print(f"note: {note}")
     return job

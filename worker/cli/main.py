@@ -10,7 +10,6 @@ import io
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +237,7 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     from worker.checkpoint.by_tensor.saved_state import open_saved_state  # noqa: PLC0415 - the same
     from worker.checkpoint.other_formats import convert  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.checkpoint.other_formats.megatron import export_megatron  # noqa: PLC0415 - the same
-    from worker.script.open_job import open_module  # noqa: PLC0415 - the same
+    from worker.script.open_job import open_saved_module  # noqa: PLC0415 - the same
 
     convert.return_freed_memory()
     state = open_saved_state(manifest)
@@ -246,7 +245,7 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     if job is not None and form in ("huggingface", "megatron"):
         with printing_to_stderr():
             arguments = () if state.job.work is None else state.job.work.arguments
-            module = open_module(job, replace(state.job, work=None), arguments)
+            module = open_saved_module(job, state.job, arguments)
     if form == "megatron":
         export_megatron(state, None if module is None else module.config, out)
     elif module is not None:

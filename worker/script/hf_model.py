@@ -150,6 +150,13 @@ def source_folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def check_not_overwritten(source: Path | None, folder: Path) -> None:
+    """Refuse to save to the folder of the weights that are in use."""
+    if source is not None and folder.resolve() == source.resolve():
+        what = "is the folder of the model that is trained"
+        raise InputError(Problem(str(folder), what, "save to another one"))
+
+
 def copy_companions(source: Path, folder: Path) -> None:
     """Copy the files of the tokenizer or image processor that are not in the folder already."""
     for pattern in _COMPANIONS:

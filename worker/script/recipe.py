@@ -42,10 +42,8 @@ from worker.reporting.loggers import Logger, close_all, log_to_all
 from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, widened
-from worker.script.prepare_module import (
-    prepared,
-    refuse_without_gradients,
-)
+from worker.script.prepare_module import prepared, refuse_without_gradients
+from worker.script.script_settings import settings_line
 from worker.script.torch_settings import (
     OptimizerSettings,
     default_optimizer,
@@ -266,12 +264,6 @@ class Recipe:
         found: Any = getattr(self._module, "config", None)
         return found.to_dict() if hasattr(found, "to_dict") else None
 
-    def check_saved_to(self, folder: Path) -> None:
-        """Refuse to overwrite files whose weights are in use."""
-        if self.source is not None and folder.resolve() == self.source.resolve():
-            what = "is the folder of the model that is trained"
-            raise InputError(Problem(str(folder), what, "save to another one"))
-
     # -- the loss ----------------------------------------------------------------------------------
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
@@ -431,9 +423,21 @@ class Recipe:
                 samples=sizes_of(self.dataset) or None,
                 num_workers=self.num_workers,
             ),
+            script_settings=self.settings_line(),
         )
         self._untried[:] = check_splits(self, job, self._example(1))
         return job
+
+    def settings_line(self) -> str:
+        """Return the settings that the described job does not hold."""
+        return settings_line(
+            {name: self.group_of(name) for name in self._trained.values()},
+            self.settings.schedules,
+            shuffle=self.shuffled,
+            drop_last=self.drop_last,
+            eval_every=self.eval_every,
+            metrics=" ".join(self.metric_names),
+        )
 
     def _evaluated(self) -> list[Any]:
         """Return samples of the evaluation for a check of its metrics, if there are some."""

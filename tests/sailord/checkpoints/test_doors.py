@@ -231,7 +231,7 @@ sailor.Trainer(Net(), data, batch_size=4, steps=2).train()
 
 
 @pytest.mark.slow
-def test_script_imports_and_exports_by_its_own_names(tmp_path):
+def test_script_imports_and_exports_by_its_own_names(tmp_path, capfd):
     script, out = tmp_path / "scripts" / "train.py", tmp_path / "out"
     script.parent.mkdir()
     script.write_text(SCRIPT)
@@ -263,5 +263,15 @@ def test_script_imports_and_exports_by_its_own_names(tmp_path):
     assert done.exit_code == 0, done.output
     found = load_file(again / "model.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
+    for blocks in ("3", "4"):
+        (tmp_path / "blocks").write_text(blocks)
+        other = tmp_path / f"of-{blocks}"
+        changed = [*export[:-1], str(other), "--job", str(script), *inside]
+        done = CliRunner().invoke(sailorctl, changed)
+        assert done.exit_code == 2, done.output
+        shown = capfd.readouterr().err
+        assert f"its number of layers is {int(blocks) + 2} here, and 4 in the" in shown
+        assert not other.exists()
+    (tmp_path / "blocks").write_text("2")
     done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, "--", "blocks"])
     assert "has no place for checkpoints; give --checkpoint URI" in done.output

@@ -1,0 +1,100 @@
+"""A script that would train otherwise than the job was described is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.documents.problems import InputError
+from simulator.inputs.job_file import load_job
+from worker.script.job_text import job_text
+from worker.script.load import load_script
+from worker.script.open_job import check_job, open_saved_module
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+import sailor
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(30)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+sailor.Trainer(
+    model,
+    data,
+    batch_size=6,
+    steps=int(sys.argv[1]) if len(sys.argv) > 1 else 4,
+    loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+    optimizer=optimizer,
+    name="small",
+).train()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_that_gives_another_job_than_was_described_is_refused(script):
+    described = load_script(script, ["4"]).job()
+    recipe = load_script(script, ["5"])
+    with pytest.raises(InputError, match="steps is 5 here, and 4 in the described job"):
+        check_job(recipe, described)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "expected"),
+    [
+        ("batch_size=6,", "batch_size=6, shuffle=False,", "shuffle False here, and shuffle True"),
+        ("batch_size=6,", "batch_size=6, skip_nonfinite=1,", "skip_nonfinite is 1 here, and 3"),
+        ("momentum=0.5", "momentum=0.6", "momentum=0.6"),
+        (
+            "model.parameters(), lr=0.1",
+            "[{'params': model[0].parameters(), 'lr': 0.1}, {'params': model[3].parameters()}],"
+            " lr=0.2",
+            "parameter groups",
+        ),
+        ("nn.Linear(8, 3)", "nn.Linear(8, 4)", r"has bias of shape \[4\] \(trained\) here, and of"),
+        (
+            "\noptimizer =",
+            "\nmodel[0].bias.requires_grad_(False)\noptimizer =",
+            r"has bias of shape \[8\] \(frozen\) here, and of shape \[8\] \(trained\)",
+        ),
+        (
+            'name="small",',
+            "scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2),",
+            "schedules of the learning rate",
+        ),
+    ],
+)
+def test_a_script_that_differs_in_one_setting_is_refused(script, was, becomes, expected):
+    """Machines whose scripts compute other settings would train each with its own."""
+    recipe = load_script(script)
+    text = job_text(recipe.job(), script)
+    job_file = script.with_name("job.toml")
+    job_file.write_text(text)
+    described = load_job(job_file)
+    check_job(recipe, described)
+    assert was in SCRIPT
+    script.write_text(SCRIPT.replace(was, becomes))
+    with pytest.raises(InputError, match=expected):
+        check_job(load_script(script), described)
+
+
+def test_the_checkpoint_of_a_built_in_model_is_exported_without_a_job_file(script, tmp_path):
+    described = load_script(script).job()
+    with pytest.raises(InputError, match="of a built-in model; leave --job out"):
+        open_saved_module(tmp_path / "job.toml", described)
+
+
+def test_a_checkpoint_is_exported_with_a_script_whose_settings_changed(script):
+    described = load_script(script, ["4"]).job()
+    assert open_saved_module(script, described, ["5"]).steps == 5
