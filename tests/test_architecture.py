@@ -108,12 +108,13 @@ WINGS: dict[str, dict[str, str]] = {
         "text.cures": "",
         "text": "text.units text.causes text.cures",
         "core.model": "agents.protocol",
-        "core.queries": "core.model",
+        "core.queries": "core.model text.causes",
         "core.rules": "core.queries text.units",
         "core": "core.rules text.cures simulator.documents",
         "core.sharing": "core",
         "cluster_records": "core.queries agents.store",
-        "planning": "core.model planner agents.daemon",
+        "planning.messages": "core.model planner",
+        "planning": "planning.messages agents.daemon",
         "tokens": "agents.daemon agents.protocol simulator.documents",
         "checkpoints": "core.model planning agents.object_store "
         "worker.checkpoint.snapshot_file worker.checkpoint.manifest "
@@ -123,14 +124,14 @@ WINGS: dict[str, dict[str, str]] = {
         "providers": "providers.gce agents.daemon",
         "capacity.core.rented_instance": "providers.interface",
         "capacity.core.model": "capacity.core.rented_instance providers.interface",
-        "capacity.core": "capacity.core.model core.queries planning text",
+        "capacity.core": "capacity.core.model core.queries planning.messages text.units",
         "network.core": "agents.protocol",
         "notify.message_formats": "",
         "config": "notify.message_formats tokens network.core core.model "
         "capacity.core.model "
         "providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc text.units text.causes",
-        "capacity": "capacity.core cluster_records config",
+        "capacity": "capacity.core cluster_records config planning",
         "goodput.core": "core.queries capacity.core.model capacity.core.rented_instance",
         "goodput": "goodput.core cluster_records",
         "controller": "core.sharing checkpoints notify cluster_records config planning agents.rpc",
@@ -139,7 +140,7 @@ WINGS: dict[str, dict[str, str]] = {
         "own_certificate": "authority config",
         "api.access": "config",
         "page": "core.model cluster_records",
-        "api.answers": "network controller capacity goodput page",
+        "api.answers": "network controller capacity goodput page text",
         "api.handlers": "api.access api.answers authority agents.work "
         "worker.checkpoint.capacity_check",
         "api": "api.handlers",

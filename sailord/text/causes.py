@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-STATES = {
+NodeCause = Literal[
+    "is lost",
+    "is draining",
+    "is preempted",
+    "goes to another job",
+    "is slow",
+    "is quarantined",
+    "failed",
+    "could help",
+    "could help again",
+]
+"""What a trigger says of a node."""
+SHORT: Mapping[NodeCause, str] = {
     "is lost": "lost",
     "is draining": "draining",
     "is preempted": "preempted",
+    "goes to another job": "given to another job",
     "is slow": "slow",
     "is quarantined": "quarantined",
     "failed": "failed",
     "could help": "added",
     "could help again": "back",
 }
-"""The words of a trigger about a node, and their short form."""
+"""The short form of each."""
 NAMES_MAX = 4
+
+
+def node_cause(names: str, cause: NodeCause, why: object = "") -> str:
+    """Return a trigger's reason about nodes, as ``short_cause`` reads it."""
+    return f"{names} {cause}: {why}" if why else f"{names} {cause}"
 
 
 def short_cause(reason: str) -> str:
@@ -27,13 +46,13 @@ def short_cause(reason: str) -> str:
     names: dict[str, list[str]] = {}
     for part in reason.split("; "):
         said, _, why = part.partition(": ")
-        state = next((state for state in STATES if said.endswith(f" {state}")), None)
-        if state is None:
+        cause = next((cause for cause in SHORT if said.endswith(f" {cause}")), None)
+        if cause is None:
             names.setdefault(said, [])
         else:
             # A failure may be an error of the user's script.
-            word = f"failed: {why}" if state == "failed" and why else STATES[state]
-            names.setdefault(word, []).append(said.removesuffix(f" {state}"))
+            word = f"failed: {why}" if cause == "failed" and why else SHORT[cause]
+            names.setdefault(word, []).append(said.removesuffix(f" {cause}"))
     return "; ".join(f"{some(who)} {word}" if who else word for word, who in names.items())
 
 

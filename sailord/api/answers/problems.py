@@ -15,7 +15,6 @@ from sailord.api.answers.types import (
     Refusals,
     StoreView,
 )
-from sailord.capacity.core.deadline import LATE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.text.cluster_text import cure_of_hold, refused_line
 from sailord.text.cures import SPEND_MORE
@@ -29,7 +28,6 @@ CURES = {
     "lost": "if it is up, read the log of its sailor-agent and start it again",
 }
 """Of a node's state."""
-NO_NODE = "no node is ready"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
 
@@ -103,7 +101,7 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
     if glance.stop:
         yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
     yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
-    if glance.deadline.startswith(LATE):
+    if glance.is_late:
         yield glance.deadline
     if glance.resting and glance.up < glance.wanted:
         yield "instances are missing, requests were refused; see sailorctl capacity"
@@ -118,7 +116,7 @@ def _job_problems(
         cure = cure_of_hold(job.id, plain(job.spent))
         yield f"{job.id} is held: {job.phase.reason}; {cure}"
     elif job.phase.name == "waiting":
-        cures = _cures_of_wait(nodes) if job.phase.reason.startswith(NO_NODE) else []
+        cures = _cures_of_wait(nodes) if job.phase.has_no_node else []
         yield "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
     if job.storage_trouble:
         yield f"checkpoints: {job.storage_trouble}"

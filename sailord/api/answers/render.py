@@ -22,7 +22,7 @@ from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, costs, paid, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
-from sailord.core.queries.replan_triggers import why_waiting, with_answer
+from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.core.queries.timeouts import stall_s
@@ -295,6 +295,7 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
         since=getattr(phase, "since", None),
         deadline=deadline,
         reason=state.job.reason if reason is None else reason,
+        has_no_node=isinstance(phase, Waiting) and has_no_node(state, active),
     )
 
 

@@ -129,6 +129,8 @@ class PhaseView:
     since: float | None
     deadline: float | None
     reason: str
+    has_no_node: bool = False
+    """It waits since no node is ready; the reason says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +322,8 @@ class CapacityGlance:
     """Instances that could not be deleted and are still billed."""
     deadline: str = ""
     """What is rented for the active job's deadline, and why."""
+    is_late: bool = False
+    """On-demand instances cannot keep it either."""
 
 
 @dataclass(frozen=True, slots=True)

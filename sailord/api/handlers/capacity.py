@@ -16,7 +16,7 @@ from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity.core.model import CapacityState, Cooldown, Stop
+from sailord.capacity.core.model import CapacityState, Cooldown, Pace, Stop
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.supply import obtainable
@@ -187,17 +187,22 @@ def capacity_view(
 
 def deadline_of(capacity: CapacityState, job: str | None = None) -> str:
     """What is rented for a deadline and why: of this job, or of the active one."""
+    pace = _pace_of(capacity)
+    return pace.why if pace is not None and job in (None, pace.job) else ""
+
+
+def _pace_of(capacity: CapacityState) -> Pace | None:
+    """How the active job's deadline is kept; ``None``: it has none, or that is not known yet."""
     pace, progress = capacity.pace, capacity.progress
-    if pace is None or capacity.options is None or progress is None or pace.job != progress.job:
-        return ""
-    return pace.why if job in (None, pace.job) else ""
+    is_known = pace is not None and progress is not None and pace.job == progress.job
+    return pace if is_known and capacity.options is not None else None
 
 
 def glance_of(api: ApiContext) -> CapacityGlance | None:
     """The summary for the status; ``None`` without a provider."""
     if api.capacity is None:
         return None
-    view = capacity_of(api)
+    view, pace = capacity_of(api), _pace_of(api.capacity.state)
     counts = ("wanted", "up", "awaited", "asked")
     return CapacityGlance(
         **{name: sum(getattr(pool, name) for pool in view.pools) for name in counts},
@@ -210,6 +215,7 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
         stop=view.money.stop,
         orphans=view.orphans,
         deadline=view.deadline,
+        is_late=pace is not None and pace.is_late,
     )
 
 

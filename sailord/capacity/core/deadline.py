@@ -37,8 +37,6 @@ BOOT_S = 180.0
 """Assumed from a request to a registered agent, until it was seen."""
 LATE_SHARE = 0.02
 """A forecast beyond the deadline by less than this share of what is left is noise."""
-LATE = "the deadline will be missed by "
-"""How the reason of a deadline begins that on-demand instances cannot keep either."""
 RECORD_S = 60.0
 """The stored time with spot instances is rounded down to this, so that it is seldom stored."""
 Decision = tuple[CapacityState, tuple[Command, ...]]
@@ -129,7 +127,7 @@ def keep_deadline(state: CapacityState) -> Decision:
     key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented}"
     why = _why(verdict, steady, refusal)
     if is_late:
-        why = f"{LATE}{duration(late_s)} or more: {why}"
+        why = f"the deadline will be missed by {duration(late_s)} or more: {why}"
     return _told(replace(state, target=target), pace, why, key, is_late=is_late)
 
 
@@ -297,7 +295,9 @@ def _named(target: Mapping[Pool, int]) -> str:
 def _told(state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool) -> Decision:
     """Keep the reason, and announce it if it has changed."""
     is_new = key != pace.said
-    told = replace(pace, why=why, said=key, is_late=pace.is_late or is_late)
-    risk = is_late and not pace.is_late
+    risk = is_late and not pace.is_risk_told
+    told = replace(
+        pace, why=why, said=key, is_late=is_late, is_risk_told=pace.is_risk_told or is_late
+    )
     commands = (Tell(pace.job, why, is_at_risk=risk),) if is_new else ()
     return replace(state, pace=told), commands

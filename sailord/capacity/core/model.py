@@ -208,7 +208,9 @@ class Pace:
     said: str = ""
     """What was told last, without its figures."""
     is_late: bool = False
-    """It was told that the deadline is at risk."""
+    """As judged now, on-demand instances cannot make it either."""
+    is_risk_told: bool = False
+    """It was told once that the deadline is at risk."""
     can_rent: bool = True
     """As far as known, on-demand instances can be had for it, and its budget pays for them."""
 

@@ -39,6 +39,9 @@ class OpenQuestion:
     """Stragglers that the question leaves out."""
     trouble: str = ""
     """Why no answer will come, where that is known before the deadline."""
+    is_ordered: bool = False
+    """An operator ordered a new plan, and this question settles the order; ``reason`` may name
+    other causes alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from sailord.core.model.state import Active, State
 from sailord.core.model.stragglers import Straggler
 from sailord.core.queries.straggler_queries import to_leave_out
 from sailord.core.queries.timeouts import stall_s
+from sailord.text.causes import NodeCause, node_cause
 
 STEERING = ("cancel", "pause", "resume")
 """Orders about whether a job goes on; the last one given counts, but a cancel before all others."""
-ORDERED = "a new plan was ordered"
 _ON_RANK = re.compile(r"^rank \d+: ")
 _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
 """The part of a failure that names the sample; ranks that fail alike name different samples."""
@@ -46,6 +46,8 @@ class Trigger:
     """The present generation cannot go on, or must not."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     """Stragglers to leave out."""
+    is_ordered: bool = False
+    """Nothing but an operator's order asks for a new plan: what runs could go on."""
 
 
 def replan_trigger(state: State, active: Active) -> Trigger | None:
@@ -72,7 +74,8 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
     joined = [c for c in alike if c.due <= first.due or c in added]
     reasons = dict.fromkeys(trigger.reason for trigger in joined)
     slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
-    return Trigger(few(reasons, "; "), first.due, first.is_forced, slow)
+    is_ordered = all(trigger.is_ordered for trigger in joined)
+    return Trigger(few(reasons, "; "), first.due, first.is_forced, slow=slow, is_ordered=is_ordered)
 
 
 def few(words: Collection[str], between: str) -> str:
@@ -171,13 +174,18 @@ def _kind_of_unready(node: Node) -> str:
     return "cordoned" if node.exclusion.is_cordoned else ""
 
 
+def has_no_node(state: State, active: Active) -> bool:
+    """Return whether there are nodes, and none is ready for the job."""
+    return bool(state.nodes) and not usable(state, active)
+
+
 def why_waiting(state: State, active: Active, phase: Waiting) -> str:
     """Return why the job waits, and which rollback is carried out once it need not."""
     why, ordered = phase.reason, _rollback(active)
-    if usable(state, active):
-        why = with_answer(active, why)
-    elif state.nodes:
+    if has_no_node(state, active):
         why = why_no_node(state)
+    elif state.nodes:
+        why = with_answer(active, why)
     return f"{why}; {ordered}" if ordered and ordered not in why else why
 
 
@@ -251,12 +259,12 @@ def _losses(state: State, active: Active) -> list[Trigger]:
 def _what_broke(state: State, id_: NodeId) -> str:
     node = state.nodes.get(id_)
     if node is None:
-        return f"{id_} is lost"
+        return node_cause(id_, "is lost")
     if node.is_lost:
-        return f"{node.record.name} is lost: {node.why_lost}"
+        return node_cause(node.record.name, "is lost", node.why_lost)
     failure = "" if node.report is None else node.report.failure
     if failure:
-        return f"{node.record.name} failed: {failure}"
+        return node_cause(node.record.name, "failed", failure)
     # Its workers did not fail: the cause may be this node, a peer or the network.
     peers = () if node.report is None else node.report.broken_peers
     known = sorted(state.nodes[id_].record.name for id_ in peers if id_ in state.nodes)
@@ -276,10 +284,10 @@ def _notices(state: State, active: Active) -> list[Trigger]:
         leaves_at = node.record.leaves_at
         if leaves_at is not None:
             due = min(due, max(state.now, leaves_at - state.options.notices_gather_s))
-        word = "is draining" if leaves_at is None else "is preempted"
+        cause: NodeCause = "is draining" if leaves_at is None else "is preempted"
         if node.exclusion.draining_since is None:
-            word = "goes to another job"
-        found.append(Trigger(f"{node.record.name} {word}", due, is_forced=True))
+            cause = "goes to another job"
+        found.append(Trigger(node_cause(node.record.name, cause), due, is_forced=True))
     return found
 
 
@@ -288,14 +296,16 @@ def _quarantined(state: State, active: Active) -> list[Trigger]:
     members = () if active.generation is None else active.generation.members
     marked = (state.nodes[id_] for id_ in sorted(state.nodes.notable.intersection(members)))
     names = [n.record.name for n in marked if n.exclusion.wrong_bits and not n.is_lost]
-    return [Trigger(f"{name} is quarantined", state.now, is_forced=True) for name in names]
+    causes = [node_cause(name, "is quarantined") for name in names]
+    return [Trigger(cause, state.now, is_forced=True) for cause in causes]
 
 
 def _slow_nodes(state: State, active: Active) -> list[Trigger]:
-    return [
-        Trigger(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
-        for id_, slow in to_leave_out(state, active).items()
-    ]
+    found = []
+    for id_, slow in to_leave_out(state, active).items():
+        cause = node_cause(state.nodes[id_].record.name, "is slow", slow)
+        found.append(Trigger(cause, state.now, is_forced=False, slow={id_: slow}))
+    return found
 
 
 def _additions(state: State, active: Active) -> list[Trigger]:
@@ -308,11 +318,12 @@ def _additions(state: State, active: Active) -> list[Trigger]:
         return []
     due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
     # One whose drain or cordon was taken back has been there all along.
-    names: dict[str, list[str]] = {}
+    names: dict[NodeCause, list[str]] = {}
     for id_ in new:
-        word = "could help" if state.nodes[id_].returned_at is None else "could help again"
-        names.setdefault(word, []).append(state.nodes[id_].record.name)
-    reason = "; ".join(f"{few(each, ', ')} {word}" for word, each in names.items())
+        is_back = state.nodes[id_].returned_at is not None
+        cause: NodeCause = "could help again" if is_back else "could help"
+        names.setdefault(cause, []).append(state.nodes[id_].record.name)
+    reason = "; ".join(node_cause(few(each, ", "), cause) for cause, each in names.items())
     return [Trigger(reason, due, is_forced=False)]
 
 
@@ -346,10 +357,15 @@ def pending_rollback(state: State, id_: JobId) -> Durable | None:
     return None if order is None else order.durable
 
 
+def ordered_plan(now: float) -> Trigger:
+    """Return the trigger of a new plan that an operator ordered."""
+    return Trigger("a new plan was ordered", now, is_forced=True, is_ordered=True)
+
+
 def _orders(active: Active, now: float) -> list[Trigger]:
     order = next_order(active)
     if order is not None and order.kind == "replan":
-        return [Trigger(ORDERED, now, is_forced=True)]
+        return [ordered_plan(now)]
     if ordered := _rollback(active):
         return [Trigger(ordered, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":

@@ -18,9 +18,8 @@ from sailord.core.queries.active_job import (
     is_too_late_to_stop,
 )
 from sailord.core.queries.replan_triggers import (
-    ORDERED,
-    Trigger,
     leaving,
+    ordered_plan,
     replan_trigger,
     usable,
 )
@@ -85,9 +84,9 @@ def _ask_without(state: State, active: Active, question: OpenQuestion) -> Step:
     # The other new nodes of the question are as new as before.
     rest = replace(rest, asked=replace(rest.asked, nodes=frozenset()))
     urgent = replan_trigger(state, rest)
-    if ORDERED in question.reason and (urgent is None or not urgent.is_forced):
+    if question.is_ordered and (urgent is None or not urgent.is_forced):
         # The order was settled when the question was asked.
-        return ask(state, rest, Trigger(ORDERED, state.now, is_forced=True))
+        return ask(state, rest, ordered_plan(state.now))
     return _drop(state, rest)
 
 

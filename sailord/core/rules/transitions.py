@@ -30,7 +30,6 @@ from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_b
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
-    ORDERED,
     Trigger,
     is_last_resort,
     last_rollback,
@@ -60,7 +59,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     is_running = isinstance(active.phase, Starting | Running) and alive
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     aside: tuple[NodeId, ...] = ()
-    if is_running and (trigger.reason == ORDERED or not trigger.is_forced):
+    if is_running and (trigger.is_ordered or not trigger.is_forced):
         aside = set_aside(state, active)
     # If all usable nodes are set aside, all stay.
     nodes, aside = _without(nodes, aside)
@@ -82,7 +81,15 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
     request = state.requests + 1
     deadline = state.now + state.options.plan_s
-    question = OpenQuestion(request, nodes, trigger.reason, is_forced, deadline, slow=trigger.slow)
+    question = OpenQuestion(
+        request,
+        nodes,
+        trigger.reason,
+        is_forced,
+        deadline,
+        slow=trigger.slow,
+        is_ordered=is_replan or trigger.is_ordered,
+    )
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:

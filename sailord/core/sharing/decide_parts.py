@@ -23,8 +23,6 @@ from sailord.core.sharing.deal import job_to_recall, next_handover
 from sailord.core.sharing.handover import announced, begin, carry_on, joined
 from sailord.core.sharing.parts import Parts, PartsChange, nodes_in_all, whole
 
-RECALL = "recall-"
-"""Begins the ids of pauses that are not an operator's."""
 NODE_ORDERS = ("preempt", "drain", "withdraw", "cordon", "uncordon", "quarantine")
 Routed = Iterator[tuple[JobId | None, events.Event]]
 
@@ -70,9 +68,8 @@ def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Part
     is_queued = left.state == "queued"
     too_few = {**parts.too_few, key: nodes_in_all(parts)} if is_queued else {}
     rest = tuple(each for each in commands if not _tells_of(each, key))
-    parts = replace(
-        parts, first=first, others=others, recalled=parts.recalled - {key}, too_few=too_few
-    )
+    recalled = {job: order for job, order in parts.recalled.items() if job != key}
+    parts = replace(parts, first=first, others=others, recalled=recalled, too_few=too_few)
     return PartsChange(parts, (WriteJob(left), state_note(left), *rest))
 
 
@@ -85,8 +82,9 @@ def _has_ended(before: State, after: State) -> bool:
 def _back_in_line(parts: Parts, before: State, job: JobRecord) -> JobRecord:
     """Return the record of a job whose part ends; one that was recalled is queued."""
     orders = () if before.active is None else before.active.orders
-    is_ordered = any(each.kind == "pause" and not each.id.startswith(RECALL) for each in orders)
-    if job.id not in parts.recalled or job.state != "paused" or is_ordered:
+    recall = parts.recalled.get(job.id)
+    is_ordered = any(each.kind == "pause" and each.id != recall for each in orders)
+    if recall is None or job.state != "paused" or is_ordered:
         return replace(job, part=None, coming=())
     return replace(job, part=None, coming=(), state="queued")
 
@@ -104,8 +102,8 @@ def _recall(parts: Parts) -> PartsChange:
     if job is None or next_handover(parts) is not None:
         return PartsChange(parts)
     now, reason = parts.first.now, "there is no plan for each of the jobs beside the others"
-    order = Order(f"{RECALL}{job}-{now}", "pause", job, reason=reason)
-    parts = replace(parts, recalled=parts.recalled | {job})
+    order = Order(f"recall-{job}-{now}", "pause", job, reason=reason)
+    parts = replace(parts, recalled={**parts.recalled, job: order.id})
     return _with_decision(parts, job, events.OrderGiven(now, order))
 
 

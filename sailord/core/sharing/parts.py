@@ -41,8 +41,8 @@ class Parts:
 
     Forgotten when a job ends.
     """
-    recalled: frozenset[JobId] = frozenset()
-    """Jobs that are being paused to wait in line again."""
+    recalled: Mapping[JobId, str] = field(default_factory=dict)
+    """Jobs that are being paused to wait in line again, and the id of the order that does it."""
 
     def all(self) -> Iterator[State]:
         """Yield the parts, the first one first."""

@@ -12,7 +12,6 @@ from agents.protocol.records import FIRST, Bill, JobId
 from sailord.api.answers import render
 from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
-from sailord.capacity.core.deadline import LATE
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
@@ -99,9 +98,11 @@ def test_a_budget_or_deadline_at_risk_needs_a_person() -> None:
 
 
 def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
-    glance = CapacityGlance(4, 4, 0, 0, 0, (), 1.0, 1.0, "", (), deadline=f"{LATE}13 min or more")
-    assert told(replace(WELL, capacity=glance)) == (f"{LATE}13 min or more",)
-    assert told(replace(WELL, capacity=replace(glance, deadline="spot instances suffice"))) == ()
+    late = "the deadline will be missed by 13 min or more"
+    glance = CapacityGlance(4, 4, 0, 0, 0, (), 1.0, 1.0, "", (), deadline=late, is_late=True)
+    assert told(replace(WELL, capacity=glance)) == (late,)
+    kept = replace(glance, deadline="spot instances suffice", is_late=False)
+    assert told(replace(WELL, capacity=kept)) == ()
 
 
 def test_a_cluster_without_nodes_says_so() -> None:
@@ -165,6 +166,10 @@ def test_a_job_without_a_ready_node_is_told_with_what_would_make_one_ready() -> 
     assert "no node is ready: machine-a cordoned; machine-b draining" in said
     assert "sailorctl uncordon machine-a" in said
     assert "sailorctl withdraw machine-b" in said
+    starts = render.active_view(
+        state_of(Waiting("no node is ready", NOW - 60)), StepRate(), None, {}, {}, NOW
+    )
+    assert problems_of(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
 
 
 def test_a_drain_that_cannot_end_is_told_with_the_order_that_cancels_it() -> None:

@@ -189,6 +189,8 @@ def test_a_deadline_that_will_be_missed_is_told_once_as_at_risk():
     assert text.startswith("the deadline will be missed by 13 min or more: only on-demand")
     assert story.at(8600.0).told() == []
     assert story.firm == 2, "it is to be late by as little as possible"
+    assert story.state.pace.is_late
+    assert not story.at(8700.0, deadline=90_000.0).state.pace.is_late
 
 
 def test_a_lack_of_on_demand_instances_is_announced():

@@ -352,7 +352,9 @@ def test_paused_job_is_resumed_without_cordoned_nodes() -> None:
 def test_replan_order_asks_the_planner() -> None:
     after, commands = act(state(), OrderGiven(NOW, order("replan")))
     assert commands == (SettleOrder("order"), RequestPlan(1, JOB, (A, B), G))
-    assert phase(after) == Planning(1, (A, B), "a new plan was ordered", True, NOW + 60)
+    assert phase(after) == Planning(
+        1, (A, B), "a new plan was ordered", True, NOW + 60, is_ordered=True
+    )
 
 
 def test_first_generation_begins_at_step_0() -> None:

@@ -12,7 +12,6 @@ from sailord.core.model.events import Event, OrderGiven, PlanFound, PlanRefused,
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.state import State
-from sailord.core.queries.replan_triggers import ORDERED
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -378,7 +377,8 @@ def test_new_node_is_asked_about_again_without_one_that_went_before_the_answer()
 def test_ordered_plan_is_asked_for_again_without_a_node_that_went_before_the_answer(
     cordoned: tuple[str, ...],
 ) -> None:
-    asked = replace(QUESTION, nodes=(A, B, C, D), reason=ORDERED, is_forced=not cordoned)
+    # Whatever else was a reason, and however many reasons were left out.
+    asked = replace(QUESTION, nodes=(A, B, C, D), is_forced=not cordoned, is_ordered=True)
     before = _spares(asked)
     nodes = {id_: changed(before.nodes[id_], is_cordoned=id_ in cordoned) for id_ in (A, B)}
     before = replace(before, nodes=before.nodes.with_(nodes))
@@ -387,12 +387,32 @@ def test_ordered_plan_is_asked_for_again_without_a_node_that_went_before_the_ans
     assert request.nodes == ((A, D) if cordoned else (A, B, D))
     at = phase(after)
     assert isinstance(at, Planning)
-    assert (at.reason, at.is_forced) == (ORDERED, not cordoned)
+    assert (at.reason, at.is_forced) == ("a new plan was ordered", not cordoned)
+
+
+def test_plan_that_was_ordered_beside_an_older_notice_is_asked_for_again():
+    """The notice was due first and is the only reason; the question settled the order, too."""
+    before = _spares(QUESTION)
+    before = replace(before, active=replace(active_of(before), question=None))
+    after, _ = act(before, OrderGiven(NOW, order("drain", B, "one")))
+    after, (_, request) = act(after, OrderGiven(NOW + 5, order("replan", id_="two")))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == (A, C, D)
+    asked = phase(after)
+    assert isinstance(asked, Planning)
+    assert (asked.reason, asked.is_ordered) == ("machine-b is draining", True)
+    after, _ = act(after, OrderGiven(NOW + 6, order("withdraw", B, "three")))
+    after, (request,) = act(after, OrderGiven(NOW + 7, order("drain", C, "four")))
+    assert isinstance(request, RequestPlan)
+    assert request.nodes == (A, B, D)
+    asked = phase(after)
+    assert isinstance(asked, Planning)
+    assert (asked.reason, asked.is_ordered) == ("a new plan was ordered", True)
 
 
 def test_ordered_plan_is_part_of_the_answer_to_a_member_that_drains():
     """Other notices are gathered first; the plan that follows is a new one anyway."""
-    asked = replace(QUESTION, nodes=(A, B, C, D), reason=ORDERED)
+    asked = replace(QUESTION, nodes=(A, B, C, D), is_ordered=True)
     after, commands = act(_spares(asked), OrderGiven(NOW, order("drain", B)))
     assert (phase(after), commands) == (Running(BEGAN), ())
     after, (request,) = act(after, Ticked(NOW + 1))

@@ -269,18 +269,18 @@ def test_nodes_of_a_first_part_without_a_job_go_to_another():
     assert parts_written[-1] == (A, B, C, D)
 
 
-@pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_job_without_a_plan_for_its_part_waits_in_line_again(is_ordered):
+@pytest.mark.parametrize("ordered", [None, "o1", "recall-it"])
+def test_a_job_without_a_plan_for_its_part_waits_in_line_again(ordered):
     """Unless a person has paused it meanwhile."""
     parts, _ = elected(job(), job(OTHER, part=(C, D)))
     parts, asked = act(parts, Ticked(NOW + 5))
     theirs = next(each for each in of_kind(RequestPlan, asked) if each.job == OTHER)
     parts, _ = act(parts, PlanRefused(NOW + 6, theirs.request, "it does not fit"))
-    orders = [OrderGiven(NOW + 7, Order("o1", "pause", OTHER))] if is_ordered else []
+    orders = [OrderGiven(NOW + 7, Order(ordered, "pause", OTHER))] if ordered else []
     parts, _ = act(parts, *orders, *(Ticked(NOW + at) for at in range(8, 50)))
     assert parts.others == {}
     assert sorted(parts.first.nodes) == [A, B, C, D]
-    assert parts.first.jobs[OTHER].state == ("paused" if is_ordered else "queued")
+    assert parts.first.jobs[OTHER].state == ("paused" if ordered else "queued")
     assert parts.first.jobs[OTHER].part is None
 
 
