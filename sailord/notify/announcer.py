@@ -82,7 +82,7 @@ class Announcer:
         kind: EventKind = "transition" if note.is_transition else "note"
         event = FeedEvent(
             self.feed.next_id(at), at, kind, note.text, note.job, None, generation, step,
-            state.term or 0, note.is_detail,
+            state.term or 0, note.is_detail, note.settled,
         )  # fmt: skip
         log.info(event.text, job=event.job, generation=generation, step=step, term=event.term,
                  cause=cause)  # fmt: skip

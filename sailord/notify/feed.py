@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sailord.core.model.commands import Settled
+
 EventKind = Literal[
     "note",
     "order",
@@ -43,6 +45,8 @@ class FeedEvent:
     term: int = 0
     is_detail: bool = False
     """A part of a reconfiguration, which one event of kind ``reconfigured`` sums up at its end."""
+    settled: Settled | None = None
+    """If this tells how orders of a checkpoint ended."""
 
 
 @dataclass(eq=False)

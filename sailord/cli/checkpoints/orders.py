@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -15,10 +14,6 @@ from sailord.client import Client, ServerProblem, part
 from sailord.text.checkpoint_text import checkpoints_text
 
 WAIT_S = 0.2
-DONE = re.compile(r"step (\d+) is durable, as ordered")
-NOT_DONE = re.compile(r"step \d+ did not become durable in time|no checkpoint: .*")
-"""What the leader's notes say once the order is settled."""
-
 
 ls = job_question("checkpoints", checkpoints_text, "List a job's checkpoints.", name="ls")
 
@@ -42,7 +37,7 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
         return
     reported: list[str] = []
-    while (step := _settled_step(client, job, mark)) is None:
+    while (step := _settled_step(client, ordered["id"], mark)) is None:
         time.sleep(WAIT_S)
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
         # What failed before may have been mended: the order is tried all the same.
@@ -64,16 +59,17 @@ def _events(client: Client, after: int) -> list[dict[str, Any]]:
     return found
 
 
-def _settled_step(client: Client, job: str, mark: int) -> int | None:
-    """Return the step that an event after ``mark`` tells to be durable as ordered.
+def _settled_step(client: Client, order: str, mark: int) -> int | None:
+    """Return the step that is durable as ordered, as an event after ``mark`` tells.
 
-    Raises if one tells that the order has failed; ``None``: it is not settled yet.
+    Raises if the order has failed; ``None``: it is not settled yet.
     """
-    for text in [each["text"] for each in _events(client, mark) if each["job"] == job]:
-        if (done := DONE.fullmatch(text)) is not None:
-            return int(done[1])
-        if NOT_DONE.fullmatch(text):
-            raise ServerProblem(text)
+    for event in _events(client, mark):
+        settled = event["settled"]
+        if settled is not None and order in settled["orders"]:
+            if settled["step"] is None:
+                raise ServerProblem(event["text"])
+            return int(settled["step"])
     return None
 
 

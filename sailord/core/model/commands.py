@@ -156,6 +156,16 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """How orders of a checkpoint ended."""
+
+    orders: tuple[str, ...]
+    """Their ids."""
+    step: int | None
+    """The step that is durable as ordered; null: they failed, as the text says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A sentence for the log; a transition is kept in the job's history."""
 
@@ -164,6 +174,8 @@ class Note:
     is_transition: bool = False
     is_detail: bool = False
     """A part of a reconfiguration, which has one summary line at its end."""
+    settled: Settled | None = None
+    """If it tells how orders ended."""
 
 
 Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint

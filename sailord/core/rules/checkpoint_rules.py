@@ -17,6 +17,7 @@ from sailord.core.model.commands import (
     CollectGarbage,
     CommitCheckpoint,
     Note,
+    Settled,
     SettleOrder,
     WriteManifest,
 )
@@ -198,18 +199,23 @@ def follow_checkpoint_order(state: State, active: Active) -> RuleAnswer:
         wanted = Securing(point, state.now + state.options.secure_s)
         return Step(_changed(state, active, securing=wanted))
     if durable is not None and durable.point.step >= wanted.point.step:
-        return _answer(state, active, orders, f"step {durable.point.step} is durable, as ordered")
+        step = durable.point.step
+        return _answer(state, active, orders, f"step {step} is durable, as ordered", step)
     if state.now >= wanted.until:
         text = f"step {wanted.point.step} did not become durable in time"
         return _answer(state, active, orders, text)
     return PASS
 
 
-def _answer(state: State, active: Active, orders: tuple[Order, ...], text: str) -> Step:
+def _answer(
+    state: State, active: Active, orders: tuple[Order, ...], text: str, step: int | None = None
+) -> Step:
+    """Settle the orders; ``step`` is durable as they ordered, ``None``: they failed."""
     rest = tuple(order for order in active.orders if order not in orders)
     settled = _changed(state, replace(active, orders=rest), securing=None)
-    settle = (SettleOrder(order.id) for order in orders)
-    return Step(settled, (Note(text, active.job), *settle))
+    ids = tuple(order.id for order in orders)
+    told = Note(text, active.job, settled=Settled(ids, step))
+    return Step(settled, (told, *map(SettleOrder, ids)))
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:

@@ -12,23 +12,34 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import CliRunner, Result
 
+from agents.protocol.codec import plain
 from agents.protocol.records import Order, Saving
 from sailord.cli.main import main
-from sailord.core.model.commands import Note
+from sailord.core.model.commands import Note, Settled
 from sailord.core.model.rule import Step
 from sailord.core.rules.checkpoint_rules import follow_checkpoint_order
 from tests.sailord.core.states import JOB, active_of, durable, job, state
 
-OLD = {"id": 7, "job": JOB, "text": "step 20 is durable, as ordered"}
-"""The note about an earlier order."""
+MINE = "mine"
+"""The id of the order, as sailord answers it."""
+
+
+def event(id_: int, note: Note) -> dict[str, Any]:
+    """Return a note as an event of the API."""
+    return {"id": id_, "job": note.job, "text": note.text, "settled": plain(note.settled)}
+
+
+def settled(step: int, order: str = MINE) -> Note:
+    text = f"step {step} is durable, as ordered"
+    return Note(text, JOB, settled=Settled((order,), step))
 
 
 class Head(http.server.ThreadingHTTPServer):
     """Answers as a sailord whose job's newest step is durable already."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, note: Note) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.text, self.events = text, [OLD]
+        self.note, self.events = note, [event(7, settled(20))]
         self.troubles: list[str] = []
         self.is_slow, self.told = False, None
         threading.Thread(target=self.serve_forever).start()
@@ -37,11 +48,11 @@ class Head(http.server.ThreadingHTTPServer):
         if path == "/v1/events":
             return {"events": [each for each in self.events if each["id"] > after]}
         if method == "POST":
-            other = {"id": 8, "job": "other", "text": "step 3 is durable, as ordered"}
-            told = {"id": 9, "job": JOB, "text": self.text}
-            self.events += [other] if self.is_slow else [other, told]
+            others = [event(8, settled(3, "another")), event(8, Note("started", JOB))]
+            told = event(9, self.note)
+            self.events += others if self.is_slow else [*others, told]
             self.told = told
-            return {"id": "x", "is_new": True}
+            return {"id": MINE, "is_new": True}
         if path.endswith("/checkpoints"):
             if self.told not in self.events and self.told is not None:
                 self.events.append(self.told)
@@ -71,8 +82,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
         """Silence."""
 
 
-def now(text: str, *troubles: str) -> Result:
-    head = Head(text)
+def now(note: Note, *troubles: str) -> Result:
+    head = Head(note)
     head.troubles, head.is_slow = [*troubles, *[""] * 9], bool(troubles)
     try:
         server = f"http://127.0.0.1:{head.server_port}"
@@ -82,17 +93,17 @@ def now(text: str, *troubles: str) -> Result:
         head.server_close()
 
 
-def noted(*, uri: str | None, step: int) -> str:
+def noted(*, uri: str | None, step: int) -> Note:
     """Return what the leader notes when it settles the order."""
-    given = state(job=job(saving=Saving(uri)), orders=(Order("now", "checkpoint", JOB),))
+    given = state(job=job(saving=Saving(uri)), orders=(Order(MINE, "checkpoint", JOB),))
     given = replace(given, durables={JOB: durable(step)})
     while True:
         answer = follow_checkpoint_order(given, active_of(given))
         if isinstance(answer, Step):
             given = answer.state
             if answer.commands:
-                (text,) = [each.text for each in answer.commands if isinstance(each, Note)]
-                return text
+                (note,) = [each for each in answer.commands if isinstance(each, Note)]
+                return note
         given = replace(given, now=given.now + 10)
 
 
@@ -114,6 +125,6 @@ def test_the_order_ends_as_the_leader_tells(
 @pytest.mark.parametrize(("later", "code"), [("no right", 0), ("no bucket", 1)])
 def test_what_failed_before_the_order_may_have_been_mended(later: str, code: int) -> None:
     """The trouble of an earlier attempt stands until one succeeds."""
-    done = now("step 40 is durable, as ordered", "no right", later)
+    done = now(settled(40), "no right", later)
     assert done.exit_code == code
     assert ("error: no bucket" in done.output) == (code == 1)
