@@ -14,7 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -374,15 +376,16 @@ LIVES_FEW, LIVES_MANY = 15, 300
 """Seeds of the simulation; the larger number if no other test failed."""
 
 
-def catch(mutation: Mutation, folder: Path) -> list[str]:
-    """Return the kinds of tests that fail in a copy with the mutation."""
+def catch(mutation: Mutation, folder: Path, *, every: bool = False) -> list[str]:
+    """Return the kind of tests that fails first in a copy with the mutation, or all that fail."""
     path = folder / mutation.path
     text = path.read_text(encoding="utf-8")
     found = text.count(mutation.old)
     assert found == 1, f"{mutation.name}: {found} places in {mutation.path}"
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
-        return red(folder)
+        found = red(folder, mutation.path)
+        return list(found) if every else list(islice(found, 1))
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -398,20 +401,24 @@ def control(folder: Path) -> list[str]:
             )
         path.write_text(changed, "utf-8")
     try:
-        return red(folder)
+        return list(red(folder))
     finally:
         for path, text in before.items():
             path.write_text(text, "utf-8")
 
 
-def red(folder: Path) -> list[str]:
-    """Return which fail of the tests of decisions, the stories and the simulated lives."""
+def red(folder: Path, changed: str = "") -> Iterator[str]:
+    """Yield which tests of decisions fail, those of a changed module first, and then the lives."""
     kinds = sorted({path for paths in TESTS.values() for path in paths})
-    caught = [each for each in kinds if fails(pytest_command(each), folder)]
-    is_caught = fails(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
-    if not caught and not is_caught:
-        is_caught = fails(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
-    return [*caught, "tests/sim"] if is_caught else caught
+    own = [path for core in TESTS if changed.startswith(f"{core}/") for path in TESTS[core]]
+    is_caught = False
+    for kind in dict.fromkeys([*own, *kinds]):
+        if fails(pytest_command(kind), folder):
+            is_caught = True
+            yield kind
+    counts = [LIVES_FEW] if is_caught else [LIVES_FEW, LIVES_MANY]
+    if any(fails(["-m", "tests.sim", "--seeds", str(count)], folder) for count in counts):
+        yield "tests/sim"
 
 
 def pytest_command(*paths: str) -> list[str]:
@@ -456,6 +463,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all if there are none")
     parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    every = "name all tests that catch each one, not only the first"
+    parser.add_argument("--every", action="store_true", help=every)
     asked = parser.parse_args()
     names = asked.names
     chosen = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
@@ -471,7 +480,9 @@ def main() -> int:
         def attempt(mutation: Mutation | None) -> list[str]:
             folder = folders.get()
             try:
-                return control(folder) if mutation is None else catch(mutation, folder)
+                if mutation is None:
+                    return control(folder)
+                return catch(mutation, folder, every=asked.every)
             finally:
                 folders.put(folder)
 
