@@ -9,7 +9,7 @@ them with their errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -133,6 +133,16 @@ def calibrations() -> Mapping[str, Calibration]:
     return {name: Calibration(**entry) for name, entry in table.items()}
 
 
+def launch_s(gpu: str) -> float:
+    """Return the host's seconds for the kernels of a block, where a GPU kind was measured."""
+    return calibrations().get(gpu, calibrations()["default"]).launch_s
+
+
+def kernels_of(layers: Sequence[Layer]) -> Floats:
+    """Return the kernels of each layer, relative to a block."""
+    return np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Roofline:
     """Computes layer times of one model under one sequence length and precision."""
@@ -232,8 +242,7 @@ class Roofline:
             np.array(traffic) / facts.memory_bandwidth_bytes_per_s,
             np.array([forward for forward, _ in collectives]),
             np.array([backward for _, backward in collectives]),
-            np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers])
-            * (SPLIT_KERNELS if tp > 1 else 1.0),
+            kernels_of(layers) * (SPLIT_KERNELS if tp > 1 else 1.0),
             np.array([layer.backward_over_forward() for layer in layers]),
         )
 
