@@ -86,10 +86,15 @@ class PlanLibrary:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The pools by place; a spot pool beside an on-demand pool says so."""
+        """The pools by place; a spot pool beside an on-demand pool says so, and so do machines of
+        several sizes, of which some lost GPUs.
+        """
         keys = Counter(pool.key for pool in self.pools)
+        sizes = Counter((pool.key, pool.spot) for pool in self.pools)
         return tuple(
-            "/".join(pool.key) + (" spot" if pool.spot and keys[pool.key] > 1 else "")
+            "/".join(pool.key)
+            + (" spot" if pool.spot and keys[pool.key] > sizes[pool.key, True] else "")
+            + (f" of {pool.gpus_per_machine}" if sizes[pool.key, pool.spot] > 1 else "")
             for pool in self.pools
         )
 
