@@ -20,7 +20,7 @@ def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogu
     reader = _PublishedReader(raw, place, problems, catalogue)
     try:
         profile = reader.profile()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(malformed(place, error, "profile")) from None
@@ -69,7 +69,7 @@ class _PublishedReader:
             timings=timings,
             sizes=sizes,
             optimizer_parameters={
-                _degree(key): int(value)
+                _degree(key): int(float(value))
                 for key, value in raw.get("optimizer_profile_model_params", {}).items()
             },
             config=config,

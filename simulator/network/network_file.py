@@ -26,7 +26,7 @@ def network_from_json(
     """Read a network file; raise ``InputError`` if it is malformed."""
     try:
         return _measured(raw, place, catalogue)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(malformed(place, error, "network")) from None

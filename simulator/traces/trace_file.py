@@ -48,9 +48,9 @@ class TraceChoice:
     pool: str | None = None
     """``<gpu>@<zone>``: the pool of points that name no GPU kind."""
     until_s: float | None = None
-    """The end of the trace, instead of the file's."""
+    """The end of the trace, no later than the file's; counts from ``from_s``."""
     from_s: float = 0.0
-    """Where to begin in the file; the end counts from there."""
+    """Where to begin in the file."""
 
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
@@ -76,6 +76,7 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     problems.raise_if_any()
     assert end_s is not None
     name = table.text("name") or choice.name or Path(document.name).stem
+    _check_window(choice, reader.said_end_s, points[-1].at_s)
     if choice.from_s:
         before = [point for point in points if point.at_s <= choice.from_s][-1:]
         after = [point for point in points if point.at_s > choice.from_s]
@@ -84,9 +85,6 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
         ]
         if choice.until_s is None:
             end_s -= choice.from_s
-        if end_s <= 0:
-            what = f"is {choice.from_s:g}, and the trace ends before"
-            raise InputError(Problem("--from", what, "begin earlier"))
     kept = [point for point in points if point.at_s < end_s]
     sizes = [pool.gpus_per_machine for pool in cluster.pools]
     usable = usable_points(kept, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
@@ -94,6 +92,18 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     names = [point.nodes for point in usable]
     trace = trace_of(name, iter([(point.at_s, point.gpus) for point in usable]), end_s, names)
     return replace(trace, notice_s=reader.notice_s, starts_at=reader.starts_at)
+
+
+def _check_window(choice: TraceChoice, said_end_s: float | None, last_s: float) -> None:
+    """Refuse to begin or end where the file says nothing of the GPUs."""
+    from_s, until_s = choice.from_s, choice.until_s
+    end_s = last_s if said_end_s is None else said_end_s
+    if from_s and from_s >= end_s:
+        what = f"is {from_s:g}, and the trace ends at {end_s:g}"
+        raise InputError(Problem("--from", what, "begin earlier"))
+    if until_s is not None and said_end_s is not None and from_s + until_s > said_end_s:
+        what = f"is {until_s:g}, and the trace ends {said_end_s - from_s:g} s after the beginning"
+        raise InputError(Problem("--until", what, "end earlier, or raise end_s in the trace"))
 
 
 def usable_points(
@@ -164,6 +174,7 @@ class _TraceReader:
         self.before = tuple(pool.gpus for pool in cluster.pools)
         self.nodes = NamedNodes([pool.gpus_per_machine for pool in cluster.pools])
         self.last_s = 0.0
+        self.said_end_s = table.number("end_s", above=0)
         self.boot_s = table.number("boot_s", default=0.0, least=0) or 0.0
         self.notice_s = table.number("notice_s", default=0.0, least=0) or 0.0
         self.starts_at = table.value("starts_at", valid_timestamp)
@@ -172,8 +183,9 @@ class _TraceReader:
         """Read Sailor's format: events change the availability of the cluster file."""
         table = self.table
         table.text("name")
-        end_s = table.number("end_s", above=0, required=self.until_s is None)
-        end_s = self.until_s or end_s
+        if "end_s" not in table and self.until_s is None:
+            table.number("end_s", required=True)
+        end_s = self.until_s or self.said_end_s
         points: Points = [TracePoint(0.0, self.before, self.nodes.up)]
         for event in table.tables("event", required=True):
             at_s = self._time(event)
@@ -240,8 +252,7 @@ class _TraceReader:
 
     def _end_s(self, points: Points) -> float | None:
         """Return the end of the trace; without one, the last point has no duration."""
-        said_s = self.table.number("end_s", above=0)
-        end_s = self.until_s or said_s or (points[-1].at_s if points else None)
+        end_s = self.until_s or self.said_end_s or (points[-1].at_s if points else None)
         if points and self.until_s is None and end_s is not None:
             place = self.table.place or self.table.document.name
             if end_s < points[-1].at_s:
@@ -339,7 +350,13 @@ class _TraceReader:
         if found:
             what = f"matches {len(found)} pools" + (f" of {said}" if said else "")
             cure = f"choose one with --pool: {', '.join(known)}"
-            if said:
+            if len({(self.cluster.pools[n].key, self.cluster.pools[n].spot) for n in found}) == 1:
+                what += ", of machines with all and with fewer GPUs"
+                cure = (
+                    "leave gpus_left out of the cluster file, or give those machines pools of"
+                    " their own, with gpu and gpus_per_machine"
+                )
+            elif said:
                 cure = "add zone, machine, gpu or spot until only one matches"
                 if spot is None and len({self.cluster.pools[index].spot for index in found}) > 1:
                     cure += "; `trace import --spot` adds spot"

@@ -104,6 +104,12 @@ def test_a_missing_key_is_named(key: str) -> None:
     assert problems(raw) == [f'file: the key "{key}" is missing; see docs/formats.md, profiles']
 
 
+def test_numbers_that_no_float_holds_are_refused() -> None:
+    for path in ((*ENTRY, "fwd_s"), ("optimizer_profile_model_params", "tp1")):
+        huge = [2**1024] * 4 if path[-1] == "fwd_s" else 2**1024
+        assert "too large" in problems(changed(*path, to=huge))[0]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [

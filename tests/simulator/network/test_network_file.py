@@ -111,6 +111,7 @@ def test_all_mistakes_are_reported_with_their_places() -> None:
 def test_a_missing_key_or_a_wrong_type_is_one_problem() -> None:
     assert "the key 'to' is missing" in problems(inter_node=[{"from": {}}])[0]
     assert "wrong type" in problems(inter_node=[7])[0]
+    assert "wrong type" in problems(sizes_bytes=[1, 2**1024])[0]
 
 
 def test_negative_prices_and_counts_below_one_are_reported_with_their_places() -> None:

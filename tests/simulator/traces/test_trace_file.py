@@ -65,7 +65,22 @@ def test_events_change_one_pool_each_starting_from_the_cluster() -> None:
     jsonschema.validate(parse_document(text.encode(), name="trace").data, SCHEMA)
     assert read(text) == [(0, 10, (16, 8)), (10, 20, (8, 8)), (20, 30, (12, 5)), (30, 100, (12, 0))]
     assert read(text, until_s=15) == [(0, 10, (16, 8)), (10, 15, (8, 8))]
-    assert read(text, until_s=500)[-1] == (30, 500, (12, 0))
+    assert read(text, from_s=25) == [(0, 5, (12, 5)), (5, 75, (12, 0))]
+    assert read(text, from_s=25, until_s=75) == read(text, from_s=25)
+
+
+@pytest.mark.parametrize("end", ["end_s = 1000\n", ""])
+def test_a_replay_begins_and_ends_within_the_trace(end: str) -> None:
+    text = end + event(0, zone=A, gpus=8) + event(900, zone=A, gpus=4)
+    last = "1000" if end else "900"
+    told = f"--from: is 5000, and the trace ends at {last}; begin earlier"
+    assert wrong(text, from_s=5000, until_s=600) == [told]
+    if end:
+        told = "--until: is 600, and the trace ends 200 s after the beginning"
+        assert wrong(text, from_s=800, until_s=600)[0].startswith(told)
+        assert "ends 1000 s after" in wrong(text, until_s=1001)[0]
+    else:  # The last event has no duration but this one.
+        assert read(text, from_s=800, until_s=600) == [(0, 100, (8, 8)), (100, 600, (4, 8))]
 
 
 def test_points_hold_until_the_next_one() -> None:
@@ -280,6 +295,17 @@ def test_spot_and_on_demand_pools_of_one_machine_type_are_distinguished() -> Non
         "matches 2 pools of us-central1-a"
         in wrong("end_s = 9\n" + event(5, zone=A, gpus=0), both)[0]
     )
+
+
+def test_pools_of_machines_that_lost_gpus_are_told_apart_by_pools_of_their_own() -> None:
+    """No key of an event tells them apart, so the cure is in the cluster file."""
+    left = replace(EAST, gpus_per_machine=2, gpus=2)
+    text = "end_s = 9\n" + event(5, zone=A, machine=EAST.machine, spot=False, gpus=0)
+    (told,) = wrong(text, Cluster((EAST, left), load_catalogue()))
+    assert "matches 2 pools of a2-highgpu-4g, us-central1-a, of machines with all and with" in told
+    assert "leave gpus_left out of the cluster file, or give those machines pools of" in told
+    own = replace(left, machine="A100-40x2")
+    assert read(text, Cluster((EAST, own), load_catalogue()))[-1] == (5, 9, (0, 2))
 
 
 def nodes_of(text: str | dict[str, Any], cluster: Cluster = ALONE) -> list[Any]:
