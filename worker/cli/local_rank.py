@@ -21,7 +21,7 @@ from worker.checkpoint.by_tensor.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.cli.own_output import printing_to_stderr
 from worker.data.batch import DataSource
-from worker.devices.rank_device import device_failure, set_up
+from worker.devices.rank_device import device_failure, finish_computing, set_up
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.rendezvous import serve_store
@@ -82,7 +82,7 @@ def train(spec: RunSpec, rank: int, send: SendMessage, *, board: ActivityBoard) 
     recorder = Recorder(rank, board, keeps_spans=spec.keeps_spans, fail_at=spec.fail_at)
     if device.type == "cuda":
         set_up(device)
-        recorder.finish_device_work = torch.cuda.synchronize
+        recorder.finish_device_work = finish_computing
     if spec.deepspeed is None:
         _train(spec, rank, send, device=device, recorder=recorder)
     else:

@@ -185,7 +185,6 @@ class GenerationRun:
         torch.set_num_threads(about.threads)
         if about.device.type == "cuda":
             set_up(about.device)
-            self._recorder.finish_device_work = torch.cuda.synchronize
         holdings = holdings_for(opened.plan, opened.job)
         check_node(
             snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target

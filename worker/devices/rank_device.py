@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 DeviceType = Literal["cpu", "cuda"]
-_BF16_SINCE = _FLASH_SINCE = (8, 0)
+_BF16_SINCE = (8, 0)
 """The first compute capability with bf16 in hardware; before, torch emulates it slowly."""
 
 _cuda: Any = torch.cuda  # torch's type stubs leave some of it untyped.
@@ -51,14 +52,26 @@ def allow_tf32() -> None:
     torch.backends.cudnn.allow_tf32 = True
 
 
+def finish_computing() -> None:
+    """Wait for what this thread has queued on its GPU, but for no receive requested ahead.
+
+    Synchronising the whole device would wait for those too: for peers that may wait for this rank.
+    """
+    _cuda.current_stream().synchronize()
+
+
 def has_bf16(device: torch.device) -> bool:
     """Return whether a device computes in bf16; if not, it uses fp32, as the planner assumes."""
     return device.type != "cuda" or _cuda.get_device_capability(device) >= _BF16_SINCE
 
 
-def has_flash(device: torch.device) -> bool:
-    """Return whether the fused attention supports grouped heads; otherwise it would be slow."""
-    return device.type != "cuda" or _cuda.get_device_capability(device) >= _FLASH_SINCE
+def has_flash(attention: SDPAParams) -> bool:
+    """Return whether fused attention takes grouped heads: on a GPU only flash attention does.
+
+    It needs a GPU that has it, 16 bits, and no mask. Elsewhere torch would silently compute and
+    keep all scores, for which plans have no memory.
+    """
+    return attention.query.device.type != "cuda" or can_use_flash_attention(attention)
 
 
 def to_device(value: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

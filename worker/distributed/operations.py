@@ -26,6 +26,8 @@ class Operation:
     """Counted from 1 in its group."""
     what: str
     begun_s: float
+    turn: int = 0
+    """Counted over all groups of this rank."""
     is_transfer: bool = False
     work: Any = None
     """The library's handle, once the operation is started."""
@@ -43,7 +45,9 @@ class OperationLog:
         """The ranks of each group."""
         self._now = now
         self._keeps_unfinished = keeps_unfinished
-        self._unfinished: deque[Operation] = deque()
+        self._turns = 0
+        self._unfinished: dict[str, deque[Operation]] = {}
+        """By group: only operations of one group end in the order in which they were started."""
         self._lock = threading.Lock()
         """Held by the thread that adds an operation or drops those which are over."""
         self._waiting: Operation | None = None
@@ -52,12 +56,13 @@ class OperationLog:
         """Number an operation that is about to be started."""
         number = self.counts[group] + 1
         self.counts[group] = number
-        operation = Operation(group, number, what, self._now(), is_transfer)
+        self._turns += 1
+        operation = Operation(group, number, what, self._now(), self._turns, is_transfer)
         if self._keeps_unfinished:
             with self._lock:
                 # The handle of a finished operation would keep its tensors in memory.
                 self._drop_finished()
-                self._unfinished.append(operation)
+                self._unfinished.setdefault(group, deque()).append(operation)
         return operation
 
     @contextmanager
@@ -101,18 +106,25 @@ class OperationLog:
         if waiting is None:
             with self._lock:
                 self._drop_finished()
-                waiting = self._unfinished[0] if self._unfinished else None
+                waiting = self._first()
         return None if waiting is None else (waiting, self._now() - waiting.begun_s)
 
     def _drop_finished(self) -> None:
-        """Drop operations until one that is not over; called with the lock."""
-        while self._unfinished and _is_over(self._unfinished[0]):
-            self._unfinished.popleft()
-            if self._unfinished:
-                # The device runs operations in order, so the next one began to wait when this one
-                # ended.
-                after = self._unfinished[0]
-                after.begun_s = max(after.begun_s, self._now())
+        """Drop the first operations of each group that are over; called with the lock."""
+        before = self._first()
+        for operations in self._unfinished.values():
+            while operations and _is_over(operations[0]):
+                operations.popleft()
+        first = self._first()
+        if first is not None and first is not before:
+            # The device reaches operations in order, so this one began to wait when the one before
+            # ended.
+            first.begun_s = max(first.begun_s, self._now())
+
+    def _first(self) -> Operation | None:
+        """Return the operation that was started first of those kept; called with the lock."""
+        firsts = (operations[0] for operations in self._unfinished.values() if operations)
+        return min(firsts, key=lambda each: each.turn, default=None)
 
 
 class MembersByName(dict[str, tuple[int, ...]]):

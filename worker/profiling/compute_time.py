@@ -145,9 +145,10 @@ class ComputeTimer:
         occur on a node of its own: both are taken off the sleep. Waits for peers stay.
         """
         if isinstance(self._begun, torch.cuda.Event):
-            torch.cuda.synchronize()
             end = self._now()
-            torch.cuda.synchronize()
+            assert isinstance(end, torch.cuda.Event)
+            # The whole device would also wait for receives that were requested ahead.
+            end.synchronize()
             time.sleep((self._slowdown - 1) * seconds_between(self._begun, end))
             return
         used, waited = (

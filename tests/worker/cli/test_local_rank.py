@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from worker.cli import local_rank
 from worker.cli.local_launcher import RunFailedError
 from worker.cli.local_rank import _reporting_errors
 
@@ -27,6 +28,32 @@ def test_out_of_memory_is_one_sentence_for_user_and_peers(capsys):
     )
     assert (str(failure.value), heard) == (sentence, [sentence])
     assert "in test_out_of_memory" in capsys.readouterr().err
+
+
+def test_timeline_on_a_gpu_waits_for_the_computing_stream_alone(monkeypatch):
+    """The whole device would wait for receives that were requested ahead of the peer's sends."""
+    waited, cuda = [], torch.cuda
+    stream = SimpleNamespace(synchronize=lambda: waited.append("stream"))
+    monkeypatch.setattr(cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: waited.append("device"))
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda _: 7)
+    monkeypatch.setattr(local_rank, "set_up", lambda _: None)
+
+    def one_span(*_, recorder, device):
+        assert device.type == "cuda"
+        with recorder.span("forward"):
+            pass
+
+    monkeypatch.setattr(local_rank, "_train", one_span)
+    spec = SimpleNamespace(threads=1, device="cuda", keeps_spans=True, fail_at=None, deepspeed=None)
+    board, sent = SimpleNamespace(write=lambda *_: None), []
+    threads = torch.get_num_threads()
+    try:
+        local_rank.train(spec, 0, sent.append, board=board)
+    finally:
+        torch.set_num_threads(threads)
+    assert waited == ["stream"]
+    assert [len(each["spans"]) for each in sent] == [1]
 
 
 def test_errors_of_a_script_are_left_as_they_are():

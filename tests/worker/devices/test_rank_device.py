@@ -16,6 +16,7 @@ from worker.devices.rank_device import (
     DeviceMissingError,
     device_error,
     device_failure,
+    has_flash,
     set_up,
     to_device,
 )
@@ -87,6 +88,15 @@ def test_gpu_without_bf16_computes_in_fp32(monkeypatch):
     found = on_device(bf16, GPU)
     assert (found.compute, found.wire) == (torch.float32, torch.bfloat16)
     assert on_device(bf16, torch.device("cpu")) is bf16
+
+
+def test_torch_says_whether_a_gpu_runs_an_attention_as_flash(monkeypatch):
+    asked = []
+    monkeypatch.setattr(rank_device, "can_use_flash_attention", asked.append)
+    on_gpu = SimpleNamespace(query=SimpleNamespace(device=GPU))
+    assert not has_flash(on_gpu)
+    assert asked == [on_gpu]
+    assert has_flash(SimpleNamespace(query=torch.ones(1))), "CPUs need no flash attention"
 
 
 def test_stages_on_gpus_with_and_without_bf16_train_together():

@@ -59,6 +59,11 @@ class Device:
     """Those that have said which device they use."""
     contexts_elsewhere: list[str] = field(default_factory=list)
 
+    def synchronize(self) -> None:
+        """Wait for all that was started on the device, in any communicator."""
+        for work in tuple(self.unfinished):
+            work.wait()
+
 
 @dataclass(eq=False)
 class _Communicator:

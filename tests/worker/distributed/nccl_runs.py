@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch._C._distributed_c10d import HashStore, Store
@@ -89,8 +90,12 @@ def run_generation(
     rules: Mapping[str, Any] | None = None,
     deadline_s: float = 30.0,
     at_end: AtEnd = lambda *_: None,
+    finish_device_work: Callable[[Device], None] | None = None,
 ) -> list[Outcome]:
-    """Train all ranks of a plan, each in a thread, until the end or a death."""
+    """Train all ranks of a plan, each in a thread, until the end or a death.
+
+    ``finish_device_work`` is done at the end of each span; without it spans are not kept.
+    """
     world, store = world or World(), store or HashStore()
     devices = [world.device(rank) for rank in range(plan.device_count)]
     found = [Outcome() for _ in devices]
@@ -99,6 +104,9 @@ def run_generation(
         outcome = found[device.rank]
         library = EmulatedNccl(world, device, str(generation), **(rules or {}))
         recorder = MortalRecorder(device.rank, fail_at=fail_at, generation=generation)
+        if finish_device_work is not None:
+            recorder.keeps_spans = True
+            recorder.finish_device_work = partial(finish_device_work, device)
 
         def connect() -> ProcessTransport:
             return ProcessTransport(

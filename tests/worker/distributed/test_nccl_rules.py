@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.worker.distributed.nccl_rules import (
     NONSENSE,
+    Device,
     EmulatedNccl,
     Group,
     World,
@@ -301,6 +302,19 @@ def test_thirty_reconfigurations_in_one_process_leave_nothing_behind():
             threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.mark.parametrize("of_whole_device", [False, True])
+def test_timeline_that_waits_for_the_whole_device_would_wait_for_requests_made_ahead(
+    of_whole_device,
+):
+    """The stream that computes, which is the thread here, waits for what was taken only."""
+    plan = plan_of(4, (2, [(0, 2, 1), (2, 5, 1)]))
+    wait = Device.synchronize if of_whole_device else lambda _: None
+    with closing_within(2.0):
+        found = run_generation(JOB, plan, finish_device_work=wait)
+    assert any(each.verdict == "hangs" for each in found) is of_whole_device
+    assert of_whole_device or {each.verdict for each in found} == {"done"}
 
 
 def test_a_blocked_operation_ends_at_the_deadline(monkeypatch):

@@ -50,3 +50,39 @@ def test_finished_operations_do_not_keep_their_tensors():
     found = log.oldest()
     assert found is not None
     assert found[0] is first, "what is not over is kept"
+
+
+def test_receive_that_was_requested_early_keeps_no_tensors_of_other_groups():
+    """It may wait while the device runs what was started later, in another communicator."""
+    log, handles = OperationLog(keeps_unfinished=True), weakref.WeakSet()
+    log.begin("1 to 0", "receiving", is_transfer=True).work = Work(is_over=False)
+    for _ in range(50):
+        operation = log.begin("0-1", "sum")
+        operation.work = Work(is_over=True)
+        handles.add(operation.work)
+        del operation
+        assert len(handles) <= 1
+
+
+def test_a_rank_waits_for_what_it_started_first_from_the_end_of_what_was_before_it():
+    now = [0.0]
+    log = OperationLog(keeps_unfinished=True, now=lambda: now[0])
+    started = []
+    for group in ("1 to 0", "0-1", "0-1", "1 to 0"):
+        started.append(log.begin(group, "something"))
+        started[-1].work = Work(is_over=False)
+        now[0] += 1
+
+    def end(*numbers):
+        now[0] += 10
+        for number in numbers:
+            started[number].work.is_over = True
+        return log.oldest()
+
+    assert log.oldest() == (started[0], 4.0)
+    assert end(1) == (started[0], 14.0)
+    assert end(0) == (started[2], 0.0), "the host had started it long before the device reached it"
+    now[0] += 5
+    assert log.oldest() == (started[2], 5.0)
+    assert end(2) == (started[3], 0.0)
+    assert end(3) is None

@@ -157,6 +157,9 @@ class Event:
     def query(self) -> bool:
         return self.number <= Event.past
 
+    def synchronize(self) -> None:
+        Event.past = max(Event.past, self.number)
+
     def elapsed_time(self, end: Event) -> float:
         assert self.query(), "it did not happen yet: torch would raise"
         assert end.query(), "it did not happen yet: torch would raise"
@@ -200,3 +203,17 @@ def test_a_step_that_a_gpu_has_not_finished_is_not_waited_for(
     Event.past = Event.made - 1
     run_on_gpu(gpu_timer, 1)
     assert not (tmp_path / FILE).exists()
+
+
+def test_an_emulated_slower_gpu_waits_for_its_own_work_alone(
+    gpu_timer: ComputeTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole device would wait for receives that were requested ahead of the peer's sends."""
+    slept: list[float] = []
+    monkeypatch.setattr(compute_time.time, "sleep", slept.append)
+    monkeypatch.delattr(compute_time.torch.cuda, "synchronize")
+    gpu_timer.times_slower = lambda: 3.0
+    gpu_timer.begin_step()
+    with gpu_timer.piece("F"):
+        pass
+    assert slept == [2.0]

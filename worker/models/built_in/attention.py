@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams
 from torch.nn import functional
 
 from simulator.models.architecture import Architecture, Rotary
@@ -74,8 +75,12 @@ class Attention(nn.Module):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         sequence = query.shape[2]
         window = self.window if self.window < sequence else 0
+        mask = _attention_mask(sequence, window, query.device) if window else None
+        is_causal = self.is_causal and not window
         grouped = query.shape[1] != key.shape[1]
-        if grouped and not (self.is_fused and has_flash(query.device)):
+        if grouped and not (
+            self.is_fused and has_flash(SDPAParams(query, key, value, mask, 0.0, is_causal, True))
+        ):
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
             grouped = False
@@ -84,8 +89,8 @@ class Attention(nn.Module):
                 query,
                 key,
                 value,
-                attn_mask=_attention_mask(sequence, window, query.device) if window else None,
-                is_causal=self.is_causal and not window,
+                attn_mask=mask,
+                is_causal=is_causal,
                 scale=self.scale,
                 enable_gqa=grouped,
             )

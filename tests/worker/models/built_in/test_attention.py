@@ -1,4 +1,4 @@
-"""Attention where the fused kernel does not take heads in groups."""
+"""Attention where the fused kernel takes heads in groups, and where it does not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,36 @@ from worker.models.built_in import attention
 pytestmark = pytest.mark.torch
 
 
+def fits_flash(params):
+    """Torch's rules for flash attention on an A100."""
+    return params.query.dtype.itemsize == 2 and params.attn_mask is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "is_grouped"),
+    [(torch.bfloat16, 0, True), (torch.float32, 0, False), (torch.bfloat16, 5, False)],
+    ids=["bf16", "fp32", "window"],
+)
+def test_heads_stay_grouped_only_where_flash_attention_takes_them(
+    monkeypatch, dtype, window, is_grouped
+):
+    """Elsewhere torch would keep all scores."""
+    asked = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def ask(*args, **options):
+        asked.append(options["enable_gqa"])
+        return attend(*args, **options)
+
+    monkeypatch.setattr(attention.functional, "scaled_dot_product_attention", ask)
+    monkeypatch.setattr(attention, "has_flash", fits_flash)
+    job = job_of("llama-grouped")
+    part = attention.Attention(job, job.model.architecture, 1).to(dtype)
+    part.window = window
+    part(torch.ones(2, job.sequence, job.model.hidden, dtype=dtype))
+    assert asked == [is_grouped]
+
+
 def test_expanded_heads_give_the_same_loss_and_gradients(monkeypatch):
     job = job_of("llama-grouped")
     grouped = one_pass(job, layers_of(job, tp=1, index=0, group=None))
@@ -23,7 +53,7 @@ def test_expanded_heads_give_the_same_loss_and_gradients(monkeypatch):
         return attend(*args, **options)
 
     monkeypatch.setattr(attention.functional, "scaled_dot_product_attention", ask)
-    monkeypatch.setattr(attention, "has_flash", lambda _: False)
+    monkeypatch.setattr(attention, "has_flash", fits_flash)
     expanded = one_pass(job, layers_of(job, tp=1, index=0, group=None))
     assert asked
     assert not any(asked)
