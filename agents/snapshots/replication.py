@@ -154,11 +154,11 @@ class Replicator:
         keys: list[tuple[int, int]],
         spared: Collection[NodeId],
     ) -> tuple[str, str]:
-        copy = snapshot_file.partial_header(snapshot.header, keys)
+        part = snapshot_file.partial_header(snapshot.header, keys)
         reasons = []
         for node in await self._candidates(snapshot.job, buddy, spared):
             try:
-                await self._send(snapshot, copy, node)
+                await self._send(snapshot, part, node)
             except CopyRefused as refusal:
                 reasons.append(f"{node.name} {refusal}")
             except (OSError, snapshot_file.SnapshotError) as error:
@@ -206,20 +206,20 @@ class Replicator:
         return self._seen
 
     async def _send(
-        self, snapshot: SnapshotFile, copy: snapshot_file.Header, node: NodeRecord
+        self, snapshot: SnapshotFile, part: snapshot_file.Header, node: NodeRecord
     ) -> None:
         point = snapshot.point
         path = (
-            f"/v1/memory/{snapshot.job}/{point.generation}-{point.step}/{copy.file_name}"
-            f"?header={head_checksum(copy)}"
+            f"/v1/memory/{snapshot.job}/{point.generation}-{point.step}/{part.file_name}"
+            f"?header={head_checksum(part)}"
         )
         lost: list[Exception] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
-        headers = {"Content-Length": str(copy.total_bytes)}
+        headers = {"Content-Length": str(part.total_bytes)}
         try:
             # aiohttp's own limit does not cover the time in which a body is sent.
             async with asyncio.timeout(SILENT_S) as limit:
-                stream = Stream(self._stream(snapshot, copy, lost, limit), headers, timeout)
+                stream = Stream(self._stream(snapshot, part, lost, limit), headers, timeout)
                 status, answer = await self.client.call(
                     node.address, "PUT", path, to=agent_of(node.name), stream=stream
                 )
@@ -236,13 +236,13 @@ class Replicator:
     async def _stream(
         self,
         snapshot: SnapshotFile,
-        copy: snapshot_file.Header,
+        part: snapshot_file.Header,
         lost: list[Exception],
         limit: asyncio.Timeout,
     ) -> AsyncIterator[bytes]:
         sent, begun, loop = 0, time.monotonic(), asyncio.get_running_loop()
         try:
-            for chunk in read_pieces(snapshot.path, copy):
+            for chunk in read_pieces(snapshot.path, part):
                 yield chunk
                 sent += len(chunk)
                 due = begun + sent / self.rate_bytes_s

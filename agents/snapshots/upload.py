@@ -75,14 +75,14 @@ class Uploader:
         keys = [piece.key for piece in snapshot.header.pieces if piece.is_written]
         if target is None or not keys:
             return None
-        copy = snapshot_file.partial_header(snapshot.header, keys)
+        part = snapshot_file.partial_header(snapshot.header, keys)
         backoff = Backoff(self.retry_s, RETRY_S_MAX)
         while self.is_wanted(snapshot):
             if await self.is_paused():
                 await asyncio.sleep(self.retry_s)
                 continue
             try:
-                await self._send(snapshot, target, copy)
+                await self._send(snapshot, target, part)
             except snapshot_file.SnapshotError as error:
                 self._report(snapshot, str(error))
                 return None
@@ -91,8 +91,8 @@ class Uploader:
                 self._report(snapshot, f"{target}: {reason_of(error)}")
             else:
                 held = holdings([snapshot], lambda piece: piece.is_written)
-                checksum = head_checksum(copy)
-                return Uploaded(snapshot.point, target, copy.total_bytes, checksum, held)
+                checksum = head_checksum(part)
+                return Uploaded(snapshot.point, target, part.total_bytes, checksum, held)
             await asyncio.sleep(backoff.next_s())
         return None
 
@@ -101,7 +101,7 @@ class Uploader:
         if self.is_wanted(snapshot):
             self.failed(snapshot, reason)
 
-    async def _send(self, snapshot: SnapshotFile, target: str, copy: snapshot_file.Header) -> None:
+    async def _send(self, snapshot: SnapshotFile, target: str, part: snapshot_file.Header) -> None:
         """Upload in a thread, and report when the store takes nothing more: it may hang.
 
         An upload that is not wanted any more is given up then, so that it does not hold up others.
@@ -114,7 +114,7 @@ class Uploader:
                 raise OSError("the upload was given up")
             taken.append(True)
 
-        sending = self._start(lambda: upload_pieces(target, snapshot.path, copy, advanced))
+        sending = self._start(lambda: upload_pieces(target, snapshot.path, part, advanced))
         try:
             while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
                 if not taken:
@@ -166,23 +166,23 @@ class Uploader:
 def upload_pieces(
     uri: str,
     path: Path,
-    copy: snapshot_file.Header,
+    part: snapshot_file.Header,
     advanced: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the pieces of ``copy``, a part of the sealed file at ``path``, as one object.
+    """Write the pieces of ``part``, a part of the sealed file at ``path``, as one object.
 
     ``advanced`` is called whenever the store has taken some bytes.
     """
 
     def chunks() -> Iterator[bytes]:
-        for chunk in read_pieces(path, copy):
+        for chunk in read_pieces(path, part):
             yield chunk
             advanced()
-            failpoint("uploading", copy.generation)
+            failpoint("uploading", part.generation)
 
     system, target = fsspec.core.url_to_fs(uri)
-    head = snapshot_file.head_bytes(copy)
-    write_once(system, target, ObjectContent(chunks, copy.total_bytes, head))
+    head = snapshot_file.head_bytes(part)
+    write_once(system, target, ObjectContent(chunks, part.total_bytes, head))
 
 
 _CURES = {

@@ -110,7 +110,9 @@ def judge_move(
 ) -> Verdict:
     """Decide whether to move.
 
-    ``last_move_s`` is the time of the job's last voluntary move.
+    ``last_move_s`` is the time of the job's last voluntary move. Where nodes are new, the job waits
+    until the gain forgone reaches ``cost / gain - 1`` of the cost: nothing if the gain expected
+    repays the cost, all of it if it repays half, in between where it repays some share in between.
     """
     expected = _expected(offer, history, now_s=now_s, rules=rules)
     life_s = expected.life_s

@@ -4,7 +4,7 @@ Fix a target time T. Each stage can process at most n micro batches in it (``sta
 pipeline has a least price for any prices of GPU kinds (``pricing``). Plans with a given micro batch
 size and number of pipelines are impossible within T if their pipelines cost more than all GPUs are
 worth, at any of the prices tried. Dollars are one such price. Spans of time are examined best first
-and halved until they are narrow.
+and halved until they are narrow. Why this certified bound holds: docs/planner.md, "The bound".
 
 The searched space: 1F1B without interleaving (and zero-bubble schedules, if the tables divide
 backwards), one micro batch size per plan, unsplit stages, any placement of stage groups, any number

@@ -7,7 +7,8 @@ import click
 from sailord.cli.shared.exit_codes import TEXT
 from sailord.cli.shared.lazy_group import LazyGroup, Sections
 
-# A new command: a row here, a module in a folder beside this file, and its text in sailord/text.
+# By the name of each command: its module, which lies in a folder beside this file, and its line in
+# --help. What it prints is made in sailord/text.
 SECTIONS: Sections = {
     "Plan and simulate, without a cluster": {
         "plan": ("planning.plan", "Find the best plan for JOB on CLUSTER."),

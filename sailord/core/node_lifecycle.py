@@ -1,6 +1,7 @@
 """A node's life: seen, reported, marked by orders, given up as lost, forgotten.
 
-``_why_lost`` decides that a node is lost; ``standing`` is the table of a node's states.
+``_why_lost`` decides that a node is lost, and ``observe_nodes`` where another life of the node has
+its name; ``standing`` is the table of a node's states.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def observe_nodes(
     """Take in all nodes that have a lease at this moment; the others have none.
 
     An ``unreadable`` node is only known to hold a lease: it keeps its last record, and no new plan
-    uses it. ``elsewhere``: nodes of other jobs, which may be new lives of these.
+    uses it. ``elsewhere``: nodes of other jobs, which may be new lives of these. A node is lost
+    once another id has its name.
     """
     seen = {record.id: record for record in records}
     fresh: dict[NodeId, Node] = {}
@@ -257,8 +259,8 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     """Return why a node counts as lost; empty while it may be alive.
 
     The end of a lease alone is no proof. All members take part in every step, so a member without
-    a lease is only suspect while steps are being done, or while its agent answers a probe. A dead
-    node is not given up later for that: when its lease ends its job has made no step for
+    a lease is only suspect while steps are being done, or while its agent answers a probe. This
+    does not delay giving up a dead node: when its lease ends its job has made no step for
     ``last_step_s``. With a lease it is lost if a peer lost it and its agent answers no probe.
     """
     if is_broken and node.is_unreachable:

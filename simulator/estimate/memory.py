@@ -193,7 +193,7 @@ class MemoryModel:
         for number, (device, stages, micro_batches) in enumerate(
             zip(*(column[heads].tolist() for column in columns), strict=True)
         ):
-            moments = held_at_most(
+            peaks = held_at_most(
                 plan.schedule,
                 device=device,
                 stages=stages,
@@ -201,14 +201,14 @@ class MemoryModel:
                 virtual_stages=plan.virtual_stages,
             )
             rows = owning[kind == number]
-            times = np.array(moments, dtype=float).T
+            counts = np.array(peaks, dtype=float).T
             if plan.schedule == "zero-bubble":
                 both = np.stack([kept_each[rows], for_weights[rows]], axis=1)
-                found[rows] = (both @ times).max(axis=1)
+                found[rows] = (both @ counts).max(axis=1)
                 continue
             # A device group's chunks are as many rows apart as the pipeline has device groups.
-            chunks = rows[:, None] + stages // plan.virtual_stages * np.arange(len(moments[0]))
-            found[rows] = (kept_each[chunks] @ times).max(axis=1)
+            chunks = rows[:, None] + stages // plan.virtual_stages * np.arange(len(peaks[0]))
+            found[rows] = (kept_each[chunks] @ counts).max(axis=1)
         return found
 
     def _communication(self, count: Floats) -> Floats:

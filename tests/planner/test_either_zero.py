@@ -151,7 +151,7 @@ def test_without_a_plan_nothing_is_claimed_of_that_space(answers: tuple[Answer, 
     assert better_zero(ASKED, told(none, none), SearchCache()).plan is None
 
 
-def test_a_gap_that_one_of_them_misses_is_told(answers: tuple[Answer, Answer]) -> None:
+def test_a_gap_that_one_of_them_misses_is_reported(answers: tuple[Answer, Answer]) -> None:
     asked = replace(ASKED, gap=0.05)
     plain, found = answers
     assert plain.objective is not None

@@ -29,7 +29,10 @@ Form = Literal["plain", "pubsub", "alertmanager"]
 
 
 async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
-    """Authenticate the sender as far as headers allow, and only then read the body."""
+    """Authenticate the sender as far as headers allow, and only then read the body.
+
+    Returns its form, and the message; ``{}`` for a plain one, whose body the handler reads.
+    """
     api = request.app[CONTEXT]
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
     kind: Form = "plain"

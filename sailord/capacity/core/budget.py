@@ -34,7 +34,8 @@ def stop_due(state: CapacityState) -> Stop:
     """Return what the total budget demands.
 
     ``""``: nothing yet; ``"parting"``: the job saves its state, unused instances go; ``"ended"``:
-    all go.
+    all go. The first half of ``parting_s`` is for saving, the second for repeating deletions that
+    fail.
     """
     policy = state.policy
     if policy.usd_max is None:

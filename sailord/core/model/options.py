@@ -30,7 +30,8 @@ class Options:
     stop_s: float = 60.0
     """... of the stop of a generation at a step, ..."""
     start_s: float = 120.0
-    """... and of the start of one, until its first step."""
+    """... and of the start of one, until its first step; ``queries.timeouts`` adds three times the
+    predicted time of the move."""
     unprepared_s: float = 90.0
     """A job that no node can be prepared for is held after so long: their second attempt, 60 s
     after the first, has failed too."""

@@ -7,6 +7,9 @@
     Silent         Present       Silent        Silent         Absent        Lost
     Lost           Lost          Lost          Lost           Present       Lost
 
+An unreachable node whose lease is seen with another address (``has_moved``) is Present: it was not
+probed there yet.
+
 A lease proves that the agent reaches the store, and an answer that it reaches the leader; a node
 may have either without the other. Whether a node is draining, cordoned or a straggler is known
 apart (see ``Node``): it keeps that while its lease comes and goes. A test compares the table with

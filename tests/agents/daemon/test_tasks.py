@@ -62,7 +62,7 @@ def test_a_cancellation_that_comes_with_the_event_ends_the_waiter(turns):
     assert asyncio.run(play())
 
 
-def test_an_event_that_is_not_set_in_time_is_told():
+def test_waiting_for_an_event_times_out():
     async def play() -> tuple[bool, bool]:
         event = asyncio.Event()
         early = await is_set_within(event, 0.01)

@@ -111,7 +111,7 @@ def test_agent_that_restarts_without_workers_uploads_what_the_last_ones_left(
     assert node.lifecycle.replicator.is_idle, "its replicas were made then"
 
 
-def test_troubles_end_with_their_generation_and_are_told_again(node):
+def test_troubles_end_with_their_generation_and_are_reported_again(node):
     """Whether anything is still to be replicated or uploaded here is not known before."""
     node.seal(5, ranks=1)
     (snapshot,) = node.lifecycle.memory.snapshots(JOB, Point(5, 1))
@@ -179,7 +179,7 @@ def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     assert told == [(JOB, 3)]
 
 
-def test_trouble_of_one_job_is_neither_told_nor_hidden_as_that_of_the_next(node):
+def test_trouble_of_one_job_is_neither_reported_nor_hidden_as_that_of_the_next(node):
     lifecycle, text = node.lifecycle, "replicas stay in z1: no node in another zone is ready"
     lifecycle._set_trouble(JobId("job"), "copies", text)
     lifecycle._set_trouble(JobId("job"), "store", "the storage is full: make room there")

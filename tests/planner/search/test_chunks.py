@@ -69,7 +69,7 @@ def test_limit_that_only_chunks_keep_is_kept() -> None:
     assert found.plan.schedule == "interleaved"
 
 
-def test_gap_that_chunks_reach_is_not_told_as_missed() -> None:
+def test_gap_that_chunks_reach_is_not_reported_as_missed() -> None:
     found = plan_job(replace(CHUNKED, is_bounded=True, gap=0.01))
     assert found.plan is not None
     assert (found.plan.schedule, found.note) == ("interleaved", "")

@@ -80,7 +80,7 @@ def test_a_new_generation_has_its_own_measured_times_at_once() -> None:
     assert document(at(1, 0.3, number=4), kept)["busy"] == {}, "old reports speak of another one"
 
 
-def test_dollars_and_share_are_the_ledgers_and_unpriced_time_is_told() -> None:
+def test_dollars_and_share_are_the_ledgers_and_unpriced_time_is_shown() -> None:
     ledger = Ledger()
     for later_s in (0, 1800, 3600):
         here = replace(state(None), now=NOW + later_s)

@@ -62,7 +62,7 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
     assert node_text(shown[3]).endswith("0 steps lost: the job does not train on it")
 
 
-def test_the_plan_that_would_follow_is_told_if_it_was_computed() -> None:
+def test_the_plan_that_would_follow_is_shown_if_it_was_computed() -> None:
     known = of_three_layers(*RING, keeps(D))
     assert known.active is not None
     known = replace(known, active=replace(known.active, progress=Progress(40, NOW, 2.5)))
@@ -76,7 +76,7 @@ def test_the_plan_that_would_follow_is_told_if_it_was_computed() -> None:
     assert views[D].next_nodes is None, "the job does not train on it"
 
 
-def test_that_no_plan_would_follow_is_told_in_the_list_and_of_the_node() -> None:
+def test_list_and_node_show_that_no_plan_would_follow() -> None:
     known = of_three_layers(*RING)
     views = losses_view(known, {A: NoPlan("cluster: too small; add one")}.get)
     assert views[A].why_no_plan == "cluster: too small; add one"
@@ -92,7 +92,7 @@ def test_that_no_plan_would_follow_is_told_in_the_list_and_of_the_node() -> None
     assert "no plan: cluster: too small" in node_text(shown[0])
 
 
-def test_what_a_loss_costs_in_seconds_is_told_beside_the_steps() -> None:
+def test_seconds_of_a_loss_are_shown_beside_the_steps() -> None:
     known = of_three_layers(*ALONE)
     assert known.active is not None
     progress = Progress(40, NOW, 2.5)

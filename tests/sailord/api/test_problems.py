@@ -157,7 +157,7 @@ def test_job_that_has_only_the_money_for_saving_its_state_is_not_to_be_resumed(r
     assert ("sailorctl resume" in _paused_lines([plain(parked)])[0]) is (reserve_s == 0)
 
 
-def test_a_job_without_a_ready_node_is_told_with_what_would_make_one_ready() -> None:
+def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready() -> None:
     cordoned, leaves = node(A, is_cordoned=True), node(B, draining_since=NOW - 9)
     state = state_of(Waiting("a reason", NOW - 60), cordoned, leaves, generation=None)
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
@@ -172,7 +172,7 @@ def test_a_job_without_a_ready_node_is_told_with_what_would_make_one_ready() -> 
     assert problems_of(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
 
 
-def test_a_drain_that_cannot_end_is_told_with_the_order_that_cancels_it() -> None:
+def test_a_drain_that_cannot_end_is_a_problem_with_the_order_that_cancels_it() -> None:
     leaves = node(B, draining_since=NOW - 9)
     state = state_of(None, node(A), leaves, is_refused=True, considered=frozenset((A,)))
     (said,) = problems_of(WELL, None, (NODE,), NOW, stuck=render.stuck_view(state))
@@ -187,7 +187,7 @@ def test_a_held_job_is_to_be_mended_before_it_is_resumed() -> None:
     assert "mend the cause, then sailorctl resume job" in said
 
 
-def test_a_held_job_beside_another_one_is_told_with_its_cure() -> None:
+def test_a_held_job_beside_another_one_is_a_problem_with_its_cure() -> None:
     (said,) = problems_of(
         WELL, None, (NODE,), NOW, [PausedJob("other", "held", "3 attempts failed")]
     )

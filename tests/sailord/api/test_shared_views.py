@@ -32,7 +32,7 @@ def test_each_job_is_listed_with_its_phase_before_those_that_wait():
     ]  # fmt: skip
 
 
-def test_jobs_beside_each_other_are_told_with_their_nodes():
+def test_jobs_beside_each_other_are_shown_with_their_nodes():
     first, second = render.running_view(PARTS.all())
     assert (first.id, first.phase, first.nodes) == (JOB, "running", ("machine-a", "machine-b"))
     assert (second.id, second.phase, second.nodes) == (OTHER, "waiting", ("machine-c", "machine-d"))

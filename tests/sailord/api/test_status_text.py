@@ -276,7 +276,7 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     assert "paused      other: pause was ordered; sailorctl resume other goes on" in text
 
 
-def test_a_speed_far_from_the_prediction_is_told_in_words():
+def test_a_speed_far_from_the_prediction_is_shown_in_words():
     def line(rate: float) -> str:
         about = {"estimate": {"iteration_s": 2.0, "source": "measured"}}
         known = state(None, node(A, replace(SAID, tokens_per_s=rate)), node(B))
@@ -292,7 +292,7 @@ def test_a_speed_far_from_the_prediction_is_told_in_words():
     assert "200% of it), much faster than predicted" in line(2000.0)
 
 
-def test_a_hang_is_told_with_whom_the_ranks_wait_for_and_until_when():
+def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
     hang = Hang("rank 2 has not arrived (computing)", (B,))
     known = state(None, node(A, replace(SAID, hang=hang)), node(B))
     view = render.active_view(known, StepRate(), None, {}, {}, NOW)

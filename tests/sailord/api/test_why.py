@@ -41,7 +41,7 @@ def test_active_job_waits_for_no_other() -> None:
     assert "before it" not in why_text(plain(why_view(BUSY, told, {}, (), None)))
 
 
-def test_a_job_that_has_spent_its_budget_is_not_told_to_resume() -> None:
+def test_cure_of_a_spent_budget_is_not_just_to_resume() -> None:
     def told(usd_max: float) -> str:
         held = state(Held("its budget is spent", BEGAN))
         spent = held.with_job(replace(held.job, bill=Bill(usd=10.0, usd_max=usd_max)))

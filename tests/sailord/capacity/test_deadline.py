@@ -182,7 +182,7 @@ def test_a_cheaper_plan_must_pay_for_the_time_of_the_move():
             assert story.firm != 1 or slack_s > 80.0, step
 
 
-def test_a_deadline_that_will_be_missed_is_told_once_as_at_risk():
+def test_a_deadline_that_will_be_missed_is_reported_once_as_at_risk():
     story = Due().at(8000.0)
     ((text, risk),) = story.told()
     assert risk

@@ -160,7 +160,7 @@ def test_an_instance_that_was_drained_is_kept_while_others_fetch_the_state_from_
     assert cluster.live(20, moved(left, 50)) == ["machine-a"]
 
 
-def test_an_instance_that_has_not_told_what_it_holds_is_kept():
+def test_an_instance_that_has_not_reported_its_snapshots_is_kept():
     silent = replace(node(A), report=None)
     cluster = Cluster(moved(silent), wanted=2)
     assert cluster.live(SURPLUS_S + 60) == []

@@ -261,7 +261,7 @@ def test_second_job_with_the_cluster_is_queued() -> None:
 # ---- holders of snapshots -----------------------------------------------------------------------
 
 
-def test_unused_nodes_are_heard_before_a_start_from_nothing() -> None:
+def test_unused_nodes_report_before_a_start_from_step_0() -> None:
     records = (node(A).record, node(B).record, node(C).record)
     before, _ = act(State(), Elected(NOW, 9, records, (job(layers=2),), (G,)))
     broken = replace(report(A, "broken", number=6, broken_peers=(B,)), sealed=pieces(40, 0))

@@ -47,7 +47,7 @@ def test_a_node_counts_as_ready_from_when_it_can_run_the_job() -> None:
     assert after.nodes[A].free_since == NOW
 
 
-def test_what_all_ranks_raise_alike_is_told_once() -> None:
+def test_what_all_ranks_raise_alike_is_reported_once() -> None:
     raised = "ValueError: bad (train.py:20 in loss)"
     nodes = [
         node(

@@ -16,7 +16,7 @@ from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import Place
 
 
-def test_full_disk_is_told_and_leaves_no_part_of_a_backup(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_leaves_no_part_of_a_backup(tmp_path, monkeypatch):
     def fill(file, _) -> None:
         file.write_bytes(b"a part")
         raise sqlite3.OperationalError("database or disk is full")

@@ -63,7 +63,7 @@ def log_lines(place, *, key: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_each_unreadable_record_is_told_once_and_the_job_goes_on(place):
+def test_each_unreadable_record_is_reported_once_and_the_job_goes_on(place):
     count = begin(place)
     odd = {
         KEYS.node(NodeId("ghost.1")): ODD,

@@ -95,7 +95,7 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
     ],
     ids=["reason", "none", "by a daemon", "preempt", "rollback"],
 )  # fmt: skip
-def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
+def test_events_of_orders_name_who_gave_them(given: Order, said: str) -> None:
     published = Published()
     published.announcer.tell_order(given, RUNS)
     assert published.texts("order") == [said]
@@ -107,7 +107,7 @@ def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
     assert later.texts("order") == [said], "a later leader shows it, too"
 
 
-def test_an_order_without_a_record_is_told_and_kept_with_its_job() -> None:
+def test_an_order_without_a_record_is_an_event_and_in_its_jobs_history() -> None:
     published = Published()
     published.announcer.tell_given("the checkpoint of step 5 was pinned (by eve)", JOB, None, RUNS)
     published.announcer.tell_given("a measurement of all links was ordered", None, None, RUNS)
@@ -168,7 +168,7 @@ def unfit(why: str, number: int = 9, taking: Taking = "idle") -> State:
     return act(RUNS, Reported(NOW, said))[0]
 
 
-def test_error_of_the_job_before_is_not_told_of_the_job_that_has_the_cluster() -> None:
+def test_error_of_the_job_before_is_not_reported_of_the_job_that_has_the_cluster() -> None:
     published = Published()
     said = report(A, "idle", number=9, unfit="setup `exit 3` exited with 3", unfit_for="other")
     published.announcer.observe(RUNS, act(RUNS, Reported(NOW, said))[0])
@@ -228,7 +228,7 @@ def costly(usd_max: float = 100.0) -> State:
     return state(Running(BEGAN), job=record, generation=runs, progress=Progress(40, NOW, 3.6))
 
 
-def test_a_risk_is_told_once_and_kept_in_the_history() -> None:
+def test_a_risk_is_reported_once_and_kept_in_the_history() -> None:
     published, now = Published(), costly()
     for _ in range(2):
         published.announcer.observe(now, now)
@@ -308,7 +308,7 @@ def test_a_deadline_that_instances_are_rented_for_is_announced_once_by_capacity(
     assert published.texts("transition") == ["it will be late"], "the second time it is no news"
 
 
-def test_a_node_that_failed_in_a_generation_is_told_by_its_transition() -> None:
+def test_a_node_that_failed_in_a_generation_is_reported_by_its_transition() -> None:
     published = Published()
     published.announcer.observe(RUNS, unfit("no memory", taking="failed"))
     assert published.texts("note") == []
@@ -347,7 +347,7 @@ def test_each_lost_node_is_announced_once() -> None:
     assert published.texts("node_lost") == ["machine-b is lost: gone"]
 
 
-def test_node_that_leaves_without_a_job_on_it_is_told() -> None:
+def test_node_that_leaves_without_a_job_on_it_is_reported() -> None:
     """A preempted node ends at its deadline, when the job has moved off it long ago."""
     published = Published()
     nodes = Nodes({**ASKS.nodes, C: node(C, draining_since=NOW - 30)})

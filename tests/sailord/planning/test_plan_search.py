@@ -214,7 +214,7 @@ def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     assert not judged(replace(old, age_s=(), last_move_s=59.0)).is_worth_it
 
 
-def test_answer_in_a_hurry_is_followed_by_the_whole_search():
+def test_urgent_answer_is_followed_by_the_whole_search():
     """The first good plan after a loss may leave nodes unused that a slower search would use."""
     first = answer(QUESTION)
     assert isinstance(first, FoundPlan)

@@ -31,7 +31,7 @@ UNPRICED = replace(node("d"), machine="RTX-3090x2", gpu="RTX-3090")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_node_of_unknown_price_is_left_out_and_told(objective: str) -> None:
+def test_node_of_unknown_price_is_left_out_and_named(objective: str) -> None:
     question = replace(QUESTION, spec=f"{SPEC}\n[objective]\n{objective}\n")
     first = answer(replace(question, nodes=(*NODES, UNPRICED)))
     assert isinstance(first, FoundPlan), first

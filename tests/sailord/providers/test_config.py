@@ -83,7 +83,7 @@ def test_emulated_pools_and_traces_are_read(tmp_path):
     ("allowed", "given"),
     [("", None), ('"gs://b/"', ("gs://b/",)), (", ".join(map(quote, MOUNTS.default)), None)],
 )
-def test_rented_instances_are_told_other_mounts_than_agents_assume(tmp_path, allowed, given):
+def test_rented_instances_get_allowed_mounts_that_differ_from_the_default(tmp_path, allowed, given):
     gce = GOOD.replace('["us-central1-a", "us-east1-b"]', '["us-central1-a"]')
     text = f'[capacity]\nusd_max = 10.0\n[provider]\nkind = "gce"\n{gce}[tls]\ninsecure = true\n'
     config = read(tmp_path, text + (f"[mounts]\nallowed = [{allowed}]\n" if allowed else ""))

@@ -279,7 +279,7 @@ def test_clock_times_are_local_and_the_title_names_their_zone():
     assert "09:44:46 b1 is killed, and its memory is lost" in lines
 
 
-def test_an_end_in_thousands_of_years_is_told_without_a_date():
+def test_an_end_in_thousands_of_years_is_shown_without_a_date():
     seen = eight()
     seen.take(STORM["status"] | {"job": STORM["status"]["job"] | {"steps": 2**53}}, seen.nodes, [])
     assert "ETA" in shown(seen, 120, 24)[1]

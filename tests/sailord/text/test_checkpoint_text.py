@@ -40,5 +40,5 @@ def test_each_row_tells_whether_the_job_would_resume_from_it() -> None:
     assert "newest" in listed(old | {"is_durable": True})[2], "of an older sailord"
 
 
-def test_how_many_are_kept_is_told() -> None:
+def test_list_of_checkpoints_shows_how_many_are_kept() -> None:
     assert "the last 3 are kept ([checkpoint] keep), and pinned ones" in listed(EACH)

@@ -52,14 +52,14 @@ def test_many_lost_nodes_are_one_line_also_after_the_move_that_names_a_few():
     assert said(*zone_lost(40), move) == ["c4, c5, c6, c7 and 32 more are lost", move["text"]]
 
 
-def test_nodes_lost_hours_apart_are_told_with_their_causes():
+def test_nodes_lost_hours_apart_are_shown_with_their_causes():
     lost = [each | {"at": 3600.0 * n} for n, each in enumerate(zone_lost(5))]
     assert said(*lost) == [each["text"] for each in lost]
     zone = [each | {"at": 20_000.0 + 20 * n} for n, each in enumerate(zone_lost(40)[5:])]
     assert said(*lost, *zone) == [*said(*lost), "c5, c6, c7, c8 and 31 more are lost"]
 
 
-def test_a_few_lost_nodes_are_told_with_their_causes():
+def test_a_few_lost_nodes_are_shown_with_their_causes():
     assert said(*zone_lost(4)) == [each["text"] for each in zone_lost(4)]
 
 

@@ -37,7 +37,7 @@ def test_an_unfinished_line_is_printed_once_complete():
     assert whole_lines("b") == ("", "b")
 
 
-def test_speeds_are_told_per_second():
+def test_speeds_are_shown_per_second():
     line = (
         '{"job": "j", "step": 20, "samples_per_s": 34.4, "tokens_per_s": 2201, "seconds": 0.465}\n'
     )

@@ -41,7 +41,7 @@ def test_usable_nodes_are_pools_that_a_plan_can_be_made_for(tmp_path: Path) -> N
     }
 
 
-def test_what_is_left_out_is_told() -> None:
+def test_cluster_file_names_the_nodes_that_it_leaves_out() -> None:
     text = cluster_file_text(NODES, SIZES)
     assert "# Left out: 1 node, draining." in text
     assert "# Left out: 1 node, without GPUs." in text

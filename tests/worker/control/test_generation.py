@@ -143,7 +143,7 @@ class SlowFetch:
 OPENED: Any = SimpleNamespace(job=None, plan=None)
 
 
-def test_loss_while_ranks_meet_is_told_before_a_slow_fetch_ends(
+def test_loss_while_ranks_meet_is_reported_before_a_slow_fetch_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, broken, reports = SlowFetch(monkeypatch), threading.Event(), []

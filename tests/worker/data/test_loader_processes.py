@@ -202,7 +202,7 @@ def test_large_parts_of_a_batch_are_not_pickled_twice():
     assert len(told.getvalue()) < 1000
 
 
-def test_processes_that_cannot_be_started_are_told_with_the_cure(ahead, monkeypatch):
+def test_processes_that_cannot_be_started_are_reported_with_the_cure(ahead, monkeypatch):
     def full():
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -226,7 +226,7 @@ def test_a_process_that_hangs_is_ended_when_others_take_over(ahead, tmp_path):
             os.kill(pid, 0)
 
 
-def test_a_killed_process_is_told_with_its_cure(ahead):
+def test_a_killed_process_is_reported_with_its_cure(ahead):
     def kill(step, _):
         if step:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ PLACE = Saving(uri="file:///checkpoints")
 JOB = JobRecord(JobId("j"), "queued", submitted_at=0.0, steps=10, saving=PLACE, deadline=7200.0)
 
 
-def test_the_earliest_end_is_told_if_it_is_too_late() -> None:
+def test_warning_names_the_earliest_end_if_it_is_too_late() -> None:
     assert deadline_warnings(JOB, 7200.0) == ()
     (told,) = deadline_warnings(JOB, 14_400.0)
     assert told.startswith(
@@ -25,7 +25,7 @@ def test_the_earliest_end_is_told_if_it_is_too_late() -> None:
 
 
 @pytest.mark.parametrize("seconds", [4e8, 1e13, float("inf")])
-def test_an_end_after_more_than_a_year_is_told_without_a_date(seconds: float) -> None:
+def test_warning_of_an_end_after_more_than_a_year_has_no_date(seconds: float) -> None:
     """The job is queued by then, so that the answer must be no error."""
     (told,) = deadline_warnings(JOB, seconds)
     assert "all steps left are done " in told
@@ -33,18 +33,18 @@ def test_an_end_after_more_than_a_year_is_told_without_a_date(seconds: float) ->
 
 
 @pytest.mark.parametrize("why", ["no plan fits", "the planner found nothing within 8 s"])
-def test_an_unknown_duration_is_told(why: str) -> None:
+def test_warning_says_why_the_duration_is_unknown(why: str) -> None:
     (told,) = deadline_warnings(JOB, why)
     assert why in told
 
 
-def test_a_job_without_checkpoints_is_told_that_it_may_begin_again() -> None:
+def test_warning_for_a_job_without_checkpoints_says_that_it_may_begin_again() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, deadline=7200.0)
     (told,) = deadline_warnings(record, 10.0)
     assert "[checkpoint] uri" in told
 
 
-def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
+def test_a_budget_that_does_not_pay_for_all_steps_is_warned_of() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, bill=Bill(usd_max=100.0))
     assert budget_warnings(record, 100.0) == ()
     (told,) = budget_warnings(record, 120.5)

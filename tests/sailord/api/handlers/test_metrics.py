@@ -58,7 +58,7 @@ def test_a_job_without_a_place_for_checkpoints_has_no_age() -> None:
     assert not_durable_s(state, view_of(state)) is None
 
 
-def test_steps_at_risk_are_told_for_the_loss_of_one_node_and_of_all() -> None:
+def test_steps_at_risk_are_metrics_for_the_loss_of_one_node_and_of_all() -> None:
     state = began(known=DURABLE)
 
     def told(safe: Point | None) -> dict[str, float]:

@@ -19,7 +19,7 @@ def test_doctor_passes_with_a_healthy_older_leader() -> None:
     assert [*_main_problems({**WELL, "job": running}, [NODE])] == []
 
 
-def test_main_problems_of_an_older_leader_are_told() -> None:
+def test_main_problems_of_an_older_leader_are_shown() -> None:
     held = {"id": "j", "phase": {"name": "held", "reason": "no money"}}
     status = {"leader": None, "store": {"answers": False}, "job": held}
     lost = {**NODE, "state": "lost", "why_lost": "silent"}

@@ -205,7 +205,7 @@ def test_a_submission_whose_answer_was_lost_makes_one_job(tmp_path: Path):
         (("--token-file", "{tmp}/two"), "it must hold one token"),
     ],
 )
-def test_a_wrong_address_or_token_file_is_told_in_words(tmp_path, options, what):
+def test_a_wrong_address_or_token_file_is_reported_in_words(tmp_path, options, what):
     (tmp_path / "two").write_text("one\ntwo\n")
     given = [each.format(tmp=tmp_path) for each in options]
     done = CliRunner().invoke(main, ["status", *given])

@@ -142,7 +142,7 @@ def test_a_plan_without_nodes_ran_on_whole_machines(tmp_path: Path, obtainable: 
     assert nodes(document) <= {"us-central1-a/A100-40x2/1", "us-central1-a/A100-40x2/2"}
 
 
-def test_a_deadline_that_is_not_checked_is_told(tmp_path: Path) -> None:
+def test_a_deadline_that_is_not_checked_is_warned_of(tmp_path: Path) -> None:
     job = JOB.replace("max_tp", "steps = 10\nmax_tp")
     job += '[objective]\ndeadline = "2001-01-01T00:00:00Z"\n'
     for text, is_told in ((job, True), (JOB, False)):

@@ -33,7 +33,7 @@ def test_each_search_has_its_own_process_and_peak() -> None:
     assert large.seconds > 0
 
 
-def test_a_search_that_dies_is_told() -> None:
+def test_a_search_that_dies_is_reported() -> None:
     def dies() -> None:
         os._exit(7)
 

@@ -48,7 +48,7 @@ def test_the_end_of_a_child_is_explained(child: Path, does: str, code: int, said
     assert bool(said) == bool(done.output)
 
 
-def test_a_killed_conversion_of_a_checkpoint_is_told(child: Path, tmp_path: Path) -> None:
+def test_a_killed_conversion_of_a_checkpoint_is_reported(child: Path, tmp_path: Path) -> None:
     kept, job = tmp_path / "kept", tmp_path / "job.toml"
     chain(kept, 10)
     job.write_text(f'{SPEC}\n[checkpoint]\nuri = "file://{kept}"\n')

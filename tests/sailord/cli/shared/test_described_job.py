@@ -60,7 +60,7 @@ def test_a_script_is_planned_and_judged_before_it_is_submitted(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_mistakes_of_script_and_cluster_are_told_together(tmp_path: Path) -> None:
+def test_mistakes_of_script_and_cluster_are_reported_together(tmp_path: Path) -> None:
     missing, cluster = str(tmp_path / "none.py"), str(tmp_path / "none.toml")
     told = run(tmp_path, "plan", missing, cluster)
     assert told.exit_code == 2

@@ -282,7 +282,7 @@ def test_checkpoint_is_checked_before_it_is_restored() -> None:
     assert commands == (WriteGeneration(opening.record, replaces=G),)
 
 
-def test_a_check_that_takes_long_is_told() -> None:
+def test_a_check_that_takes_long_is_noted() -> None:
     """Its storage may hang, and until it answers nothing else would say what the job waits for."""
 
     def trouble(known: State, later_s: float) -> str:

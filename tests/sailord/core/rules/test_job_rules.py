@@ -213,13 +213,13 @@ def test_an_order_to_resume_goes_before_the_next_job() -> None:
     )
 
 
-def test_jobs_behind_one_that_no_node_is_ready_for_are_told() -> None:
+def test_jobs_behind_one_that_no_node_is_ready_for_show_why_they_wait() -> None:
     told = why_queue_stands(waits(idle(A, WHY), idle(B, WHY)))
     assert told == f"job has the cluster, and no node is ready: machine-a, machine-b: {WHY}"
     assert why_queue_stands(waits(idle(A, WHY), idle(B))) == ""
 
 
-def test_no_reason_is_told_while_a_job_runs_or_closes() -> None:
+def test_no_reason_is_shown_while_a_job_runs_or_closes() -> None:
     for running in (state(Running(BEGAN)), state(Closing("held", "it fails"))):
         assert why_queue_stands(running) == ""
     assert why_queue_stands(replace(state(), active=None)) == ""

@@ -107,7 +107,7 @@ def test_what_this_cluster_rented_counts_against_a_familys_quota():
     assert east.why_unknown == "Google lists none there"
 
 
-def test_an_unknown_quota_limits_nothing_and_is_told_as_unknown():
+def test_an_unknown_quota_limits_nothing_and_is_shown_as_unknown():
     quotas = read(Api(NO_RIGHT))
     assert {quota.limit_gpus for quota in quotas} == {None}
     state = CapacityState(prices={H100: 88.0}, quotas=quotas)
