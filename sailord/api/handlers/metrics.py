@@ -195,7 +195,7 @@ def refusal_metrics(capacity: CapacityState) -> list[Metric]:
                [({"zone": pool.zone, "machine": pool.machine, "spot": str(pool.spot).lower(),
                   "kind": each.kind}, each.refusals)
                 for pool, each in sorted(capacity.cooldowns.items())]),
-        metric("sailor_boots_failed", "Instances in a row that brought up no agent.",
+        metric("sailor_boots_failed", "Instances in a row that started no agent.",
                capacity.boots_failed),
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Whether rented instances bring up agents, and how many more may be requested for that reason.
+"""Whether rented instances start agents, and how many more may be requested for that reason.
 
 A cloud's grant proves nothing: an instance that never boots is billed like any other. Only an agent
 that registers with all its GPUs proves its pool. Until then few instances of a pool are up at once;
@@ -37,7 +37,7 @@ def counts(state: CapacityState, machine: RentedInstance) -> bool:
 
 
 def note_failed(state: CapacityState, pool: Pool, text: str) -> CapacityState:
-    """An instance of this pool has brought up no agent, or one without all its GPUs."""
+    """An instance of this pool has started no agent, or one without all its GPUs."""
     known = _record(state, pool)
     boots = {**state.boots, pool: replace(known, failures=known.failures + 1, text=text)}
     return replace(state, boots=boots, boots_failed=state.boots_failed + 1)
@@ -54,11 +54,11 @@ def why_stopped(state: CapacityState, pool: Pool) -> str:
     """Return why nothing more is requested of this pool, and the cure; empty: it is not stopped."""
     record = _record(state, pool)
     if record.failures >= state.policy.boot_failures_max:
-        return f"{record.failures} instances in a row brought up no agent: {record.text}; {RETRY}"
+        return f"{record.failures} instances in a row started no agent: {record.text}; {RETRY}"
     if state.boots_failed >= _failures_max(state):
         texts = sorted({r.text for r in state.boots.values() if r.text})
         return (
-            f"{state.boots_failed} instances of all pools in a row brought up no agent: "
+            f"{state.boots_failed} instances of all pools in a row started no agent: "
             f"{', '.join(texts)}; {RETRY}"
         )
     return ""

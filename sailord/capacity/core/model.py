@@ -24,7 +24,7 @@ from sailord.providers.interface import (
 Stop = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
 CooldownKind = Literal[RefusalKind, "boot"]
-"""``boot``: its last instance brought up no agent; a granted request does not end this."""
+"""``boot``: its last instance started no agent; a granted request does not end this."""
 ENDED_MAX = 1000
 """Names of nodes that are kept after their instances ended."""
 COOLDOWN_S: Mapping[CooldownKind, float] = {
@@ -127,7 +127,7 @@ class Cooldown:
 
 @dataclass(frozen=True, slots=True)
 class BootRecord:
-    """Whether a pool's instances bring up agents, as far as it was seen."""
+    """Whether a pool's instances start agents, as far as it was seen."""
 
     pool: Pool
     has_joined: bool = False

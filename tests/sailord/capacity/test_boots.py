@@ -79,7 +79,7 @@ def test_a_pool_is_stopped_after_three_failures_until_an_operator_orders_it():
     later = BOOT_S + 86_400.0
     assert story.hear(Tick(later)).asks() == []
     assert obtainable(story.state, A) == 0
-    assert "3 instances in a row brought up no agent: no agent registered within 600 s" in (
+    assert "3 instances in a row started no agent: no agent registered within 600 s" in (
         why_stopped(story.state, A)
     )
     again = Story(books=decode(CapacityRecord, encode(record_of(story.state))))

@@ -73,7 +73,7 @@ def test_a_stopped_pool_says_why_and_what_ends_it(story):
     boots = {A: model.BootRecord(A, True, 3, "as told")}
     story.state = replace(story.state, boots=boots)
     view = view_of(story)
-    assert view.pools[0].stopped.startswith("3 instances in a row brought up no agent: as told; ")
+    assert view.pools[0].stopped.startswith("3 instances in a row started no agent: as told; ")
     assert "large in zone-a (spot): stopped: 3 instances" in capacity_text(plain(view))
     assert 'sailor_pool_stopped{machine="large"' in exposition(capacity_metrics(view))
 
