@@ -66,7 +66,8 @@ def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Cat
     spot, flex = model == "SPOT", model == "FLEX_START"
     name = labels.get(MACHINE_LABEL) or _last(resource.machine_type)
     cards = resource.guest_accelerators
-    if cards and MACHINE_LABEL not in labels:
+    # Google lists the GPUs of all types; only those of ``n1`` are not in the type's own name.
+    if cards and MACHINE_LABEL not in labels and name.startswith("n1-"):
         kind = _last(cards[0].accelerator_type).removeprefix("nvidia-tesla-")
         name = f"{name}-{kind}-{cards[0].accelerator_count}"
     try:

@@ -323,8 +323,12 @@ class Rest:
         return self.op(self.cloud.operation("simulateMaintenanceEvent", vm.zone, vm=vm))
 
     def vm(self, vm: Vm) -> Answer:
-        """A machine as its resource."""
+        """A machine as its resource; Google lists the GPUs of its type, too."""
+        offer = self.cloud.offers[vm.machine]
+        kind = self._link(f"zones/{vm.zone}/acceleratorTypes/{offer.accelerator}")
+        card = {"acceleratorType": kind, "acceleratorCount": offer.gpus}
         return {
+            **({"guestAccelerators": [card]} if offer.gpus else {}),
             **{key: value for key, value in vm.body.items() if key != "machineType"},
             "id": str(vm.id),
             "name": vm.name,
