@@ -113,7 +113,6 @@ class Busy:
     """The predicted compute time of each rank per step, without waiting for others."""
 
     seconds: tuple[float, ...]
-    """By rank."""
     relative_error: float = 0.0
     """The expected relative error of the prediction."""
 
@@ -156,7 +155,8 @@ class GenerationRecord:
     worths: tuple[tuple[str, float], ...] = ()
     """What one GPU of each kind is worth to the job, relative to the fastest; see ``Proposal``."""
     step_s: float = 0.0
-    """The predicted duration of a step; 0: not predicted."""
+    predicted_s: float = 0.0
+    """Of a step: its time limit's basis (as measured, if longer), and predicted; 0: unknown."""
     wait_s: float = 600.0
     """How long a rank waits for a peer that is not known to be lost."""
     stop_at: int | None = None

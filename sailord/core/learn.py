@@ -314,7 +314,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             opened = replace(
                 active,
                 generation=record,
-                progress=replace(active.progress, step=step, advanced_at=state.now),
+                progress=Progress(step, state.now, _expected_step_s(active, record)),
                 checkpointing=replace(active.checkpointing, commit=None, securing=None, check=None),
             )
             durables = dict(state.durables)
@@ -331,6 +331,14 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             return replace(state, active=replace(active, generation=record))
         case _:
             return state
+
+
+def _expected_step_s(active: Active, record: GenerationRecord) -> float | None:
+    """Return the measured seconds of a step, scaled to the new plan by the predictions of both."""
+    last, measured_s = active.generation, active.progress.step_s
+    if last is None or measured_s is None or not (last.predicted_s and record.predicted_s):
+        return None
+    return measured_s * record.predicted_s / last.predicted_s
 
 
 def _is_later(record: GenerationRecord, than: GenerationRecord | None) -> bool:

@@ -119,6 +119,7 @@ def repeat_plan(
         is_worth_it=True,
         why="the same plan again: all its nodes are there",
         iteration_s=about["estimate"]["iteration_s"],
+        plain_s=record.predicted_s or None,
         move_s=again["seconds"],
         usd_per_hour=record.usd_per_hour,
         busy=record.busy,

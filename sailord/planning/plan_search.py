@@ -188,11 +188,10 @@ def _from_running(
     told = _judged(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
     if not live:
         return told
-    # Later measurements are compared with predictions, so `busy` stays uncorrected.
-    plain = replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
-    busy = _busy(job, found.found[0], plain.estimate(found.found[0]))
+    judge = replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
     about = {**told.about, "why": [*told.about["why"], *map(str, live)]}
-    return replace(told, proposal=replace(told.proposal, busy=busy), about=about)
+    plan = found.found[0]
+    return _with_plain(replace(told, about=about), job, plan, judge.estimate(plan))
 
 
 def _without_slow(
@@ -225,8 +224,13 @@ def _without_slow(
     # Nothing is needed: the running plan can go on, at the speed of the stragglers.
     without = replace(found, estimate=at_their_speed(plan), needed=None)
     told = _judged(replanner, job, slowed, without, nodes, request.past)
-    # Later measurements are compared with predictions, so `busy` stays uncorrected.
-    return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
+    return _with_plain(told, job, plan, plain)
+
+
+def _with_plain(told: FoundPlan, job: Job, plan: Plan, plain: Estimate) -> FoundPlan:
+    """Return the answer with uncorrected predictions, with which measurements are compared."""
+    busy = _busy(job, plan, plain)
+    return replace(told, proposal=replace(told.proposal, busy=busy, plain_s=plain.iteration_s))
 
 
 def _ran_on(before: Plan, request: PlanRequest) -> list[PlannerNode]:

@@ -75,7 +75,7 @@ def progress_of(state: State) -> JobProgress | None:
     if active is None or isinstance(active.phase, Held):
         return None
     job, ran, step = state.job, active.generation, active.progress.step
-    predicted_s = 0.0 if ran is None else ran.step_s
+    predicted_s = 0.0 if ran is None else ran.predicted_s or ran.step_s
     step_s = active.progress.step_s or predicted_s
     durable = state.durables.get(job.id)
     is_saved = job.saving.uri is not None

@@ -42,3 +42,6 @@ class Proposal:
     """... in these seconds; both with older ones counting less."""
     write_s: float = 0.0
     """Seconds in which its members write a checkpoint, by the size of the state."""
+    plain_s: float | None = None
+    """``iteration_s`` without corrections by running steps, as capacity is planned; ``None``: there
+    are none."""

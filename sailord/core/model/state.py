@@ -53,7 +53,8 @@ class Progress:
     advanced_at: float = 0.0
     """When it did; at first, when the generation began."""
     step_s: float | None = None
-    """Seconds of a step, a moving average over the last ones."""
+    """Seconds of a step, a moving average over the last ones; at first, as measured under the last
+    plan and scaled by the predictions of both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,5 +53,6 @@ def next_record(
         peaks=proposal.peaks,
         worths=proposal.worths,
         step_s=step_s,
+        predicted_s=proposal.iteration_s if proposal.plain_s is None else proposal.plain_s,
         wait_s=wait_s(state.options, proposal, step_s),
     )

@@ -61,6 +61,7 @@ def generation(*members: NodeId, number: int = 3, **others: Any) -> GenerationRe
         TERM,
         "a reason",
         step_s=0.5,
+        predicted_s=0.5,
         wait_s=246.0,
     )
     return replace(made, **others)

@@ -78,6 +78,7 @@ def test_measured_ratios_scale_the_prediction_and_not_what_is_compared_with(
     assert slower.proposal.plan == plain.proposal.plan
     assert slower.proposal.iteration_s == pytest.approx(3 * plain.proposal.iteration_s, rel=0.05)
     assert slower.proposal.busy == plain.proposal.busy
+    assert slower.proposal.plain_s == pytest.approx(plain.proposal.iteration_s)
     assert any("A100-40: layers" in line for line in slower.about["why"])
     assert not any("A100-40: layers" in line for line in plain.about["why"])
 

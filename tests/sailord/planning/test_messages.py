@@ -15,12 +15,15 @@ def test_repeated_plan_needs_no_planner_and_has_a_predicted_cost():
     assert isinstance(first, FoundPlan)
     members, point = first.proposal.members, Restore(Point(7, 1), "memory")
     record = GenerationRecord(
-        JobId("j"), 1, "open", first.proposal.plan, members, point, 1, "a test", usd_per_hour=3.0
+        *(JobId("j"), 1, "open", first.proposal.plan, members, point, 1, "a test"),
+        usd_per_hour=3.0,
+        predicted_s=9.0,
     )
     again = repeat_plan(record, first.plan, json.loads(first.about_bytes))
     assert again is not None
     assert (again.proposal.plan, again.proposal.members) == (first.proposal.plan, members)
     assert again.proposal.iteration_s == first.proposal.iteration_s
+    assert again.proposal.plain_s == 9.0, "what running steps correct may have changed"
     assert again.proposal.usd_per_hour == 3.0
     move = again.about["move"]
     assert again.proposal.move_s > sum(move["phases"].values()) - move["trained_s"] > 0

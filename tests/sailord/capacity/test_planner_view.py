@@ -1,0 +1,53 @@
+"""What the capacity decisions are told of the active job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import GenerationRecord
+from sailord.capacity.core.planner_view import progress_of
+from sailord.core.model.events import GenerationWritten
+from sailord.core.model.phases import Opening
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.state import State
+from sailord.core.queries.generation_record import next_record
+from tests.sailord.core.states import NOW, G, act, active_of, proposal, state
+
+PREDICTED = replace(G, step_s=10.0, predicted_s=10.0)
+
+
+def reconfigured(offered: Proposal, last: GenerationRecord = PREDICTED) -> State:
+    """A job whose steps took 15 s, in its next generation."""
+    before = state(generation=last, step_s=15.0)
+    record = next_record(before, active_of(before), offered, G.restore, "a reason")
+    opening = state(Opening(record, offered), generation=last, step_s=15.0)
+    after, _ = act(opening, GenerationWritten(NOW, record))
+    return after
+
+
+@pytest.mark.parametrize(
+    ("offered", "step_s"),
+    [
+        (proposal(iteration_s=10.0), 15.0),
+        (proposal(iteration_s=5.0), 7.5),
+        (proposal(iteration_s=14.0, plain_s=10.0), 15.0),
+    ],
+    ids=["the same", "a faster plan", "corrected by running steps"],
+)
+def test_a_job_that_was_slower_than_predicted_is_slower_under_its_next_plan(offered, step_s):
+    after = reconfigured(offered)
+    assert active_of(after).progress.step_s == step_s
+    assert progress_of(after).slower == 1.5
+    assert active_of(after).generation.step_s == 15.0, "time limits allow for the slower plan"
+    again = state(generation=active_of(after).generation, step_s=step_s)
+    assert progress_of(again).slower == 1.5
+
+
+def test_a_step_is_measured_anew_where_an_earlier_version_kept_no_prediction():
+    after = reconfigured(proposal(iteration_s=5.0), replace(PREDICTED, predicted_s=0.0))
+    assert active_of(after).progress.step_s is None
+    assert progress_of(after).slower == 1.0
+    old = state(generation=replace(PREDICTED, predicted_s=0.0), step_s=15.0)
+    assert progress_of(old).slower == 1.5
