@@ -1,8 +1,9 @@
 """The protocol number of the messages between the ranks of a generation while they train.
 
-It grows whenever collectives between ranks change, or their order, or what is compared: ranks of
-both kinds would wait for each other in vain, or add up what does not belong together. So all ranks
-must speak the same number. Agents and workers have another (``worker.spec_protocol``).
+It grows whenever collectives between ranks change, or their order, or what is compared, or which
+numbers dropout draws, of which ranks that share a layer need the same: ranks of both kinds would
+wait for each other in vain, or add up what does not belong together. So all ranks must speak the
+same number. Agents and workers have another (``worker.spec_protocol``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from torch._C._distributed_c10d import Store
 
-SPEAKS = 1
+SPEAKS = 2
 """The number of this version; of versions before there was one: 0."""
 _KEY = "code"
 

@@ -46,8 +46,13 @@ def _signed(word: int) -> int:
     return word - _WORD_END if word >= _WORD_END // 2 else word
 
 
-def sample_keys(key: tuple[int, int], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Derive the key of a stream for each sample from their common key."""
+def sample_keys(
+    key: tuple[int, int] | tuple[Tensor, Tensor], samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Derive the key of a stream for each sample from their common key.
+
+    Or for each place, along a dimension, of a key for each row.
+    """
     low = random_words(samples.to(torch.int32, copy=True), key)
     return low, random_words(low ^ _signed(0x9E3779B9), key)
 

@@ -1,8 +1,9 @@
 """Random numbers in a user's code that depend on the sample and not on the plan.
 
 While a layer is computed, torch's random operations are replaced. Each number is a function of
-seed, step, sample, layer, the draw's number within the layer, and its position in the sample's
-tensor. So every plan, every micro batch size and every recomputed pass draws the same.
+seed, step, sample, layer, the draw's number within the layer, and its place along each dimension
+of the sample's tensor. So every plan, every micro batch size and every recomputed pass draws the
+same, also where a micro batch pads its samples to another length.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ class KeyedRandom(TorchDispatchMode):
         self.has_drawn = True
         self._draws += 1
         key = stream_key("random", current.seed, current.step, self._layer, self._draws)
-        low, high = sample_keys(key, current.samples.to(device))
-        index = torch.arange(math.prod(shape) // samples, dtype=torch.int32, device=device)
-        drawn = random_words(index.expand(samples, -1).clone(), (low[:, None], high[:, None]))
+        keys = sample_keys(key, current.samples.to(device))
+        *outer, inner = shape[0] // samples, *shape[1:]
+        for size in outer:
+            # Attention of a padded sample has more keys for each query: no running index would do.
+            keys = sample_keys(*_along(keys, size))
+        low_and_high, index = _along(keys, inner)
+        drawn = random_words(index, low_and_high)
         # 24 bits: every number is exact in fp32, and below 1.
         return (drawn >> 8).bitwise_and_(2**24 - 1).to(torch.float32).mul_(2.0**-24).view(shape)
 
@@ -76,6 +81,13 @@ class KeyedRandom(TorchDispatchMode):
         """Return numbers of a standard normal distribution."""
         radius = (-2 * torch.log1p(-self.uniform(shape, device))).sqrt()
         return radius * torch.cos(2 * math.pi * self.uniform(shape, device))
+
+
+def _along(keys: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return keys with one more dimension, and the places along it for each of them."""
+    low, high = keys
+    places = torch.arange(size, dtype=torch.int32, device=low.device)
+    return (low[..., None], high[..., None]), places.expand(*low.shape, size).clone()
 
 
 def generator_state() -> tuple[bytes, int]:

@@ -46,6 +46,39 @@ def test_samples_draw_the_same_alone_and_together(name):
     assert not torch.equal(together, computed(act, [4, 9, 6], X, layer=4))
 
 
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ((2, 5, 4), (2, 9, 4)),  # Tokens.
+        ((2 * 5, 4), (2 * 9, 4)),  # Tokens of all samples one after the other.
+        ((2, 1, 4), (2, 9, 4)),
+        ((2, 3, 5, 5), (2, 3, 9, 9)),  # Attention, by head, query and key.
+        ((2 * 3, 5, 5), (2 * 3, 9, 9)),
+        ((2,), (2,)),
+    ],
+    ids=str,
+)
+def test_padding_at_the_end_of_a_dimension_changes_no_number(short, long):
+    found, padded = (
+        KeyedRandom(MicroBatch(1, 2, torch.tensor([7, 3])), layer=0)
+        .uniform(shape, X.device)
+        .view(2, -1, *shape[1:])
+        for shape in (short, long)
+    )
+    assert torch.equal(found, padded[tuple(slice(size) for size in found.shape)])
+    assert len(padded.unique()) == padded.numel()
+
+
+def test_attention_of_a_padded_sample_drops_the_same():
+    def attend(x, length):
+        mask = torch.arange(x.shape[1]) < length
+        out = functional.scaled_dot_product_attention(x, x, x, mask[None, None], dropout_p=0.3)
+        return out[:, :length]
+
+    whole = computed(lambda x: attend(x, 5), [4, 9, 6], functional.pad(X, (0, 0, 0, 4)))
+    torch.testing.assert_close(whole, computed(lambda x: attend(x, 5), [4, 9, 6], X))
+
+
 def test_two_draws_of_a_layer_differ():
     first, second = computed(
         lambda x: torch.stack([torch.rand_like(x) for _ in "ab"]), [1, 2, 3], X

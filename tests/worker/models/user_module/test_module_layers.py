@@ -215,18 +215,32 @@ def test_an_evaluation_before_the_first_step_leaves_dropout_as_it_is():
     assert losses[0] == losses[1]
 
 
+def padded_to_the_longest(items):
+    length = max(int(item["attention_mask"].sum()) for item in items)
+    return {key: torch.stack([item[key][:length] for item in items]) for key in items[0]}
+
+
 @pytest.mark.slow
 def test_micro_batches_may_be_of_different_lengths():
-    def padded_to_the_longest(items):
-        length = max(int(item["attention_mask"].sum()) for item in items)
-        return {key: torch.stack([item[key][:length] for item in items]) for key in items[0]}
-
     with all_in_fp64():
         recipe = recipe_of(lambda: language_model("llama"), collate=padded_to_the_longest)
         job = recipe.job()
         wanted = plain_loop(recipe, language_model("llama").train())
         for seed in range(4):
             plan = any_plan(drawn(seed), job, ranks_max=6)
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+@pytest.mark.slow
+def test_dropout_of_attention_does_not_depend_on_the_length_of_a_micro_batch():
+    with all_in_fp64():
+        recipe = recipe_of(
+            lambda: language_model("gpt2", dropout=0.2), collate=padded_to_the_longest
+        )
+        job = recipe.job()
+        wanted = trained(recipe, job, alone(job))
+        for seed in range(2):
+            plan = any_plan(drawn(seed), job, ranks_max=4)
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 

@@ -98,6 +98,50 @@ def test_a_module_of_separate_samples_is_accepted():
     checked(chain(nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.5))))
 
 
+class Attending(nn.Module):
+    """A block with dropout of what attention computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        kept = mask[:, None, :].bool()
+        found = nn.functional.scaled_dot_product_attention(x, x, x, kept, dropout_p=0.3)
+        return x + self.linear(found)
+
+
+class Reader(nn.Module):
+    """A model of sentences, which may be padded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+        self.blocks = nn.ModuleList(Attending() for _ in range(2))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.first(input_ids)
+        for block in self.blocks:
+            x = block(x, attention_mask)
+        return self.head(x)
+
+
+def test_attention_with_dropout_of_samples_that_are_padded_to_one_another_is_accepted():
+    data = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8, 9]}]
+    data = [{**each, "labels": each["input_ids"]} for each in data]
+
+    def loss(out, batch):
+        count = (batch["labels"] >= 0).sum()
+        return nn.functional.cross_entropy(
+            out.flatten(0, 1), batch["labels"].flatten(), reduction="sum"
+        ), count
+
+    recipe = Recipe(
+        model=Reader(), dataset=data, batch_size=2, steps=1, collate=sailor.pad, loss=loss
+    )
+    check_separable(recipe, recipe.examples)
+
+
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
