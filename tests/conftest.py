@@ -27,7 +27,7 @@ LONG_LIMIT_S = 900.0
 
 LONGEST = (
     *("control/test_upgrade.py", "control/test_rebuild.py", "daemon/test_webhook_sender.py"),
-    *("checkpoints/test_doors.py", "local/test_tour.py"),
+    *("other_formats/test_import_and_export.py", "tour/test_tour.py"),
 )
 """Begun before all others, so that no process is left with one when the others have ended."""
 

@@ -1,9 +1,11 @@
-"""What tests need of real processes: the command line, waiting, what a cluster leaves behind."""
+"""What tests need of real processes: commands, waiting, proxies, what a cluster leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -65,3 +67,12 @@ def left_behind(place: Place) -> list[str]:
         *(f"process {pid}" for pid in cluster_pids(place.folder)),
         *(str(path) for path in (place.folder, place.memory) if path.exists()),
     ]
+
+
+def carry(one: socket.socket, other: socket.socket) -> None:
+    """Pass on what comes in at one end of a proxy, until either end is closed."""
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    with contextlib.suppress(OSError):
+        other.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Every module has a docstring, a plain name and at most 500 lines; a silenced check says why."""
+"""Modules have docstrings, plain names, at most 500 lines, and their tests where they stand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.python_files import ROOT, Module, modules, within
+from tests.python_files import PACKAGES, ROOT, Module, modules, within
 
 NAMES_BANNED = ("common", "helper", "helpers", "manager", "managers", "misc", "util", "utils")
 LINES_MAX = 500
+TESTED_ELSEWHERE = {
+    "planner/library": "what replays and shares look up: planner/replay, planner/share",
+    "sailor": "what scripts import: worker/script",
+    "simulator/spec": "what files are read into: simulator/inputs",
+}
+TESTS_OF_SEVERAL = {"sailord/daemon": "whole sailord processes"}
 
 
 def document_breaches(module: Module) -> Iterator[str]:
@@ -72,6 +78,21 @@ def test_a_class_name_stands_for_one_thing_in_its_package():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault((module.package, node.name), []).append(module.name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_tests_stand_where_their_modules_do():
+    wings = {_folder(module) for module in modules(ROOT)}
+    tests = {_folder(module).removeprefix("tests/") for module in modules(ROOT, ("tests",))}
+    tests = {folder for folder in tests if folder.partition("/")[0] in PACKAGES}
+    # Each published planner is one test file in the folder of all.
+    planners = {each for each in wings if each.startswith("planner/baselines/")}
+    planners -= {"planner/baselines/shared"}
+    assert wings - tests == planners | TESTED_ELSEWHERE.keys()
+    assert tests - wings == TESTS_OF_SEVERAL.keys()
+
+
+def _folder(module: Module) -> str:
+    return module.path.parent.relative_to(ROOT).as_posix()
 
 
 def test_tests_and_programs_keep_their_shape():

@@ -13,7 +13,7 @@ import pytest
 
 from tests.control.cluster import Agent, Cluster
 from tests.control.recording import recording
-from tests.processes import wait_until
+from tests.processes import carry, wait_until
 from tests.sailord.daemon.running import Place
 
 pytestmark = pytest.mark.slow
@@ -48,15 +48,7 @@ class CuttableProxy:
                 self.lines += [near, far]
                 far.connect(str(self.to))
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_carry, args=pair, daemon=True).start()
-
-
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := one.recv(1 << 16):
-            other.sendall(data)
-    with contextlib.suppress(OSError):
-        other.shutdown(socket.SHUT_RDWR)
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 
@@ -20,29 +19,17 @@ from agents.protocol.records import (
     Order,
     Point,
 )
-from agents.protocol.store_keys import Keys
 from agents.protocol.versions import Protocol
 from agents.store.interface import Delete, Put
-from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
+from tests.sailord.led_store import TEST as KEYS
+from tests.sailord.led_store import in_a_store
 
-KEYS = Keys("test")
 JOB, OTHER = JobId("job"), JobId("other")
 RUNNING = JobRecord(JOB, "running")
 OPEN = GenerationRecord(JOB, 3, "open", "p", (NodeId("a"),), FIRST, 1, "")
 NODE = NodeRecord(NodeId("a.1"), "a", "z", "m", "g", 1, "a:1")
 ODD = b'{"state":"hibernating"}'
-
-
-def in_a_store(tmp_path, play):
-    async def run():
-        store = await EmbeddedStore.open(tmp_path / "store")
-        try:
-            return await play(Gateway(store, KEYS))
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def plain_loop(recipe: Recipe, module: nn.Module, scheduler: Any = None) -> Trai
         optimizer.zero_grad()
         (total / count).backward()
         if step == 0:
-            found = found._replace(gradients=_gradients(module), norm=_norm(module))
+            found = found._replace(gradients=gradients_of(module), norm=_norm(module))
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -103,12 +103,13 @@ def plain_loop(recipe: Recipe, module: nn.Module, scheduler: Any = None) -> Trai
     return found._replace(weights={name: p.detach() for name, p in module.named_parameters()})
 
 
-def _gradients(module: nn.Module) -> dict[str, Tensor]:
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of each parameter's gradient by name."""
     return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
 def _norm(module: nn.Module) -> float:
-    return float(torch.stack([g.norm() for g in _gradients(module).values()]).norm())
+    return float(torch.stack([g.norm() for g in gradients_of(module).values()]).norm())
 
 
 def assert_close(found: Training, wanted: Training, where: str, rel: float = 1e-10) -> None:

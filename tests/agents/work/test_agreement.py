@@ -9,20 +9,9 @@ import pytest
 
 from agents.protocol.records import PREPARING
 from agents.work.agreement import PackagesDifferError, check_agreed, installed
-from agents.work.fetch import PackageFetcher
 from agents.work.package import package_of
-from tests.agents.work.preparing import JOB, RUNNING, Node, Sources, packed
+from tests.agents.work.preparing import JOB, RUNNING, Node, packed
 from tests.agents.work.wheels import wheel
-
-
-@pytest.fixture
-def sources():
-    return Sources()
-
-
-@pytest.fixture
-def fetcher(tmp_path, sources):
-    return PackageFetcher(tmp_path / "node" / "packages", sources, sources.addresses)
 
 
 @pytest.fixture

@@ -18,21 +18,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from agents.protocol.records import PREPARING, JobId, JobRecord, NodeId
 from agents.work import preparation as module
-from agents.work.fetch import FetchError, PackageFetcher
+from agents.work.fetch import FetchError
 from agents.work.mounts import MountError, link
 from agents.work.package import PART_BYTES, Package, package_of
 from agents.work.work_folder import KEPT, SETUP, WorkFolder, delete_old
-from tests.agents.work.preparing import JOB, RUNNING, Node, Sources, packed
-
-
-@pytest.fixture
-def sources():
-    return Sources()
-
-
-@pytest.fixture
-def fetcher(tmp_path, sources):
-    return PackageFetcher(tmp_path / "node" / "packages", sources, sources.addresses)
+from tests.agents.work.preparing import JOB, RUNNING, Node, packed
 
 
 @pytest.mark.asyncio

@@ -24,7 +24,7 @@ from sailord.providers.interface import (
     Refused,
 )
 from tests.gce.virtual_client import Gateway, VirtualLoop
-from tests.sailord.capacity.story import FLEX, A, Story, machine
+from tests.sailord.capacity.core.story import FLEX, A, Story, machine
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 

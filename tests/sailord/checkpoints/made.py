@@ -33,6 +33,7 @@ from worker.checkpoint.snapshot_file import (
     head_checksum,
     partial_header,
     read_header,
+    read_piece,
 )
 from worker.layout.rank_layout import TIED
 from worker.layout.tensor_table import tensors_of
@@ -84,6 +85,11 @@ def read_full(manifest: str) -> FullCheckpoint:
     state = open_saved_state(manifest)
     kinds = [{key: state.tensor(key, kind) for key in state.pieces.specs} for kind in state.kinds]
     return FullCheckpoint(state.job, state.progress, tuple(kinds))
+
+
+def pieces_of(path: Path) -> list[tuple[tuple[int, int], bytes]]:
+    """Return each piece of a sealed file: its key and its bytes."""
+    return [(piece.key, read_piece(path, piece)) for piece in read_header(path).pieces]
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from agents.protocol.store_keys import Keys
-from agents.store.factory import open_store
 from agents.store.interface import Put
 from planner.move_policy.node_lifetimes import History
-from sailord.cluster_records import Gateway
 from sailord.controller.lifetime_store import load_lifetimes, save_lifetimes
+from tests.sailord.led_store import in_a_store, lead
 
 POOL = "A100-40@us-central1-a spot"
 SEEN = History().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})
-
-
-def in_a_store(tmp_path, play):
-    async def run():
-        store = await open_store(f"embedded://{tmp_path}/store.db")
-        try:
-            return await play(Gateway(store, Keys("test")))
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
-
-
-async def lead(gateway: Gateway) -> int:
-    await gateway.store.transact([], [Put(gateway.keys.leader, b"me")])
-    entry = await gateway.store.get(gateway.keys.leader)
-    assert entry is not None
-    return entry.created
 
 
 def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from tests.agents.store.places import ETCD, Cluster
-from tests.processes import wait_until
+from tests.processes import carry, wait_until
 from tests.sailord.daemon.running import JOB, Place
 
 pytestmark = [
@@ -46,15 +46,7 @@ class Way:
                 far = socket.create_connection(self.to)
                 self.lines.append(far)
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_carry, args=pair, daemon=True).start()
-
-
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := one.recv(1 << 16):
-            other.sendall(data)
-    with contextlib.suppress(OSError):
-        other.shutdown(socket.SHUT_RDWR)
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
 
 
 def is_cut(head: Place) -> bool:

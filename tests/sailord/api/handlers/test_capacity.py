@@ -19,7 +19,7 @@ from sailord.core.model.state import State
 from sailord.providers.interface import Granted, Quota, Refused
 from sailord.text.capacity_text import capacity_text
 from sailord.text.cluster_text import glance_text
-from tests.sailord.capacity.story import A, B, Story, machine
+from tests.sailord.capacity.core.story import A, B, Story, machine
 
 NAMED = NodeRecord(NodeId("by-hand.1"), "by-hand", "z", "m", "gpu", 4, "h:1", "ready")
 

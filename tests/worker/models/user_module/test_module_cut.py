@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="their models are the oracle")
 from torch import nn
 
 from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences
+from tests.worker.module_runs import gradients_of
 from worker.data.datasets.map_dataset import default_collate
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.module_cut import CutError, find_cut, kinds_of
@@ -26,10 +27,6 @@ def call(module, batch):
         return module(**named, use_cache=False).logits
     out = module(batch)
     return getattr(out, "logits", out)
-
-
-def gradients(module):
-    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
 def compute_in_parts(module, batch):
@@ -60,13 +57,13 @@ def test_parts_compute_bit_for_bit_what_the_whole_module_does(family):
     module = image_model() if family == "vit" else language_model(family)
     out = call(module, batch)
     out.pow(2).mean().backward()
-    wanted = gradients(module)
+    wanted = gradients_of(module)
     module.zero_grad()
     cut, found = compute_in_parts(module, batch)
     assert len(cut.blocks) == 3
     assert torch.equal(found, out)
-    assert gradients(module).keys() == wanted.keys()
-    for name, gradient in gradients(module).items():
+    assert gradients_of(module).keys() == wanted.keys()
+    for name, gradient in gradients_of(module).items():
         assert torch.equal(gradient, wanted[name]), name
 
 

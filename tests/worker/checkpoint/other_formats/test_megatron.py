@@ -17,12 +17,11 @@ from click.testing import CliRunner
 from sailord.planning.job_spec import read_job
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError
-from tests.sailord.checkpoints.made import SPEC, make, write_full
+from tests.sailord.checkpoints.made import SPEC, make, pieces_of, write_full
 from tests.worker.hf_families import language_model
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.other_formats.megatron import export_megatron, import_megatron
 from worker.checkpoint.other_formats.torch_dcp import DcpFolder, TensorEntry, write_dcp
-from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
 from worker.models.weight_files.foreign_tensors import Window, module_name
 from worker.script.hf_job import described_job
@@ -42,11 +41,6 @@ precision = "fp32"
 max_tp = 2
 steps = 3
 """
-
-
-def pieces_of(path):
-    header = read_header(path)
-    return [(piece.key, read_piece(path, piece)) for piece in header.pieces]
 
 
 def described(folder, family):

@@ -29,7 +29,7 @@ from sailord.capacity.core.supply import supply
 from sailord.core.model.state import State
 from sailord.providers.interface import InDoubt, Instance, InstanceRequest, Queued, Refused
 from sailord.text.capacity_text import capacity_text
-from tests.sailord.capacity.story import FLEX, PRICES, A, Story, machine
+from tests.sailord.capacity.core.story import FLEX, PRICES, A, Story, machine
 
 HOUR = 3600.0
 

@@ -24,8 +24,8 @@ from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.phases import Starting
 from sailord.core.model.state import Progress, State
 from sailord.core.node_lifecycle import grant_grace
-from tests.sailord.capacity.story import A as POOL
-from tests.sailord.capacity.story import Story, machine
+from tests.sailord.capacity.core.story import A as POOL
+from tests.sailord.capacity.core.story import Story, machine
 from tests.sailord.core.states import (
     NOW,
     A,

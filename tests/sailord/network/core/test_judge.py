@@ -8,7 +8,7 @@ import pytest
 
 from agents.protocol.link_records import SizeTimes
 from sailord.network.core.judge import judge
-from tests.sailord.network.clusters import NIC, measured, times_as_long
+from tests.sailord.network.core.clusters import NIC, measured, times_as_long
 
 
 def why_not(measurements):

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from transformers import AutoModelForCausalLM
 
 from simulator.inputs.job_file import load_job
-from tests.sailord.checkpoints.made import make
-from tests.sailord.checkpoints.test_doors import described, pieces_of
+from tests.sailord.checkpoints.made import make, pieces_of
+from tests.worker.checkpoint.other_formats.test_import_and_export import described
 from tests.worker.warm import ROOT
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.other_formats.convert import export_dcp, import_dcp

@@ -32,7 +32,7 @@ from sailord.goodput.core.shares import (
     resumed,
     too_many,
 )
-from tests.sailord.goodput.test_ledger import JOB, sights
+from tests.sailord.goodput.core.test_ledger import JOB, sights
 
 OTHER, THIRD = JobId("other"), JobId("third")
 MIDNIGHT = 20_000 * 86_400.0

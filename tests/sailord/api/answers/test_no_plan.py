@@ -15,7 +15,7 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Phase, Running, Waiting
 from sailord.core.model.state import State
 from sailord.text.cluster_text import jobs_text, why_text
-from tests.sailord.api.test_problems import WELL
+from tests.sailord.api.answers.test_problems import WELL
 from tests.sailord.core.states import (
     FROM_NOTHING,
     JOB,

@@ -22,7 +22,7 @@ from sailord.capacity.core.model import (
 )
 from sailord.capacity.core.planner_view import progress_of
 from sailord.providers.interface import Pool
-from tests.sailord.capacity.story import A, Story, machine
+from tests.sailord.capacity.core.story import A, Story, machine
 from tests.sailord.core.states import state
 
 FIRM = Pool("zone-a", "large", "gpu", 4, spot=False)

@@ -27,7 +27,7 @@ from worker.checkpoint.other_formats.convert import (
 )
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 pytestmark = pytest.mark.torch
 
 LLAMA = SPEC.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
@@ -95,7 +95,7 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
 def test_deepspeed_continues_from_the_export(tmp_path):
     made = make(tmp_path / "kept", 10)
     export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
-    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
+    script = [sys.executable, "-m", "tests.worker.checkpoint.other_formats.deepspeed_reads"]
     done = subprocess.run(
         [*script, str(tmp_path / "ds"), made.durable.manifest],
         cwd=ROOT, check=False, capture_output=True, text=True,

@@ -7,7 +7,7 @@ import pytest
 from sailord.network.core.choose import open_questions
 from sailord.network.core.curve_fit import fit_curves
 from sailord.network.core.model import CurveToMeasure
-from tests.sailord.network.clusters import SimulatedCluster, nodes_of, site, times_as_long
+from tests.sailord.network.core.clusters import SimulatedCluster, nodes_of, site, times_as_long
 
 NEAR, FAR = (1e-3, 1e9), (5e-2, 2e7)
 LINKS = {

@@ -24,7 +24,7 @@ from worker.checkpoint.by_tensor.write_snapshot import write_snapshot
 from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.models.weight_files.foreign_tensors import whole_tensor
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = """
 [model]

@@ -1,7 +1,7 @@
 """Let DeepSpeed's own engine load a universal checkpoint, and say whether it has every bit.
 
-``python -m tests.sailord.checkpoints.deepspeed_reads FOLDER MANIFEST`` runs it, in a process of
-its own.
+It runs in a process of its own, as
+``python -m tests.worker.checkpoint.other_formats.deepspeed_reads FOLDER MANIFEST``.
 """
 
 from __future__ import annotations

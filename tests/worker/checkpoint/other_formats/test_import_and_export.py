@@ -20,11 +20,10 @@ from sailord.cli.main import main as sailorctl
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
-from tests.sailord.checkpoints.made import SPEC, make, read_full, write_full
+from tests.sailord.checkpoints.made import SPEC, make, pieces_of, read_full, write_full
 from tests.worker.hf_families import language_model
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.other_formats.convert import export_dcp, import_dcp, import_huggingface
-from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
 from worker.models.weight_files.foreign_tensors import module_name
 from worker.script.hf_job import described_job
@@ -58,11 +57,6 @@ def described(tmp_path):
     job, _ = described_job(document)
     path.write_text(described_text(document, job))
     return path
-
-
-def pieces_of(path):
-    header = read_header(path)
-    return [(piece.key, read_piece(path, piece)) for piece in header.pieces]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "module"])

@@ -28,7 +28,7 @@ from worker.checkpoint.other_formats.convert import export_deepspeed
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 GPT = SPEC.replace("max_tp = 2", "max_tp = 4")
 LLAMA = GPT.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
 SPECS = {"gpt2": GPT, "llama": LLAMA, "zero": GPT + "zero = 1\n"}
@@ -106,7 +106,7 @@ def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
 def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
     _, _, manifest = written(tmp_path, "gpt2")
     export_deepspeed(open_saved_state(manifest), tmp_path / "ds")
-    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
+    script = [sys.executable, "-m", "tests.worker.checkpoint.other_formats.deepspeed_reads"]
     done = subprocess.run(
         [*script, str(tmp_path / "ds"), manifest],
         cwd=ROOT, check=False, capture_output=True, text=True,

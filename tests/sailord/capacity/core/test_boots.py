@@ -26,7 +26,7 @@ from sailord.capacity.core.model import (
 from sailord.capacity.core.retirement import LAST_DRAIN_S, RETIRE_S
 from sailord.capacity.core.supply import obtainable
 from sailord.providers.interface import Granted, Preemption
-from tests.sailord.capacity.story import A, B, Story, machine
+from tests.sailord.capacity.core.story import A, B, Story, machine
 
 BOOT_S = CapacityPolicy().boot_s
 

@@ -9,7 +9,7 @@ import pytest
 
 from sailord.network.core.choose import Known, choose, open_questions
 from sailord.network.core.model import GENTLE_BYTES, CurveToMeasure, Failure, NetworkPolicy
-from tests.sailord.network.clusters import measured, nodes_of, site
+from tests.sailord.network.core.clusters import measured, nodes_of, site
 
 NOW = 1e6
 ALWAYS = NetworkPolicy(seconds_per_hour=3600.0)

@@ -42,7 +42,7 @@ from sailord.providers.interface import (
     Quota,
     Refused,
 )
-from tests.sailord.capacity.story import FIRST, PRICES, SECOND, A, B, Story, machine
+from tests.sailord.capacity.core.story import FIRST, PRICES, SECOND, A, B, Story, machine
 
 
 def test_no_request_before_the_first_observation():

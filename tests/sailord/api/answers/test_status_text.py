@@ -48,7 +48,7 @@ from tests.sailord.core.states import (
 )
 
 HERE = Path(__file__).parent / "status"
-PLAN = Path(__file__).resolve().parents[3] / "examples" / "opt-350m-plan.json"
+PLAN = Path(__file__).resolve().parents[4] / "examples" / "opt-350m-plan.json"
 PRICED = replace(G, usd_per_hour=58.752, reason="a node came")
 DURABLE = Durable(Point(30, 3), "m", "0" * 64)
 ABOUT: Mapping[str, Any] = {

@@ -19,7 +19,7 @@ from sailord.capacity.core.model import (
     Tick,
 )
 from sailord.providers.interface import Quota
-from tests.sailord.capacity.story import PRICES, A, B, Story, machine
+from tests.sailord.capacity.core.story import PRICES, A, B, Story, machine
 
 
 def test_surplus_is_deleted_after_surplus_s_unused_first():

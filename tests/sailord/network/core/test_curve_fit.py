@@ -14,7 +14,7 @@ from sailord.network.core.model import SIZES_BYTES, Measurement
 from sailord.network.network_document import network_document
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network_file import network_from_json
-from tests.sailord.network.clusters import measured, site
+from tests.sailord.network.core.clusters import measured, site
 
 positive = st.floats(1e-6, 1e3)
 
