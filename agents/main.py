@@ -240,7 +240,6 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             commands=ForkedCommands(fork_client) if fork_client.is_service else None,
         )
         stack.callback(preparation.close)
-        registration.looked = preparation.look
         joiner = GenerationJoiner(
             _worker_settings(config, devices, catalogue, memory.folder, key, tls),
             lambda: current.state.node,
@@ -289,7 +288,9 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         stop = Stop(loop, notices, config)
         monitor = _monitor_devices(loop, devices, config.state)
         bounding = keep_bounded(lambda: [*gang.outputs.values(), *filter(None, [preparation.log])])
-        is_over = await _run_until_stopped(loop, stop, notices.watch(session), monitor, bounding)
+        polling = registration.poll(node.id, loop.held_job, preparation.look)
+        watching = notices.watch(session)
+        is_over = await _run_until_stopped(loop, stop, polling, watching, monitor, bounding)
         answer.forget()
         await gang.close(is_over=is_over or stop.is_shutdown)
         if is_over:
@@ -390,14 +391,13 @@ async def _run_until_stopped(
     running.add_signal_handler(signal.SIGTERM, stop.terminated.set)
     running.add_signal_handler(signal.SIGPWR, stop.begin_shutdown)
     running.add_signal_handler(signal.SIGINT, interrupted.set)
-    node, registration = loop.state.node.id, loop.registration
+    registration = loop.registration
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(work)
             for work in (
                 loop.run(),
                 registration.keep_registered(),
-                registration.poll(node, loop.held_job),
                 registration.watch(),
                 registration.store_orders(),
                 loop.sender.run(),

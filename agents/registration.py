@@ -43,6 +43,8 @@ from agents.store.interface import CreatedAt, Entry, LeaseGone, Put, Store, Stor
 from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")
+Looked = Callable[[Mapping[JobId, JobRecord], JobId | None], None]
+"""Called after each poll with all jobs, and this node's where several share the cluster."""
 
 RETRY_S = 0.3
 POLL_S_MAX = 2.5
@@ -64,8 +66,6 @@ class Registration:
     """The jobs that have snapshots on this node."""
     leader: str | None = None
     """The leader's address, as of the last poll."""
-    looked: Callable[[Mapping[JobId, JobRecord], JobId | None], None] = lambda _jobs, _own: None
-    """Called after each poll with all jobs, and this node's where several share the cluster."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll now."""
     heard_term: Callable[[], int] = lambda: 0
@@ -166,19 +166,19 @@ class Registration:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    async def poll(self, node: NodeId, held: Callable[[], JobId | None]) -> None:
+    async def poll(self, node: NodeId, held: Callable[[], JobId | None], looked: Looked) -> None:
         """Read the generation after each change and at least every ``POLL_S_MAX``, forever."""
         while True:
             self.woken.clear()
             try:
-                await self._poll(node, held())
+                await self._poll(node, held(), looked)
             except StoreError:
                 self.feed(StoreFailed(self.clock.now()))
                 await asyncio.sleep(RETRY_S)
                 continue
             await is_set_within(self.woken, min(self.lease_s / 4, POLL_S_MAX))
 
-    async def _poll(self, node: NodeId, held: JobId | None) -> None:
+    async def _poll(self, node: NodeId, held: JobId | None, looked: Looked) -> None:
         entry = await self.store.get(self.keys.leader)
         if entry is not None and entry.created < self.heard_term():
             self._read.clear()  # Its revisions may have meant other records.
@@ -200,7 +200,7 @@ class Registration:
             self.durables = dict.fromkeys([record.job], durables[0]) if durables else {}
         self.unreadable.note_all(unreadable, prefixes=[self.keys.jobs])
         if held is None or held in self.jobs:
-            self.looked(self.jobs, job_of(node, self.jobs))
+            looked(self.jobs, job_of(node, self.jobs))
         now = self.clock.now()
         job_ids = self.jobs_in_memory() if held is None else {held}
         is_wanted = record is not None and record.state == "open" and node in record.members

@@ -28,6 +28,7 @@ from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
 from sailord.api.handlers.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
+from sailord.capacity.rented import RentedNow
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
@@ -333,40 +334,53 @@ async def open_store_of(config: Config) -> StoreThread:
 def _assemble(
     config: Config, store: StoreThread, state: StateFolder, key: ClusterKey, tls: Tls | None
 ) -> Daemon:
-    clock, keys = Clock(), Keys(config.cluster_name)
+    clock, keys, rented = Clock(), Keys(config.cluster_name), RentedNow()
     gateway = Gateway(store, keys)
-    controller = build_controller(config, gateway, clock, AgentClient(key, tls))
+    controller = build_controller(
+        config,
+        gateway,
+        clock,
+        AgentClient(key, tls),
+        is_behind=rented.is_behind,
+        keeps_deadline=rented.keeps_deadline,
+    )
+    cluster, announcer, effects = controller.cluster, controller.announcer, controller.effects
     election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)
-    network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
+    network = NetworkProfiler(config, cluster, effects.agents)
     own = Gateway(store, keys, gateway.unreadable)
-    books = Bookkeeper(own, prices_of(config.cluster))
-    api = ApiContext(config, controller, own, clock, key, network, books, asyncio.Event(), tls=tls)
-    outbox, cluster = controller.announcer.outbox, controller.cluster
-    webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
+    books = Bookkeeper(
+        own,
+        prices_of(config.cluster),
+        capacity=lambda: rented.state,
+        parts=lambda: tuple(cluster.parts.all()),
+    )
+    capacity = None
     if config.provider is not None:
-        provider = open_provider(config.provider, config.cluster, clock.now)
-        planner = controller.effects.planner
-        api.capacity = CapacityLoop(
-            config, provider, config.capacity, cluster, planner,
-            Gateway(store, keys, gateway.unreadable), clock,
-            lambda job, text, is_at_risk: controller.announcer.tell_deadline(
+        authority = None if config.tls is None else config.tls.by
+        capacity = CapacityLoop(
+            config,
+            open_provider(config.provider, config.cluster, clock.now),
+            config.capacity,
+            cluster,
+            effects.planner,
+            Gateway(store, keys, gateway.unreadable),
+            clock,
+            rented=rented,
+            tell=lambda job, text, is_at_risk: announcer.tell_deadline(
                 JobId(job), text, cluster.state, is_at_risk=is_at_risk
             ),
-        )  # fmt: skip
-        if config.tls is not None and config.tls.by is not None:
-            api.capacity.ended = partial(end_instance, config.tls.by)
-        controller.effects.is_behind = api.capacity.is_behind
-        controller.announcer.keeps_deadline = api.capacity.keeps_deadline
-    recovery = Recovery(Gateway(store, keys, gateway.unreadable), controller.effects.agents)
-    rented = api.capacity
-    if rented is not None:
-        api.goodput.capacity = lambda: rented.state
-    api.goodput.parts = lambda: tuple(cluster.parts.all())
+            ended=None if authority is None else partial(end_instance, authority),
+        )
+    api = ApiContext(
+        config, controller, own, clock, key, network, books, asyncio.Event(), capacity, tls
+    )
+    webhooks = WebhookSender(config.webhooks.receivers, announcer.outbox, cluster)
+    recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)
-    cluster.watchers += [api.goodput.observe, api.curve.observe, available.note]
+    cluster.watchers += [books.observe, api.curve.observe, available.note]
     return Daemon(
-        config, store, clock, gateway, election, controller, api, webhooks, recovery, api.goodput,
-        CurveKeeper(own, api.curve), api.capacity,
+        config, store, clock, gateway, election, controller, api, webhooks, recovery, books,
+        CurveKeeper(own, api.curve), capacity,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, assert_never
 
 import structlog
@@ -23,7 +23,7 @@ from planner.replan.past_moves import downtime_s
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
-from sailord.capacity.core.deadline import rented_in_use, watches_deadline
+from sailord.capacity.core.deadline import rented_in_use
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import (
@@ -34,6 +34,8 @@ from sailord.capacity.core.planner_view import (
     progress_of,
     target_of,
 )
+from sailord.capacity.core.supply import draws_on_quotas
+from sailord.capacity.rented import RentedNow
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.core.model.phases import Held
@@ -85,13 +87,15 @@ class CapacityLoop:
     planner: PlannerPool
     gateway: Gateway
     clock: Clock
+    _: KW_ONLY
+    rented: RentedNow = field(default_factory=RentedNow)
+    """Where the state is kept, for those who read it."""
     tell: Callable[[str, str, bool], None] = lambda _job, _text, _is_at_risk: None
     """Tells what is rented for the deadline of a job, and whether the deadline is at risk."""
     ended: Callable[[str, str], None] | None = None
     """Told, on a thread, the name and the number of each instance that is no more."""
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """A globally unique id."""
-    state: CapacityState = field(init=False)
     _term: int | None = None
     _events: asyncio.Queue[model.Event] = field(default_factory=asyncio.Queue)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,6 +112,16 @@ class CapacityLoop:
 
     def __post_init__(self) -> None:
         self.state = CapacityState(self.policy, self.clock.now())
+
+    @property
+    def state(self) -> CapacityState:
+        """The state now."""
+        assert self.rented.state is not None
+        return self.rented.state
+
+    @state.setter
+    def state(self, state: CapacityState) -> None:
+        self.rented.state = state
 
     async def check(self) -> None:
         """Raise ``InputError`` for configuration errors, unless instances may exist already.
@@ -156,7 +170,7 @@ class CapacityLoop:
             event = await self._events.get()
             before = self.state
             self.state, commands = decide(self.state, event)
-            if _there(self.state) != _there(before):
+            if draws_on_quotas(self.state) != draws_on_quotas(before):
                 self._moved.set()
                 self._unsaved.set()
             if isinstance(event, model.Observed) and self.ended is not None:
@@ -187,15 +201,6 @@ class CapacityLoop:
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
-
-    def is_behind(self, job: JobId) -> bool:
-        """Whether on-demand instances are wanted for the deadline of this job."""
-        pace = self.state.pace
-        return pace is not None and pace.job == job and pace.uses_on_demand
-
-    def keeps_deadline(self, job: JobId) -> bool:
-        """Whether instances are rented so that this job meets its deadline."""
-        return watches_deadline(self.state, job)
 
     def report_stock(self, zone: str, gpu: str) -> None:
         """End the cooldown of pools with such GPUs that were out of stock."""
@@ -287,7 +292,7 @@ class CapacityLoop:
         """Observe the provider; seldom while nothing is rented, requested or wanted."""
         begun_s, now = float("-inf"), asyncio.get_running_loop().time
         while True:
-            is_quiet = not any((*_there(self.state), *self.state.target.values()))
+            is_quiet = not any((*draws_on_quotas(self.state), *self.state.target.values()))
             pause_s = self.policy.look_s * (QUIET_TIMES if is_quiet else 1)
             if self._term is not None and now() >= begun_s + pause_s:
                 begun_s = now()
@@ -487,12 +492,6 @@ async def read_capacity(gateway: Gateway) -> CapacityRecord:
     """Return the stored record; raises ``StoreError``, or ``WireError`` if it cannot be read."""
     entry = await gateway.store.get(gateway.keys.capacity)
     return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
-
-
-def _there(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what draws on quotas: instances and pending requests."""
-    up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
-    return frozenset(up), frozenset(state.asks)
 
 
 def _up(pools: tuple[PoolSupply, ...]) -> list[PoolSupply]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import assert_never
 
 import structlog
@@ -70,9 +70,10 @@ class Effects:
     clock: Clock
     plans: dict[tuple[JobId, str], FoundPlan]
     """Answers of the planner, by job and hash; shared with the store writer."""
-    plan_requests: int = 0
+    _: KW_ONLY
     is_behind: Callable[[JobId], bool] = lambda _job: False
     """Whether on-demand instances are rented for a job's deadline."""
+    plan_requests: int = 0
     _precomputed_for: tuple[JobId, int, bool, float | None] | None = None
     """The job, generation and goal (``is_behind``) whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -126,9 +127,19 @@ class Controller:
 
 
 def build_controller(
-    config: Config, gateway: Gateway, clock: Clock, agents: AgentClient
+    config: Config,
+    gateway: Gateway,
+    clock: Clock,
+    agents: AgentClient,
+    *,
+    is_behind: Callable[[JobId], bool] = lambda _job: False,
+    keeps_deadline: Callable[[JobId], bool] = lambda _job: False,
 ) -> Controller:
-    """Build a controller that is not the leader yet."""
+    """Build a controller that is not the leader yet.
+
+    ``is_behind``: whether on-demand instances are rented for a job's deadline, ``keeps_deadline``:
+    whether they would be.
+    """
     cluster = ClusterState(Parts(State(options=config.options, now=clock.now())))
     inbox, outbox = Inbox(clock), Outbox(gateway)
     writer = StoreWriter(gateway, outbox, cluster, inbox, clock)
@@ -142,7 +153,8 @@ def build_controller(
         inbox,
         clock,
         writer.plans,
+        is_behind=is_behind,
     )
     telemetry = TraceSender(config.otlp, config.cluster_name)
-    announcer = Announcer(gateway, Feed(), outbox, telemetry)
+    announcer = Announcer(gateway, Feed(), outbox, telemetry, keeps_deadline)
     return Controller(clock, cluster, inbox, writer, effects, announcer)

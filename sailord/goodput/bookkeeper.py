@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
@@ -55,8 +55,9 @@ class Bookkeeper:
 
     gateway: Gateway
     price: Price
-    capacity: Callable[[], CapacityState] | None = None
-    """The rented instances; ``None``: no provider is configured."""
+    _: KW_ONLY
+    capacity: Callable[[], CapacityState | None] = lambda: None
+    """The rented instances; none: no provider is configured."""
     parts: Callable[[], Sequence[State]] = tuple
     """The parts of jobs that share the cluster, the first one first; none: there is one job."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -78,7 +79,7 @@ class Bookkeeper:
         """Book the time since the last look, if one is due or the phase has changed."""
         if state.term is None or state.term != self._loaded_for:
             return
-        capacity = None if self.capacity is None else self.capacity()
+        capacity = self.capacity()
         if capacity is not None and not _is_known(capacity):
             return
         parts = self.parts() or (state,)

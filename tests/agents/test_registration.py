@@ -54,6 +54,10 @@ def in_a_store(tmp_path, play: Callable[[Store, Registration, list[Event]], Awai
     asyncio.run(run())
 
 
+def ignore(_jobs: object, _own: object) -> None:
+    """Prepare nothing."""
+
+
 @pytest.mark.parametrize("value", NEWER)
 @pytest.mark.parametrize("held", [JOB, None])
 def test_unreadable_generation_starts_and_stops_nothing(tmp_path, value, held):
@@ -61,12 +65,12 @@ def test_unreadable_generation_starts_and_stops_nothing(tmp_path, value, held):
         closed = encode(GenerationRecord(NEXT, 1, "closed", "p", (US,), FIRST, 1, ""))
         await store.put(KEYS.generation(NEXT), closed)
         await store.put(KEYS.generation(JOB), encode(OPEN))
-        await agent._poll(US, held)
+        await agent._poll(US, held, ignore)
         await store.put(KEYS.generation(JOB), value)
-        await agent._poll(US, held)
-        await agent._poll(US, held)
+        await agent._poll(US, held, ignore)
+        await agent._poll(US, held, ignore)
         await store.put(KEYS.generation(JOB), encode(OPEN))
-        await agent._poll(US, held)
+        await agent._poll(US, held, ignore)
         kinds = [type(event) for event in events]
         assert kinds == [GenerationRead, GenerationUnreadable, GenerationUnreadable, GenerationRead]
         assert (agent.unreadable.total, agent.unreadable.found) == (1, {})
@@ -79,7 +83,7 @@ def test_generation_that_asks_for_this_node_is_joined_beside_an_unreadable_one(t
         asks = GenerationRecord(NEXT, 1, "open", "p", (US,), FIRST, 1, "")
         await store.put(KEYS.generation(JOB), b"nothing")
         await store.put(KEYS.generation(NEXT), encode(asks))
-        await agent._poll(US, None)
+        await agent._poll(US, None, ignore)
         (event,) = events
         assert isinstance(event, GenerationRead)
         assert event.record == asks
@@ -90,17 +94,20 @@ def test_generation_that_asks_for_this_node_is_joined_beside_an_unreadable_one(t
 def test_unreadable_job_keeps_its_work_folder_and_its_snapshots(tmp_path):
     async def play(store: Store, agent: Registration, events: list[Event]) -> None:
         looks: list[Any] = []
-        agent.looked = lambda jobs, _own: looks.append(jobs)
+
+        def look(jobs: Any, _own: object) -> None:
+            looks.append(jobs)
+
         await store.put(KEYS.generation(JOB), encode(OPEN))
         await store.put(KEYS.state(NEXT), encode(JobRecord(NEXT, "queued")))
         # A new agent process has never read the record of the job whose workers it took over.
         await store.put(KEYS.state(JOB), b'{"state":"ended in another way"}')
-        await agent._poll(US, JOB)
+        await agent._poll(US, JOB, look)
         assert looks == []
         await store.put(KEYS.state(JOB), encode(JobRecord(JOB, "running")))
-        await agent._poll(US, JOB)
+        await agent._poll(US, JOB, look)
         await store.put(KEYS.state(JOB), b"nothing")
-        await agent._poll(US, JOB)
+        await agent._poll(US, JOB, look)
         assert [look[JOB].state for look in looks] == ["running", "running"]
         assert not [event for event in events if isinstance(event, JobEnded)]
         assert list(agent.unreadable.found) == [KEYS.state(JOB)]
@@ -129,12 +136,12 @@ def test_leader_of_another_protocol_is_logged_once_and_gets_reports(tmp_path):
     async def play(store: Store, agent: Registration, _: list[Event]) -> None:
         leader = Leader("d", "h", "b", 1, "s", "head:1", 1, Protocol(99, 98))
         await store.put(KEYS.leader, encode(leader))
-        await agent._poll(US, None)
-        await agent._poll(US, None)
+        await agent._poll(US, None, ignore)
+        await agent._poll(US, None, ignore)
         assert (agent.leader, agent.unreadable.total) == ("head:1", 1)
         assert agent.unreadable.found[KEYS.leader].endswith("upgrade this agent first")
         await store.put(KEYS.leader, b"nothing")
-        await agent._poll(US, None)
+        await agent._poll(US, None, ignore)
         assert (agent.leader, agent.unreadable.total) == (None, 2)
 
     in_a_store(tmp_path, play)
@@ -180,11 +187,11 @@ def test_snapshots_of_a_job_that_has_left_the_node_are_deleted(tmp_path):
         ours = JobRecord(NEXT, "running", part=(US,))
         for job in (JobRecord(JOB, "running"), ours):
             await store.put(KEYS.state(job.id), encode(job))
-        await agent._poll(US, None)
+        await agent._poll(US, None, ignore)
         assert [each.job for each in events if isinstance(each, JobEnded)] == [JOB]
         await store.put(KEYS.state(JOB), encode(JobRecord(JOB, "paused")))
         events.clear()
-        await agent._poll(US, None)
+        await agent._poll(US, None, ignore)
         assert not [each for each in events if isinstance(each, JobEnded)]
 
     in_a_store(tmp_path, play)

@@ -107,7 +107,7 @@ class World(Hooks):
     """... and the start of cooldowns of pools for requests without an answer."""
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.random, self._ids = random.Random(self.seed), random.Random(self.seed)
         self.cloud = Cloud(
             project="test-project",
             hooks=self,
@@ -282,7 +282,7 @@ class World(Hooks):
             SimpleNamespace(ask_capacity=self._plan),
             self._gateway,
             SimpleNamespace(now=self.now),
-            lambda: str(uuid.UUID(int=self.random.getrandbits(128))),
+            new_id=lambda: str(uuid.UUID(int=self._ids.getrandbits(128))),
         )
         self.head = Head(capacity, asyncio.create_task(capacity.run()))
 

@@ -42,3 +42,9 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
     limits = [gpus // pool.gpus for gpus in free if gpus is not None]
     most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
     return max(min([most, *map(int, limits)]), 0)
+
+
+def draws_on_quotas(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what draws on quotas: instances and pending requests."""
+    up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
+    return frozenset(up), frozenset(state.asks)

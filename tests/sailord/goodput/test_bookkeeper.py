@@ -103,7 +103,7 @@ def test_nothing_is_booked_until_the_requests_of_the_last_leader_were_looked_for
     async def play(gateway: Gateway) -> list[int]:
         found = []
         for capacity in (unknown, replace(unknown, observed_at=NOW), replace(unknown, asks={})):
-            books = Bookkeeper(gateway, lambda _: 2.0, lambda capacity=capacity: capacity)
+            books = Bookkeeper(gateway, lambda _: 2.0, capacity=lambda capacity=capacity: capacity)
             await books.load(TERM)
             books.observe(replace(state(None), now=NOW, term=TERM))
             found.append(books.ledger.until_us)

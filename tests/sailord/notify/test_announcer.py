@@ -55,9 +55,9 @@ from tests.sailord.core.states import (
 class Published:
     """An announcer and the events that it published."""
 
-    def __init__(self) -> None:
+    def __init__(self, **others: Any) -> None:
         gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
-        self.announcer = Announcer(gateway, Feed(), Outbox(gateway))
+        self.announcer = Announcer(gateway, Feed(), Outbox(gateway), **others)
 
     def texts(self, kind: str) -> list[str]:
         return [each.text for each in self.announcer.feed.kept if each.kind == kind]
@@ -298,9 +298,9 @@ def test_a_message_of_a_risk_that_was_sent_is_not_sent_again_with_the_line() -> 
 
 
 def test_a_deadline_that_instances_are_rented_for_is_announced_once_by_capacity() -> None:
-    published, now = Published(), costly()
-    assert published.announcer.risks(now).keys() == {"budget_at_risk", "deadline_at_risk"}
-    published.announcer.keeps_deadline = lambda job: job == JOB
+    now = costly()
+    assert Published().announcer.risks(now).keys() == {"budget_at_risk", "deadline_at_risk"}
+    published = Published(keeps_deadline=lambda job: job == JOB)
     assert published.announcer.risks(now).keys() == {"budget_at_risk"}
     for _ in range(2):
         published.announcer.tell_deadline(JOB, "it will be late", now, is_at_risk=True)

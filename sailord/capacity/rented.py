@@ -1,0 +1,25 @@
+"""What is rented at present: kept by the capacity loop, read by what is built before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.protocol.records import JobId
+from sailord.capacity.core.deadline import watches_deadline
+from sailord.capacity.core.model import CapacityState
+
+
+@dataclass(eq=False)
+class RentedNow:
+    """The state of the capacity loop; ``None``: no provider is configured."""
+
+    state: CapacityState | None = None
+
+    def is_behind(self, job: JobId) -> bool:
+        """Whether on-demand instances are wanted for the deadline of this job."""
+        pace = None if self.state is None else self.state.pace
+        return pace is not None and pace.job == job and pace.uses_on_demand
+
+    def keeps_deadline(self, job: JobId) -> bool:
+        """Whether instances are rented so that this job meets its deadline."""
+        return self.state is not None and watches_deadline(self.state, job)
