@@ -24,6 +24,7 @@ from sailord.text.cluster_text import (
     usd_to_come,
 )
 from sailord.text.event_lines import EventLine, fold
+from sailord.text.plan_text import StageGroup, pipeline_kinds
 from sailord.text.printable import printable
 from sailord.text.units import YEAR_S, clock, counted, duration
 
@@ -271,25 +272,20 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
 
 def _plan_lines(plan: Mapping[str, Any]) -> list[Text]:
     """Return the plan, one line for each kind of pipeline: its stages, by GPU kind and zone."""
-    kinds: dict[str, int] = {}
-    chunks = plan.get("virtual_stages", 1)
-    for pipeline in plan["pipelines"]:
-        said = _pipeline(pipeline["stages"], chunks)
-        kinds[said] = kinds.get(said, 0) + 1
     return [
-        Text().append("plan  " if n == 0 else "      ", "bold").append(f"{count} x {said}")
-        for n, (said, count) in enumerate(kinds.items())
+        Text()
+        .append("plan  " if n == 0 else "      ", "bold")
+        .append(f"{len(kind.numbers)} x {_stages(kind.groups)}")
+        for n, kind in enumerate(pipeline_kinds(plan))
     ]
 
 
-def _pipeline(stages: Sequence[Mapping[str, Any]], chunks: int) -> str:
+def _stages(groups: Sequence[StageGroup]) -> str:
     parts: list[tuple[str, list[str]]] = []
-    groups = len(stages) // chunks
-    for group, stage in enumerate(stages[:groups]):
-        place = stage["places"][0] if "places" in stage else stage
-        tp = f" tp {stage['tp']}" if stage["tp"] > 1 else ""
-        where = f"{place['zone']} {place['gpu']}{tp}"
-        layers = "+".join(_layers(*each["layers"]) for each in stages[group::groups])
+    for group in groups:
+        tp = f" tp {group.tp}" if group.tp > 1 else ""
+        where = f"{group.zone} {group.gpu}{tp}"
+        layers = "+".join(_layers(*each) for each in group.layers)
         if parts and parts[-1][0] == where:
             parts[-1][1].append(layers)
         else:

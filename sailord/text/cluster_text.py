@@ -9,8 +9,9 @@ from typing import Any
 from sailord.text.causes import short_cause
 from sailord.text.cures import SPEND_MORE
 from sailord.text.event_lines import fold, line_text
+from sailord.text.plan_text import plan_lines
 from sailord.text.table import table
-from sailord.text.units import YEAR_S, counted, duration, number_ranges, timestamp
+from sailord.text.units import YEAR_S, counted, duration, timestamp
 
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
@@ -27,8 +28,6 @@ REFUSED = {
 COLUMNS = 100
 FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
-PIPELINES_MAX = 4
-"""Columns of a plan's table; more kinds of pipelines go into further tables below."""
 
 
 def status_text(status: dict[str, Any]) -> str:
@@ -271,53 +270,6 @@ def glance_text(capacity: dict[str, Any]) -> str:
     if capacity["stop"]:
         counts.append("the budget is spent")
     return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f}/h"
-
-
-def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """Return the plan as tables: one row per stage group, one column per kind of pipeline.
-
-    Where a kind has one pipeline only, its nodes are named.
-    """
-    kinds: dict[tuple[str, ...], list[int]] = {}
-    chunks = plan.get("virtual_stages", 1)
-    for number, pipeline in enumerate(plan["pipelines"]):
-        kinds.setdefault(_stage_cells(pipeline, chunks), []).append(number)
-    columns = [
-        (cells if len(numbers) > 1 else _on_nodes(cells, plan["pipelines"][numbers[0]]), numbers)
-        for cells, numbers in kinds.items()
-    ]
-    lines = []
-    for begin in range(0, len(columns), PIPELINES_MAX):
-        shown = columns[begin : begin + PIPELINES_MAX]
-        header = ["stage"]
-        for _, numbers in shown:
-            noun = "pipeline" if len(numbers) == 1 else "pipelines"
-            header.append(f"{noun} {number_ranges(numbers)}")
-        rows = [
-            [str(stage), *(cells[stage] if stage < len(cells) else "" for cells, _ in shown)]
-            for stage in range(max(len(cells) for cells, _ in shown))
-        ]
-        lines += ["", table(header, rows)]
-    return lines
-
-
-def _stage_cells(pipeline: dict[str, Any], chunks: int) -> tuple[str, ...]:
-    cells, groups = [], len(pipeline["stages"]) // chunks
-    for group, stage in enumerate(pipeline["stages"][:groups]):
-        place = stage["places"][0] if "places" in stage else stage
-        spans = (each["layers"] for each in pipeline["stages"][group::groups])
-        layers = ", ".join(f"{first}-{end - 1}" for first, end in spans)
-        cells.append(f"{layers} {place['gpu']} tp {stage['tp']} {place['zone']}")
-    return tuple(cells)
-
-
-def _on_nodes(cells: tuple[str, ...], pipeline: dict[str, Any]) -> tuple[str, ...]:
-    found = []
-    for cell, stage in zip(cells, pipeline["stages"][: len(cells)], strict=True):
-        ids = [place.get("node") for place in stage.get("places", [stage])]
-        names = dict.fromkeys(id_.partition(".")[0] for id_ in ids if id_)
-        found.append(f"{cell} on {', '.join(names)}" if names else cell)
-    return tuple(found)
 
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:

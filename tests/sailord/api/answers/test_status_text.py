@@ -98,7 +98,12 @@ LIMPS = grouped(
 
 CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
-    "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
+    "waiting": Case(
+        Waiting("its turn came", NOW - 200),
+        state=state(None, node(A, is_cordoned=True), node(B, is_cordoned=True)),
+        generation=None,
+        bill=Bill(),
+    ),
     "planning": Case(
         Planning(4, (A, B), "machine-b is draining", True, NOW + 58, before=Running(NOW - 900)),
         state=state(None, node(A, SAID), LEAVES),

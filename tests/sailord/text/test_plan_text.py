@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sailord.text.cluster_text import plan_lines
+from sailord.text.plan_text import PipelineKind, StageGroup, pipeline_kinds, plan_lines
 
 
 def stage(layers: tuple[int, int], node: str, **more: Any) -> dict[str, Any]:
@@ -40,4 +40,17 @@ def test_chunks_of_a_stage_group_share_a_row():
     assert [line.strip() for line in "\n".join(lines).splitlines()[3:]] == [
         "0  0-0, 3-3 T4 tp 1 z on a1",
         "1  1-2, 4-5 T4 tp 1 z on b1",
+    ]
+
+
+def test_kinds_of_pipelines_are_told_apart_by_layers_devices_and_zone_alone():
+    """A stage with several places has the first one's GPU and zone."""
+    places = [{"gpu": "V100", "zone": "y", "node": f"{name}.7"} for name in ("a4", "a5")]
+    split = stage((0, 6), "", places=places)
+    del split["gpu"], split["zone"], split["node"]
+    alike = [{"stages": [stage((0, 6), name)]} for name in ("a1", "a2")]
+    plan = {"pipelines": [alike[0], {"stages": [split]}, alike[1]]}
+    assert pipeline_kinds(plan) == [
+        PipelineKind((StageGroup(((0, 6),), "T4", 1, "z"),), (0, 2), ()),
+        PipelineKind((StageGroup(((0, 6),), "V100", 1, "y"),), (1,), (("a4", "a5"),)),
     ]
