@@ -40,6 +40,7 @@ from agents.protocol.store_keys import Keys
 from agents.protocol.versions import why_apart
 from agents.store.change_signal import signal_changes
 from agents.store.interface import CreatedAt, Entry, LeaseGone, Put, Store, StoreError
+from agents.store.record_reader import RecordReader
 from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")
@@ -86,8 +87,8 @@ class Registration:
     _wished: NodeRecord | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: int = 0
-    _read: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """By key: the revision at which a record was read, and the record."""
+    _of_jobs: RecordReader = field(default_factory=RecordReader)
+    _of_nodes: RecordReader = field(default_factory=RecordReader)
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
 
     # ---- the node -------------------------------------------------------------------------------
@@ -181,23 +182,31 @@ class Registration:
     async def _poll(self, node: NodeId, held: JobId | None, looked: Looked) -> None:
         entry = await self.store.get(self.keys.leader)
         if entry is not None and entry.created < self.heard_term():
-            self._read.clear()  # Its revisions may have meant other records.
+            # Its revisions may have meant other records.
+            self._of_jobs.clear()
+            self._of_nodes.clear()
             self.feed(StoreSetBack(self.clock.now(), entry.created))
         self.leader = None if entry is None else self._leader_address(entry)
         found = (await self.store.snapshot(self.keys.jobs)).entries
         unreadable: dict[str, str] = {}
-        jobs = {job.id: job for job in self._read_all(JobRecord, "state", found, unreadable)}
+
+        def read(kind: type[T], part: str) -> list[T]:
+            entries = (entry for entry in found if entry.key.endswith(f"/{part}"))
+            return self._of_jobs.read(kind, entries, unreadable)
+
+        jobs = {job.id: job for job in read(JobRecord, "state")}
         # An unreadable job keeps its work folder and its snapshots.
         kept = {id_: job for id_, job in self.jobs.items() if self.keys.state(id_) in unreadable}
         self.jobs = kept | jobs
-        records = self._read_all(GenerationRecord, "gen", found, unreadable)
+        records = read(GenerationRecord, "gen")
         record = choose(records, self.jobs, node, held)
         durable = None
         if record is not None:
             of_job = [e for e in found if e.key == self.keys.durable(record.job)]
-            durables = self._read_all(Durable, "durable", of_job, unreadable)
+            durables = self._of_jobs.read(Durable, of_job, unreadable)
             durable = next((each.point for each in durables), None)
             self.durables = dict.fromkeys([record.job], durables[0]) if durables else {}
+        self._of_jobs.keep_only(found)
         self.unreadable.note_all(unreadable, prefixes=[self.keys.jobs])
         if held is None or held in self.jobs:
             looked(self.jobs, job_of(node, self.jobs))
@@ -228,27 +237,6 @@ class Registration:
             self.unreadable.note(self.keys.state(held), "the store does not know this job, which "
                                  "trains here; submit it again under its id")  # fmt: skip
         return now < self._missing_since + self.keep_s
-
-    def _read_all(
-        self, kind: type[T], part: str, entries: Iterable[Entry], unreadable: dict[str, str]
-    ) -> list[T]:
-        """Decode the entries of one kind; unreadable ones are passed over."""
-        found = []
-        for entry in entries:
-            if entry.key.endswith(f"/{part}"):
-                modified, record = self._read.get(entry.key, (0, None))
-                if modified != entry.modified:
-                    # A record of many members takes long to decode: only changed ones are decoded.
-                    try:
-                        record = decode(kind, unpack(entry.value))
-                    except WireError as error:
-                        record = error
-                    self._read[entry.key] = entry.modified, record
-                if isinstance(record, kind):
-                    found.append(record)
-                else:
-                    unreadable[entry.key] = str(record)
-        return found
 
     def _leader_address(self, entry: Entry) -> str | None:
         try:
@@ -324,14 +312,10 @@ class Registration:
         with contextlib.suppress(StoreError):
             found = (await self.store.snapshot(self.keys.nodes)).entries
             unreadable: dict[str, str] = {}
-            read: list[NodeRecord] = []
-            for entry in found:
-                try:
-                    read.append(decode(NodeRecord, entry.value))
-                except WireError as error:
-                    unreadable[entry.key] = str(error)
+            nodes = tuple(self._of_nodes.read(NodeRecord, found, unreadable))
+            self._of_nodes.keep_only(found)
             self.unreadable.note_all(unreadable, prefixes=[self.keys.nodes])
-            nodes, now = tuple(read), self.clock.now()
+            now = self.clock.now()
             self._seen_at.update((node.id, now) for node in nodes)
             self.known.update((node.id, node) for node in nodes)
             for id_ in [id_ for id_, at in self._seen_at.items() if at < now - KNOWN_S]:

@@ -9,9 +9,9 @@ keeps the fields that a newer version added (ADR 70).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode, unknown_fields
@@ -34,13 +34,13 @@ from agents.store.interface import (
     Compare,
     CreatedAt,
     Delete,
-    Entry,
     ModifiedAt,
     Operation,
     Put,
     Store,
     WriteUnknown,
 )
+from agents.store.record_reader import RecordReader
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 
 T = TypeVar("T")
@@ -98,11 +98,7 @@ class Gateway:
     store: Store
     keys: Keys
     unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
-    _read: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """Decoded records by key and revision, or why that failed; unchanged ones are not decoded
-    again."""
-    _newer: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By key: fields that a newer version wrote into records that a leader writes anew."""
+    _reader: RecordReader = field(default_factory=lambda: RecordReader((JobRecord, Order)))
     _specs: dict[JobId, str] = field(default_factory=dict)
     """Jobs' files, so that planning works while the store is unavailable."""
 
@@ -110,7 +106,7 @@ class Gateway:
         """Read everything in one snapshot."""
         snapshot = await self.store.snapshot(self.keys.all)
         faults: dict[str, str] = {}
-        known, self._read = self._read, {}
+        read = self._reader.read
         nodes: list[NodeRecord] = []
         jobs: list[JobRecord] = []
         generations: list[GenerationRecord] = []
@@ -121,34 +117,34 @@ class Gateway:
         for entry in snapshot.entries:
             part = self.keys.job_part(entry.key)
             if entry.key == self.keys.leader:
-                for leader in self._record(Leader, entry, known, faults):
+                for leader in read(Leader, [entry], faults):
                     apart[entry.key] = why_apart(
                         leader.protocol,
                         other_is=f"sailord on {leader.host}",
                         this_is="this sailord",
                     )
             elif entry.key.startswith(self.keys.nodes):
-                for node in self._record(NodeRecord, entry, known, faults):
+                for node in read(NodeRecord, [entry], faults):
                     nodes.append(node)
                     if node.protocol != own:
                         apart[entry.key] = why_apart(
                             node.protocol, other_is="its agent", this_is="sailord"
                         )
             elif entry.key.startswith(self.keys.orders):
-                for order in self._record(Order, entry, known, faults):
+                for order in read(Order, [entry], faults):
                     orders.append((entry.created, order))
             elif part is None:
                 continue
             elif part[1] == "state":
-                jobs += self._record(JobRecord, entry, known, faults)
+                jobs += read(JobRecord, [entry], faults)
             elif part[1] == "gen":
-                generations += self._record(GenerationRecord, entry, known, faults)
+                generations += read(GenerationRecord, [entry], faults)
             elif part[1] == "durable":
-                found = self._record(Durable, entry, known, faults)
+                found = read(Durable, [entry], faults)
                 durables += [(part[0], durable) for durable in found]
             if part is not None and entry.key in faults:
                 aside.add(part[0])
-        self._newer = {key: each for key, each in self._newer.items() if key in self._read}
+        self._reader.keep_only(snapshot.entries)
         is_free = {job.id for job in jobs if job.state not in LIVE}
         is_free |= {each.job for each in generations if each.state == "closed"}
         named = {each.job for each in generations}
@@ -166,31 +162,6 @@ class Gateway:
             frozenset(aside),
             frozenset(job for job in aside & named if job not in is_free),
         )
-
-    def _record(
-        self, kind: type[T], entry: Entry, known: dict[str, tuple[int, object]],
-        faults: dict[str, str],
-    ) -> Iterator[T]:  # fmt: skip
-        before = known.get(entry.key)
-        value: object
-        if before is not None and before[0] == entry.modified:
-            value = before[1]
-        else:
-            try:
-                text = unpack(entry.value)
-                value = decode(kind, text)
-            except WireError as error:
-                value = error
-            else:
-                if kind in (JobRecord, Order):
-                    self._newer.pop(entry.key, None)
-                    if newer := unknown_fields(kind, text):
-                        self._newer[entry.key] = newer
-        self._read[entry.key] = (entry.modified, value)
-        if isinstance(value, kind):
-            yield value
-        else:
-            faults[entry.key] = str(value)
 
     # ---- written by the leader only -----------------------------------------------------------
 
@@ -270,11 +241,11 @@ class Gateway:
 
     def put_job(self, job: JobRecord) -> Operation:
         key = self.keys.state(job.id)
-        return Put(key, encode(job, self._newer.get(key)))
+        return Put(key, encode(job, self._reader.newer.get(key)))
 
     def put_order(self, order: Order) -> Operation:
         key = self.keys.order(order.id)
-        return Put(key, encode(order, self._newer.get(key)))
+        return Put(key, encode(order, self._reader.newer.get(key)))
 
     def forget_order(self, id_: str) -> Operation:
         return Delete(self.keys.order(id_))
