@@ -38,7 +38,7 @@ def network(client: Client, is_shown: bool, out: Path | None, as_json: bool) -> 
                 click.echo(f"{counted(left, 'curve')} to measure", err=True)
             time.sleep(LOOK_S)
             view = client.ask("GET", "/v1/network")
-        unmeasured = view.get("unmeasured", 0)  # An older leader does not say.
+        unmeasured = view["unmeasured"]
     view = client.ask("GET", "/v1/network")
     if out is not None:
         document = client.ask("GET", "/v1/network/file")

@@ -29,7 +29,7 @@ class Seen:
     @property
     def running(self) -> Sequence[Mapping[str, Any]]:
         """The jobs that share the cluster; none if one has it alone."""
-        return () if self.status is None else self.status.get("running", ())
+        return () if self.status is None else self.status["running"]
 
     @property
     def job(self) -> Mapping[str, Any] | None:

@@ -196,8 +196,8 @@ def _speed(seen: Seen, job: Mapping[str, Any], width: int) -> Text:
 
 
 def _safety(job: Mapping[str, Any]) -> Text:
-    line, step, safe = Text(), job["step"], job.get("safe_step")
-    durable, uri = job["durable_step"], job.get("checkpoint_uri")
+    line, step, safe = Text(), job["step"], job["safe_step"]
+    durable, uri = job["durable_step"], job["checkpoint_uri"]
     if safe is None:
         line.append("no copy on a second node yet", "yellow")
     else:
@@ -229,7 +229,7 @@ def _troubles(status: Mapping[str, Any], job: Mapping[str, Any] | None) -> list[
         if job["storage_trouble"]:
             found.append(f"checkpoints: {job['storage_trouble']}")
         found += list(job["troubles"][:2])
-    paused = status.get("paused", ())
+    paused = status["paused"]
     found += [f"{each['id']} is {each['state']}: {each['reason']}" for each in paused[:2]]
     return found[:4]
 

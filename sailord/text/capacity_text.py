@@ -24,7 +24,7 @@ def capacity_text(capacity: dict[str, Any]) -> str:
         return "no leader elected yet; retry in about 10 s"
     lines = [_pool_table(capacity["pools"]) if capacity["pools"] else "no pool yet"]
     for pool in capacity["pools"]:
-        if pool.get("waits_s") is not None:
+        if pool["waits_s"] is not None:
             waits = f"a request has waited for {duration(pool['waits_s'])} in the provider's queue"
             lines.append(f"{_name(pool)}: {waits}, at no cost")
         if pool["stopped"]:
@@ -37,7 +37,7 @@ def capacity_text(capacity: dict[str, Any]) -> str:
             why = f": {machine['why']}" if machine["why"] else ""
             state = STATES.get(machine["state"], machine["state"])
             lines.append(f"{machine['name']} is {state}{why}")
-    if capacity.get("deadline"):
+    if capacity["deadline"]:
         lines.append(f"deadline: {capacity['deadline']}")
     lines += [f"{name} could not be deleted and is still billed" for name in capacity["orphans"]]
     if capacity["strangers"]:
@@ -58,7 +58,7 @@ def _pool_table(pools: list[dict[str, Any]]) -> str:
 
 
 def _contract(pool: dict[str, Any]) -> str:
-    if pool.get("flex"):
+    if pool["flex"]:
         return "flex start"
     return "spot" if pool["spot"] else "on demand"
 

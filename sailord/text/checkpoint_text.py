@@ -24,10 +24,8 @@ def checkpoints_text(value: dict[str, Any]) -> str:
         return f"{value['job']} has no [checkpoint] uri"
     rows = []
     for each in value["checkpoints"]:
-        # An older sailord tells neither the role nor the time.
-        role = each.get("role") or ("newest" if each["is_durable"] else "older")
-        state = ROLES[role] + (", pinned" if each["is_pinned"] else "")
-        at = each.get("at")
+        state = ROLES[each["role"]] + (", pinned" if each["is_pinned"] else "")
+        at = each["at"]
         when = "-" if at is None else timestamp(at)
         size, samples = f"{each['bytes']:,}", f"{each['samples']:,}"
         rows.append((str(each["step"]), str(each["generation"]), when, size, samples, state))
@@ -39,7 +37,7 @@ def checkpoints_text(value: dict[str, Any]) -> str:
     if value["unreadable"]:
         lines.append("unreadable checkpoints are skipped when the job is restored")
     lines.append(f"at {value['uri']}/{value['job']}")
-    if keep := value.get("keep"):
+    if keep := value["keep"]:
         lines.append(f"the last {keep} are kept ([checkpoint] keep), and pinned ones")
     if value["unfinished_bytes"]:
         lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")

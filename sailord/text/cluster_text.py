@@ -34,7 +34,7 @@ def status_text(status: dict[str, Any]) -> str:
     """Return the cluster, its job, nodes, instances and plan, one line each."""
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
-    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status.get("problems"))]
+    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status["problems"])]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
         lines.append(f"store       does not answer for {away}; the job trains, commits wait")
@@ -49,11 +49,11 @@ def status_text(status: dict[str, Any]) -> str:
     if refused := refused_line(status):
         lines.append(f"refused     {refused}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
-    lines += beside_lines(status.get("running", ()), status["job"])
+    lines += beside_lines(status["running"], status["job"])
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
-    lines += _paused_lines(status.get("paused", ()))
+    lines += _paused_lines(status["paused"])
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
     unfit = len(status["unsound"])
     lines.append(
@@ -69,16 +69,14 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"            {node['name']} is {state}{ends}{stuck}")
     if status["capacity"] is not None:
         lines.append(f"instances   {glance_text(status['capacity'])}")
-        if status["capacity"].get("deadline"):
+        if status["capacity"]["deadline"]:
             lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
 
-def _problem_lines(problems: Sequence[str] | None) -> list[str]:
-    """Return the first thing that needs a person, and how many do; unknown of an older sailord."""
-    if problems is None:
-        return []
+def _problem_lines(problems: Sequence[str]) -> list[str]:
+    """Return the first thing that needs a person, and how many do."""
     if not problems:
         return ["problems    none"]
     more = f" (1 of {len(problems)}: sailorctl doctor)" if len(problems) > 1 else ""
@@ -86,7 +84,7 @@ def _problem_lines(problems: Sequence[str] | None) -> list[str]:
 
 
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the jobs that wait for an operator; an older sailord does not report them."""
+    """Return the jobs that wait for an operator."""
     lines = [
         f"{job['state']:11} {job['id']}: {job['reason']}; {_cure_of_pause(job)}"
         for job in paused[:CAUSES_MAX]
@@ -96,12 +94,12 @@ def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cure_of_pause(job: Mapping[str, Any]) -> str:
-    return SPEND_MORE if job.get("unpaid") else f"sailorctl resume {job['id']} goes on"
+    return SPEND_MORE if job["unpaid"] else f"sailorctl resume {job['id']} goes on"
 
 
 def refused_line(status: dict[str, Any]) -> str:
-    """Return how many requests were refused lately, and the last; unknown of an older sailord."""
-    refusals = status.get("refusals") or {"last_hour": 0}
+    """Return how many requests were refused lately, and the last."""
+    refusals = status["refusals"]
     if not refusals["last_hour"]:
         return ""
     cause = REFUSED.get(refusals["cause"], refusals["cause"])
@@ -110,8 +108,8 @@ def refused_line(status: dict[str, Any]) -> str:
 
 
 def unreadable_lines(status: dict[str, Any]) -> list[str]:
-    """Return what sailord cannot read, and why; an older sailord does not say it."""
-    return [f"{name}: {why}" for name, why in status.get("unreadable", {}).items()]
+    """Return what sailord cannot read, and why."""
+    return [f"{name}: {why}" for name, why in status["unreadable"].items()]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -152,7 +150,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
         members = _some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     for kind in ("move", "order"):
-        if told := job.get(f"last_{kind}"):  # An older sailord does not tell it.
+        if told := job[f"last_{kind}"]:
             lines.append(f"last {kind:6} {timestamp(told['at'])}  {told['text']}")
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
@@ -170,7 +168,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
     """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
-    if spent and spent.get("unpaid"):
+    if spent and spent["unpaid"]:
         return SPEND_MORE
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 
@@ -226,14 +224,14 @@ def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> 
     One computed from a GPU's data sheet is too rough, most of all for emulated GPUs.
     """
     actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
-    is_measured = predicted.get("source") in (None, "measured", "interpolated")
+    is_measured = predicted["source"] in (None, "measured", "interpolated")
     return actual / expected if is_measured and actual is not None and expected else None
 
 
 def at_risk_text(job: dict[str, Any]) -> str:
     """Return how many steps are lost if one node is lost, and if all are."""
     all_lost = counted(job["steps_at_risk"], "step")
-    if job.get("safe_step") is None:
+    if job["safe_step"] is None:
         return all_lost
     one_lost = counted(max(job["step"] - job["safe_step"], 0), "step")
     return f"{one_lost} if one node is lost, {all_lost} if all are"
@@ -242,7 +240,7 @@ def at_risk_text(job: dict[str, Any]) -> str:
 def durable_text(job: dict[str, Any]) -> str:
     """Return the durable step, or why there is none."""
     if job["durable_step"] is None:
-        has_place = job.get("checkpoint_uri", "") is not None  # An older sailord does not say it.
+        has_place = job["checkpoint_uri"] is not None
         return "no durable checkpoint yet" if has_place else "it names no place for checkpoints"
     age_s = job["durable_age_s"]
     ago = "" if age_s is None else f", {duration(age_s)} ago"
@@ -284,20 +282,20 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
         rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
-    idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n.get("idle")]
+    idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
     return "\n".join([table(header, rows), *unsound, *slow, *idle])
 
 
 def _loss_cell(node: dict[str, Any]) -> str:
-    """Return the steps that the job would lose; an older sailord does not say it."""
-    loss = node.get("loss")
+    """Return the steps that the job would lose."""
+    loss = node["loss"]
     if loss is None:
         return "-"
     if loss["steps"] is None:
         return "not known yet"
-    seconds = loss.get("seconds")
+    seconds = loss["seconds"]
     again = f", {duration(seconds)}" if seconds else ""
-    then = ", then no plan" if loss.get("why_no_plan") is not None else ""
+    then = ", then no plan" if loss["why_no_plan"] is not None else ""
     return f"{counted(loss['steps'], 'step')}{again} lost{then}"
 
 
@@ -318,7 +316,7 @@ def node_text(node: dict[str, Any]) -> str:
         "failure": node["failure"],
         "unsound": node["unsound"],
         "slow": node["slow"],
-        "idle": node.get("idle", ""),
+        "idle": node["idle"],
         "trouble": node["trouble"],
         "if it died now": idle if loss is None else loss["text"],
     }
@@ -344,19 +342,19 @@ def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) 
 
 
 def headline_of(running: Mapping[str, Any]) -> str:
-    """Return in a line how a job fares that shares the cluster; an older sailord tells less."""
+    """Return in a line how a job fares that shares the cluster."""
     of = "" if running["steps"] is None else f" of {running['steps']:,}"
-    step_s = running.get("step_s")
+    step_s = running["step_s"]
     each = "" if step_s is None else f", {step_s:.3g} s each"
     on = counted(len(running["nodes"]), "node")
     return f"{running['phase']}, step {running['step']:,}{of}{each}, {on}"
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
-    """Return all jobs as a table; an older sailord does not tell the phase of the active one."""
+    """Return all jobs as a table; of the active one, its phase."""
     rows = [
         (
-            *(j["id"], j.get("phase") or j["state"], str(j["priority"])),
+            *(j["id"], j["phase"] or j["state"], str(j["priority"])),
             *(timestamp(j["submitted_at"]), j["reason"]),
         )
         for j in jobs
@@ -380,7 +378,7 @@ def _move_lines(move: dict[str, Any]) -> list[str]:
     begin = f"{timestamp(move['at'])}  {move['kind']} → generation {move['generation']}"
     cost = [f"{move['total_s']:.2f} s in all"]
     if move["kind"] != "start":  # A start interrupts nothing.
-        usd = move.get("usd")  # An older sailord does not say it.
+        usd = move["usd"]
         lost = [f"{counted(move['steps_lost'], 'step')} lost"]
         lost += [] if usd is None else [f"${usd:,.2f}"]
         downtime = f"downtime {move['downtime_s']:.2f} s (predicted {move['predicted_s']:.2f} s)"
@@ -402,17 +400,17 @@ def why_text(why: dict[str, Any]) -> str:
     if why["blocked"]:
         lines.append(why["blocked"])
     if phase == "held":
-        lines.append(cure_of_hold(why["job"], why.get("spent")))
+        lines.append(cure_of_hold(why["job"], why["spent"]))
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
-    if why.get("deadline"):
+    if why["deadline"]:
         lines.append(f"deadline: {why['deadline']}")
-    if why.get("iteration_s") is not None:  # An older sailord does not tell it.
+    if why["iteration_s"] is not None:
         lines.append(f"this plan: {number(why['iteration_s'])} s a step, as predicted")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
-    if why.get("said") and phase in ("running", "planning"):
+    if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
-    lines += [f"idle: {idle}" for idle in why.get("idle", ())]
+    lines += [f"idle: {idle}" for idle in why["idle"]]
     lines += [f"cannot drain: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]
     lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]
@@ -433,7 +431,7 @@ def history_text(history: dict[str, Any], *, is_whole: bool = False) -> str:
 
 def _from_memory_lines(value: dict[str, Any]) -> list[str]:
     """Return a warning that the answer came from sailord's memory, not from the store."""
-    since = value.get("store_away_since")  # Of `moves`, an older sailord does not say it.
+    since = value["store_away_since"]
     if since is None:
         return []
     return [f"the store has not answered since {timestamp(since)}; shown from sailord's memory"]

@@ -17,14 +17,13 @@ def goodput_text(found: dict[str, Any]) -> str:
     if found["goodput"] is None:
         return "nothing was booked yet: no node has joined since the ledger began"
     rows = [
-        (_label(each), f"{each['share']:.1%}", _hours(each["gpu_s"]),
+        (each["label"], f"{each['share']:.1%}", _hours(each["gpu_s"]),
          f"${each['usd']:,.2f}", each["text"])
         for each in found["causes"]
     ]  # fmt: skip
-    if (wasted_s := found.get("not_training_gpu_s")) is not None:  # An older sailord has no sum.
-        share = wasted_s / max(sum(each["gpu_s"] for each in found["causes"]), 1e-9)
-        cost = f"${found['not_training_usd']:,.2f}"
-        rows.append(("not training", f"{share:.1%}", _hours(wasted_s), cost, "in all"))
+    wasted_s, cost = found["not_training_gpu_s"], f"${found['not_training_usd']:,.2f}"
+    share = wasted_s / max(sum(each["gpu_s"] for each in found["causes"]), 1e-9)
+    rows.append(("not training", f"{share:.1%}", _hours(wasted_s), cost, "in all"))
     rows.append(("all", "100.0%", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
     lines = [
         f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "
@@ -33,9 +32,7 @@ def goodput_text(found: dict[str, Any]) -> str:
         table(("cause", "share", "GPU h", "cost", "what it is"), rows),
     ]
     for key, title in (("days", "day (UTC)"), ("jobs", "job")):
-        # An older sailord has none.
-        shares = found.get(key, [])
-        if shares:
+        if shares := found[key]:
             shown = list(map(_share_row, shares[:SHARES_SHOWN]))
             lines += ["", table((title, "goodput", "GPU h", "cost"), shown)]
             if len(shares) > SHARES_SHOWN:
@@ -57,12 +54,6 @@ def _share_row(share: dict[str, Any]) -> tuple[str, ...]:
         name if share["since"] is not None else "earlier",
         *(goodput, _hours(share["gpu_s"]), f"${share['usd']:,.2f}"),
     )
-
-
-def _label(cause: dict[str, Any]) -> str:
-    """Return the cause as people read it; an older sailord has the stored name only."""
-    label: str = cause.get("label") or cause["cause"].replace("_", " ")
-    return label
 
 
 def _hours(gpu_s: float) -> str:

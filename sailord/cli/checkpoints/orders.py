@@ -31,7 +31,7 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
     job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
     mark = max((each["id"] for each in _events(client, 0)), default=0)
     before = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
-    earlier, keep = before["trouble"], before.get("keep")  # An older sailord does not tell it.
+    earlier, keep = before["trouble"], before["keep"]
     ordered = client.order(f"/v1/jobs/{part(job)}/checkpoint", {})
     if not wait:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")

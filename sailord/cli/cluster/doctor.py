@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import click
 
 from sailord.cli.shared.exit_codes import FAILED
@@ -20,24 +17,7 @@ def doctor(client: Client, as_json: bool) -> None:
 
     It also exits with 1 if sailord does not answer.
     """
-    status = client.ask("GET", "/v1/status")
-    found = status.get("problems")
-    if found is None:  # During an upgrade the leader may be older, and lists none itself.
-        found = [*_main_problems(status, client.ask("GET", "/v1/nodes")["nodes"])]
+    found = client.ask("GET", "/v1/status")["problems"]
     show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "no problems found")
     if found:
         raise SystemExit(FAILED)
-
-
-def _main_problems(status: dict[str, Any], nodes: list[dict[str, Any]]) -> Iterator[str]:
-    if status["leader"] is None:
-        yield "no leader is elected; read the log of each sailord"
-    if not status["store"]["answers"]:
-        yield "the store does not answer; check that it runs and that the leader reaches it"
-    job = status["job"]
-    if job is not None and job["phase"]["name"] in ("held", "waiting"):
-        yield f"{job['id']} is {job['phase']['name']}: {job['phase']['reason']}"
-    for node in nodes:
-        if node["state"] in ("suspect", "lost") or node["failure"]:
-            why = node["failure"] or node["why_lost"]
-            yield f"{node['name']} is {node['state']}{f': {why}' if why else ''}"

@@ -36,8 +36,6 @@ def test_each_row_tells_whether_the_job_would_resume_from_it() -> None:
     assert rows[1].endswith("newest: the job resumes from it, pinned")
     ordered = EACH | {"role": "ordered"}
     assert listed(ordered)[2].endswith("the job resumes from it: a rollback was ordered")
-    old = {name: value for name, value in newest.items() if name not in ("role", "at")}
-    assert "newest" in listed(old | {"is_durable": True})[2], "of an older sailord"
 
 
 def test_list_of_checkpoints_shows_how_many_are_kept() -> None:

@@ -32,13 +32,6 @@ def test_what_was_not_training_is_one_sum_without_the_step_that_is_undecided() -
     assert ["all", "100.0%", "10.00", "$20.00"] in rows
 
 
-def test_an_older_sailord_that_has_no_such_sums_is_read() -> None:
-    found = plain(goodput_view(LEDGER))
-    del found["not_training_gpu_s"], found["not_training_usd"], found["days"], found["jobs"]
-    assert "not training" not in goodput_text(found)
-    assert "day" not in goodput_text(found)
-
-
 def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
     shares = [
         Share("day", "2026-05-02", 0, 10 * HOUR_US, (Account("training", 4 * HOUR_US, 8.0),)),

@@ -15,8 +15,12 @@ LOSS: dict[str, Any] = {
 }
 
 
+def told(move: dict[str, Any]) -> str:
+    return moves_text({"moves": [move], "store_away_since": None})
+
+
 def test_a_move_tells_its_cause_its_cost_and_its_phases():
-    assert moves_text({"moves": [LOSS]}).splitlines() == [
+    assert told(LOSS).splitlines() == [
         f"{timestamp(0.0)}  loss → generation 2: a2 lost",
         "  1 step lost, $1.25, downtime 4.50 s (predicted 3.00 s), 5.00 s in all",
         "  took      detect 12.25, plan 12.25, quiesce 12.25, fetch 12.25, rebuild 12.25,"
@@ -24,15 +28,13 @@ def test_a_move_tells_its_cause_its_cost_and_its_phases():
         "            step 12.25",
         "  predicted plan 0.50",
     ]
-    assert max(map(len, moves_text({"moves": [LOSS]}).splitlines())) <= 100
+    assert max(map(len, told(LOSS).splitlines())) <= 100
 
 
 def test_a_start_interrupts_nothing():
-    line = moves_text({"moves": [LOSS | {"kind": "start"}]}).splitlines()[1]
+    line = told(LOSS | {"kind": "start"}).splitlines()[1]
     assert line == "  5.00 s in all"
 
 
 def test_a_move_without_a_known_price_has_no_cost():
-    old = {name: value for name, value in LOSS.items() if name != "usd"}
-    assert moves_text({"moves": [old]}) == moves_text({"moves": [LOSS | {"usd": None}]})
-    assert "$" not in moves_text({"moves": [old]})
+    assert "$" not in told(LOSS | {"usd": None})

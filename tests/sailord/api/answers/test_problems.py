@@ -121,7 +121,8 @@ def test_status_tells_the_first_problem(problems: list[str], line: str) -> None:
     status = {
         "cluster": "c", "at": 0.0, "leader": None, "store": {"answers": True, "trouble": ""},
         "job": None, "queued": 0, "nodes": {}, "unsound": {}, "leaving": [], "capacity": None,
-        "problems": problems,
+        "problems": problems, "unreadable": {}, "refusals": {"last_hour": 0}, "running": [],
+        "paused": [],
     }  # fmt: skip
     assert status_text(status).splitlines()[1] == line
 
