@@ -1,10 +1,7 @@
 """One rank's passes of a step, in the order of its schedule (1F1B, GPipe or interleaved 1F1B).
 
 The order is the one that the simulator times (``simulator.estimate.pass_order``). Inputs are
-requested before they are needed, so that transfers overlap; outputs are sent without waiting. Gloo
-sends nothing before it has heard of the receiver's request, so on CPUs the next input from a rank
-is requested as soon as the one before is taken. On GPUs, where a waiting receive holds a part of
-the device, only the next operation's input is.
+requested before they are needed (``input_requests``); outputs are sent without waiting.
 
 A receiver takes tensors in the order in which the peer sends them, so both must use one order. With
 two device groups that send each other both activations and
@@ -14,10 +11,9 @@ gradients, this holds because all schedules pair forwards with backwards alike
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,6 +38,7 @@ from worker.layout.rank_layout import (
 from worker.models.random_numbers.microbatch_context import MicroBatch, batch_on_device
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
+from worker.training.input_requests import requests_of
 from worker.training.pipeline_p2p import Inbox, Outbox, Shapes
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import Precision
@@ -113,7 +110,8 @@ class PipelineRank:
             if ranks
         }
         self._expected_first, self._expected_after = requests_of(
-            self._order,
+            orders,
+            place.stage,
             is_early=transport.requests_early and not of_module,
             source_of=lambda op: senders[op.kind] if self._is_sent(op) else None,
         )
@@ -375,25 +373,6 @@ class PipelineRank:
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
-
-
-def requests_of(
-    order: Sequence[Op], *, is_early: bool, source_of: Callable[[Op], int | None]
-) -> tuple[tuple[Op, ...], tuple[Op | None, ...]]:
-    """Return whose inputs are requested before a step, and after each operation's input arrived.
-
-    If early, an input is requested when the one before of the same rank has arrived. ``source_of``
-    is the rank that an input comes from; ``None``: it comes from no other rank.
-    """
-    if not is_early:
-        return (order[0],), (*order[1:], None)
-    by_source: dict[int, list[Op]] = {}
-    for op in order:
-        source = source_of(op)
-        if source is not None:
-            by_source.setdefault(source, []).append(op)
-    after = {op: following for ops in by_source.values() for op, following in pairwise(ops)}
-    return tuple(ops[0] for ops in by_source.values()), tuple(map(after.get, order))
 
 
 def signature_of(batch: Any) -> Hashable:

@@ -31,6 +31,7 @@ from worker.distributed import backends
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
 from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
+from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import FP64
 from worker.training.step_vote import StepVote
 
@@ -315,6 +316,26 @@ def test_timeline_that_waits_for_the_whole_device_would_wait_for_requests_made_a
         found = run_generation(JOB, plan, finish_device_work=wait)
     assert any(each.verdict == "hangs" for each in found) is of_whole_device
     assert of_whole_device or {each.verdict for each in found} == {"done"}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_forward_pass_that_waits_for_the_whole_device_does_not_wait_for_itself(
+    monkeypatch, schedule
+):
+    """As where the allocator returns memory: a gradient that needs the pass is requested later."""
+    world, forward = World(), StageRunner.forward
+
+    def and_return_memory(*args, **options):
+        result, here = forward(*args, **options), threading.get_ident()
+        next(each for each in world.devices if here in each.threads).synchronize()
+        return result
+
+    monkeypatch.setattr(StageRunner, "forward", and_return_memory)
+    count = 4 if schedule == "gpipe" else 1
+    plan = plan_of(8 // count, (count, [(0, 2, 1), (2, 5, 1)]))
+    with closing_within(2.0):
+        found = run_generation(JOB, replace(plan, schedule=schedule), world=world)
+    assert {each.verdict for each in found} == {"done"}
 
 
 def test_a_blocked_operation_ends_at_the_deadline(monkeypatch):

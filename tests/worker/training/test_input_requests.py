@@ -6,12 +6,8 @@ import itertools
 
 import pytest
 
-pytest.importorskip("torch")
-
 from simulator.estimate.pass_order import Op, device_orders
-from worker.training.pipeline_schedule import requests_of
-
-pytestmark = pytest.mark.torch
+from worker.training.input_requests import maker_of, requests_of
 
 
 def by_kind(op):
@@ -20,23 +16,78 @@ def by_kind(op):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("is_early", [False, True])
-def test_each_input_is_requested_once_and_before_it_is_taken(schedule, stage, is_early):
-    order = device_orders(schedule, stages=3, micro_batches=5)[stage]
-    first, after = requests_of(order, is_early=is_early, source_of=by_kind)
+def test_each_input_is_requested_once_and_before_it_is_taken(schedule, stage):
+    orders = device_orders(schedule, stages=3, micro_batches=5)
+    first, after = requests_of(orders, stage, is_early=True, source_of=by_kind)
     requested = list(first)
-    for op, following in zip(order, after, strict=True):
+    for op, following in zip(orders[stage], after, strict=True):
         assert op in requested
         if following is not None:
             requested.append(following)
-    assert sorted(map(repr, requested)) == sorted(map(repr, order))
+    assert sorted(map(repr, requested)) == sorted(map(repr, orders[stage]))
+
+
+def ancestors(orders, op):
+    """Return the passes that have to be done before the input of a pass is there."""
+    before = dict(pair[::-1] for order in orders for pair in itertools.pairwise(order))
+    everything = set(itertools.chain(*orders))
+    found, left = set(), [maker_of(op)]
+    while left:
+        each = left.pop()
+        if each in everything and each not in found:
+            found.add(each)
+            left += [maker_of(each)] + ([before[each]] if each in before else [])
+    return found
+
+
+CASES = [
+    (schedule, groups, micro_batches, chunks)
+    for schedule, chunks in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3))
+    for groups in range(2, 6)
+    for micro_batches in range(1, 7)
+    if chunks == 1 or micro_batches % groups == 0
+]
+
+
+@pytest.mark.parametrize(("schedule", "groups", "micro_batches", "chunks"), CASES)
+def test_nothing_is_requested_before_a_pass_that_it_depends_on(
+    schedule, groups, micro_batches, chunks
+):
+    """The request would hold a part of the GPU until the pass is done, which may wait for it."""
+    orders = device_orders(
+        schedule,
+        stages=groups * chunks,
+        micro_batches=micro_batches,
+        virtual_stages=chunks,
+    )
+    for group, order in enumerate(orders):
+        first, after = requests_of(orders, group, is_early=False, source_of=by_kind)
+        assert first == (order[0],)
+        assert after[-1] is None
+        for op, following, requested in zip(order, order[1:], after, strict=False):
+            depends = op in ancestors(orders, following)
+            assert requested == (None if depends else following)
+
+
+def test_steady_1f1b_requests_each_next_input_during_a_pass():
+    orders = device_orders("1f1b", stages=4, micro_batches=8)
+    for group, order in enumerate(orders):
+        _, after = requests_of(orders, group, is_early=False, source_of=by_kind)
+        assert after == (*order[1:], None)
+
+
+def test_the_last_forward_pass_of_gpipe_ends_before_a_gradient_is_requested():
+    """Its memory has its peak there: the allocator may wait for all that the device does."""
+    orders = device_orders("gpipe", stages=2, micro_batches=3)
+    _, after = requests_of(orders, 0, is_early=False, source_of=by_kind)
+    assert [op.kind if op else None for op in after] == ["F", "F", None, "B", "B", None]
 
 
 def test_the_next_of_a_kind_is_requested_while_the_other_kind_is_computed():
-    order = device_orders("1f1b", stages=3, micro_batches=5)[1]
-    first, after = requests_of(order, is_early=True, source_of=by_kind)
+    orders = device_orders("1f1b", stages=3, micro_batches=5)
+    first, after = requests_of(orders, 1, is_early=True, source_of=by_kind)
     assert [op.kind for op in first] == ["F", "B"]
-    pairs = zip(order, after, strict=True)
+    pairs = zip(orders[1], after, strict=True)
     assert all(following is None or following.kind == op.kind for op, following in pairs)
 
 
@@ -68,12 +119,13 @@ def test_a_rank_takes_what_another_sends_in_the_order_in_which_it_is_sent(groups
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_of_two_device_groups_the_next_input_is_requested_whatever_its_kind(device):
-    order = device_orders("interleaved", stages=6, micro_batches=4, virtual_stages=3)[device]
+    orders = device_orders("interleaved", stages=6, micro_batches=4, virtual_stages=3)
+    order = orders[device]
 
     def source_of(op):
         return None if op.stage == (0 if op.kind == "F" else 5) else 1 - device
 
-    first, after = requests_of(order, is_early=True, source_of=source_of)
+    first, after = requests_of(orders, device, is_early=True, source_of=source_of)
     requested = [*first, *(op for op in after if op is not None)]
     assert requested == [op for op in order if source_of(op) is not None]
     for op, following in zip(order, after, strict=True):
