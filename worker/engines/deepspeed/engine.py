@@ -60,7 +60,10 @@ class DeepSpeedTrainer:
         device: torch.device,
         deadline_s: float,
         weights: Callable[[int], ShardValues] | None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """``check`` raises the failure that ended the generation, if there is one."""
+        self._check = check
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
@@ -111,6 +114,7 @@ class DeepSpeedTrainer:
         self._number = 0
         self._bad.zero_()
         loss = float(self._engine.train_batch(iter(batches)))
+        self._check()  # On a GPU, an aborted sum ends like a completed one.
         norm = self._engine.get_global_grad_norm()
         skipped = bool(getattr(self._engine.optimizer, "overflow", False))
         if not math.isfinite(loss) and self.job.precision != "fp16":
@@ -270,6 +274,8 @@ class DeepSpeedTrainer:
         found = torch.tensor(first * ranks + self.place.rank, device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         layer, rank = divmod(int(found), ranks)
+        if layer >= layers:
+            self._check()
         assert layer < layers, "the loss comes from the last layer"
         raise NotANumberError(self.progress.step, layer=layer, rank=rank)
 

@@ -76,7 +76,12 @@ class DeepSpeedEngine:
             self.world_group = transport.group(tuple(range(plan.device_count)))
             transport.also_abort(_opened_backends)
         config = read_config(None, plan, job)
-        shared: dict[str, Any] = {"device": device, "deadline_s": deadline_s, "weights": weights}
+        shared: dict[str, Any] = {
+            "device": device,
+            "deadline_s": deadline_s,
+            "weights": weights,
+            "check": transport.check,
+        }
         build = partial(DeepSpeedTrainer, job, plan, rank, store, data, config, **shared)
         try:
             self._trainer: DeepSpeedTrainer = self._guarded(build)
@@ -137,6 +142,7 @@ class DeepSpeedEngine:
         logical = {key: whole for key, ((_, whole),) in held.items()}
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
+        self._transport.check()  # On a GPU, an aborted sum ends like a completed one.
 
     def import_state(self) -> None:
         state = merge_ranks([rank_tensors(self.buffers.values())], self.holdings.tables)
