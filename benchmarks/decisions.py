@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api import plan_job
@@ -45,20 +46,25 @@ ZONED_BUDGET = 60
 """Plans judged of a case over several zones, without and with outer steps each."""
 
 
+def pool_of(kind: tuple[str, int, float], gpus: int, zone: str = ZONE) -> Pool:
+    """So many GPUs of a kind, given with GPUs per machine and price, in machines of one kind."""
+    gpu, size, price = kind
+    return Pool(
+        zone, gpu, f"{gpu}x{size}", size, gpus,
+        price_usd_per_gpu_hour=price, price_source="cluster file",
+    )  # fmt: skip
+
+
+def case_of(job: Job, pools: Sequence[Pool]) -> Question:
+    """A job on these pools, with estimates from the catalogue."""
+    return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
+
+
 def question_of(seed: int, samples: list[int]) -> Question:
     """One or two kinds of GPUs in a zone, 4 to 64 in all, with one of these samples for each."""
     rng = random.Random(f"decisions {seed}")
     kinds = rng.sample(MACHINES, rng.choice([1, 1, 2]))
-    pools = []
-    for gpu, size, price in kinds:
-        gpus = size * rng.choice([1, 2, 4])
-        machine = f"{gpu}x{size}"
-        pools.append(
-            Pool(
-                ZONE, gpu, machine, size, gpus,
-                price_usd_per_gpu_hour=price, price_source="cluster file",
-            )
-        )  # fmt: skip
+    pools = [pool_of(kind, kind[1] * rng.choice([1, 2, 4])) for kind in kinds]
     model = preset(rng.choice(MODELS))
     job = Job(
         f"case-{seed}",
@@ -69,22 +75,14 @@ def question_of(seed: int, samples: list[int]) -> Question:
         optimizer="adam",
         max_tp=rng.choice([1, 2, 4]),
     )
-    return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
+    return case_of(job, pools)
 
 
 def mixed_question_of(seed: int) -> Question:
     """8 GPUs with much memory, and 8 to 32 with little; every fourth case has none of these."""
     rng = random.Random(f"mixed decisions {seed}")
     kinds = [rng.choice(ROOMY), rng.choice(NARROW)][: 1 if seed % 4 == 3 else 2]
-    pools = []
-    for gpu, size, price in kinds:
-        gpus = 8 if (gpu, size, price) in ROOMY else size * rng.choice([2, 4])
-        pools.append(
-            Pool(
-                ZONE, gpu, f"{gpu}x{size}", size, gpus,
-                price_usd_per_gpu_hour=price, price_source="cluster file",
-            )
-        )  # fmt: skip
+    pools = [pool_of(kind, 8 if kind in ROOMY else kind[1] * rng.choice([2, 4])) for kind in kinds]
     model = preset(rng.choice(("gpt2-large", "gpt2-xl", "opt-1.3b", "gpt-neo-2.7b")))
     job = Job(
         f"case-{seed}",
@@ -96,20 +94,15 @@ def mixed_question_of(seed: int) -> Question:
         recompute=rng.choice(("none", "auto")),
         max_tp=rng.choice([1, 2, 4]),
     )
-    cluster = Cluster(tuple(pools), load_catalogue())
-    return Question(job, cluster, Measurements(), proves=False, is_bounded=False)
+    return replace(case_of(job, pools), proves=False, is_bounded=False)
 
 
 def large_question_of(seed: int) -> Question:
     """One kind of GPUs, 8 to 128, with one to eight samples for each and no bounds."""
     rng = random.Random(f"large decisions {seed}")
-    gpu, size, price = rng.choice(LARGE)
+    kind = rng.choice(LARGE)
     name = rng.choice(LARGE_MODELS)
-    gpus = size * rng.choice([8, 16] if name.endswith("0b") else [1, 2, 4])
-    pool = Pool(
-        ZONE, gpu, f"{gpu}x{size}", size, gpus,
-        price_usd_per_gpu_hour=price, price_source="cluster file",
-    )  # fmt: skip
+    gpus = kind[1] * rng.choice([8, 16] if name.endswith("0b") else [1, 2, 4])
     job = Job(
         f"case-{seed}",
         preset(name),
@@ -119,8 +112,7 @@ def large_question_of(seed: int) -> Question:
         recompute="auto",
         max_tp=8,
     )
-    cluster = Cluster((pool,), load_catalogue())
-    return Question(job, cluster, Measurements(), proves=False, is_bounded=False)
+    return replace(case_of(job, [pool_of(kind, gpus)]), proves=False, is_bounded=False)
 
 
 def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: int) -> Question:
@@ -129,13 +121,8 @@ def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: in
     kinds = rng.sample(MACHINES[:3], rng.choice([1, 1, 2]))
     pools = []
     for zone in rng.sample(ZONES, rng.choice(zones)):
-        gpu, size, price = rng.choice(kinds)
-        pools.append(
-            Pool(
-                zone, gpu, f"{gpu}x{size}", size, size * rng.choice([1, 2]),
-                price_usd_per_gpu_hour=price, price_source="cluster file",
-            )
-        )  # fmt: skip
+        kind = rng.choice(kinds)
+        pools.append(pool_of(kind, kind[1] * rng.choice([1, 2]), zone))
     model = preset(rng.choice(MODELS[:3]))
     job = Job(
         f"case-{seed}",
@@ -147,11 +134,8 @@ def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: in
         max_tp=1,
         micro_batches=(1, 2, 4, 8),
     )
-    cluster = Cluster(tuple(pools), load_catalogue())
-    return Question(
-        job, cluster, Measurements(),
-        budget=ZONED_BUDGET, proves=False, is_bounded=False, outer_every=every,
-    )  # fmt: skip
+    asked = replace(case_of(job, pools), proves=False, is_bounded=False)
+    return replace(asked, budget=ZONED_BUDGET, outer_every=every)
 
 
 def has(plan: Plan | None, name: Allowed) -> bool:

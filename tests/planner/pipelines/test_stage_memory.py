@@ -13,7 +13,7 @@ from planner.pipelines.stage_memory import TemplateStage, room_of
 from planner.problem.inventory import lots_of
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.spec.plan import Plan, Recompute
-from tests.planner.search.test_bound import just_enough
+from tests.planner.search.tight_plans import just_enough
 from tests.simulator.worlds import random_plan, random_world, small_model, world_of
 
 

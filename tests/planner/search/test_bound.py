@@ -3,86 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from planner.pipelines.pipeline_template import TemplateMaker
-from planner.problem.inventory import Lot, lots_of
-from planner.problem.objective import Limits
-from planner.search.bound import EventBound
-from planner.search.stage_limits import StageTimeTables
+from planner.problem.inventory import lots_of
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.families import build_model
-from simulator.spec.job import Job, Objective, RecomputePolicy
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from tests.planner.search.tight_plans import any_recomputation, just_fitting
-from tests.simulator.worlds import (
-    GPUS_PER_MACHINE,
-    World,
-    placed,
-    random_plan,
-    random_world,
-    world_of,
-)
-
-
-def just_enough(plan: Plan, world: World) -> Cluster:
-    """A cluster of as few machines as hold the plan."""
-    used: Counter[Place] = Counter()
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            used[stage.place] += stage.tp
-    prices = {(pool.gpu, pool.zone): pool.price_usd_per_gpu_hour for pool in world.cluster.pools}
-    return Cluster(
-        tuple(
-            Pool(
-                place.zone,
-                place.gpu,
-                place.machine,
-                GPUS_PER_MACHINE,
-                -(-count // GPUS_PER_MACHINE) * GPUS_PER_MACHINE,
-                price_usd_per_gpu_hour=prices[place.gpu, place.zone],
-                price_source="cluster file",
-            )
-            for place, count in used.items()
-        ),
-        world.cluster.catalogue,
-        world.cluster.zone_regions,
-    )
-
-
-def bound_of(
-    plan: Plan, world: World, lots: tuple[Lot, ...], goal: str, policy: RecomputePolicy = "auto"
-) -> EventBound:
-    """The bound over all plans of the plan's micro batch size on these GPUs."""
-    judge = world.estimator
-    tables = StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
-        lots,
-        degrees=(1, 2, 4),
-        recompute=policy,
-        per_layer_sync=judge.overlaps,
-    )
-    objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
-    sizes = [plan.micro_batch_size]
-    limits = Limits(objective)
-    return EventBound(tables, lots, (), limits, plan.samples_per_iteration, sizes, gap=1e-9)
-
-
-def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
-    """The plan with a random placement: by rule, some pipelines together, or on named nodes."""
-    if rng.random() < 0.3:
-        return placed(plan)
-    return replace(plan, together=rng.choice([None, 1, 1, 2]))
+from simulator.spec.job import Goal, Job
+from simulator.spec.plan import Pipeline, Plan, Stage
+from tests.planner.search.tight_plans import bound_of, keeps_bound, tables_of
+from tests.simulator.worlds import random_plan, random_world, world_of
 
 
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
-def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
+def test_no_plan_is_below_the_bound(goal: Goal, examples: int) -> None:
     for seed in range(max(1, examples // 10)):
         rng = random.Random(f"bound {goal} {seed}")
         world = random_world(rng)
@@ -90,19 +28,7 @@ def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
-        plan, policy = any_recomputation(rng, plan)
-        lots = lots_of(just_enough(plan, world), world.estimator.sites)
-        plan = placed_somehow(plan, rng)
-        with just_fitting(rng, world, plan):
-            estimate = world.estimator.estimate(plan)
-            usd = estimate.money.total_usd
-            assert estimate.fits, seed
-            assert usd is not None, seed
-            score = usd if goal == "cost" else estimate.iteration_s
-            bound = bound_of(plan, world, lots, goal, policy)
-            bounds = bound.bounds(2 * estimate.iteration_s, 2 * score)
-        assert bounds.objective <= score, seed
-        assert bounds.seconds <= estimate.iteration_s, seed
+        keeps_bound(rng, world, plan, goal, tables_of, seed)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -119,7 +45,9 @@ def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
     usd = estimate.money.total_usd
     assert usd is not None
     lots = lots_of(world.cluster, world.estimator.sites)
-    bounds = bound_of(alone, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
+    bounds = bound_of(world, alone, tables_of(world.estimator, lots), "cost").bounds(
+        2 * estimate.iteration_s, 2 * usd
+    )
     assert bounds.objective <= usd
 
 
@@ -141,7 +69,9 @@ def test_layers_that_fit_only_with_shared_moments_count() -> None:
     usd = estimate.money.total_usd
     assert usd is not None
     lots = lots_of(world.cluster, world.estimator.sites)
-    bounds = bound_of(plan, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
+    bounds = bound_of(world, plan, tables_of(world.estimator, lots), "cost").bounds(
+        2 * estimate.iteration_s, 2 * usd
+    )
     assert bounds.objective <= usd
 
 
@@ -170,5 +100,5 @@ def test_machines_that_lost_gpus_are_not_estimated_as_whole_ones(
     estimate = world.estimator.estimate(plan)
     assert estimate.iteration_s == world.estimator.estimate(on(*names)).iteration_s
     lots = lots_of(world.cluster, world.estimator.sites)
-    bound = bound_of(plan, world, lots, "throughput")
+    bound = bound_of(world, plan, tables_of(world.estimator, lots), "throughput")
     assert bound.least(10.0, 10.0, is_cost=False, trips=False) <= estimate.iteration_s

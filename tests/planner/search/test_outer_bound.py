@@ -4,46 +4,27 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from planner.api import plan_job
-from planner.pipelines.pipeline_template import TemplateMaker
-from planner.problem.inventory import Lot, lots_of
+from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import Question
 from planner.search.bound import EventBound
-from planner.search.stage_limits import StageTimeTables
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
-from simulator.spec.job import Goal, RecomputePolicy
-from tests.planner.search.test_bound import just_enough, placed_somehow
+from simulator.spec.job import Goal
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
-from tests.planner.search.tight_plans import any_recomputation, just_fitting
+from tests.planner.search.tight_plans import keeps_bound, tables_of
 from tests.planner.small_cases import is_possible
 from tests.planner.test_outer_answer import ASKED, JOB
 from tests.simulator.estimate.test_outer_steps import random_grouped
 from tests.simulator.worlds import random_world
 
 EVERY = 20
-
-
-def tables_of(
-    judge: EventEstimator,
-    lots: tuple[Lot, ...],
-    recompute: RecomputePolicy,
-    degrees: tuple[int, ...] = (1, 2, 4),
-    *,
-    takes_outer_steps: bool = True,
-) -> StageTimeTables:
-    return StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
-        lots,
-        degrees=degrees,
-        recompute=recompute,
-        per_layer_sync=judge.overlaps,
-        takes_outer_steps=takes_outer_steps,
-    )
+TABLES = partial(tables_of, takes_outer_steps=True)
 
 
 def test_a_bound_that_counts_sums_would_be_beaten() -> None:
@@ -81,26 +62,7 @@ def test_no_plan_is_below_the_bound(goal: Goal, examples: int) -> None:
         rng = random.Random(f"outer bound {goal} {seed}")
         world = random_world(rng)
         plan, _ = random_grouped(rng, world, 10**6, schedules=("1f1b",), splits=False)
-        plan, policy = any_recomputation(rng, plan)
-        lots = lots_of(just_enough(plan, world), world.estimator.sites)
-        plan = placed_somehow(plan, rng)
-        with just_fitting(rng, world, plan):
-            estimate = world.estimator.estimate(plan)
-            usd = estimate.money.total_usd
-            assert estimate.fits, seed
-            assert usd is not None, seed
-            score = usd if goal == "cost" else estimate.iteration_s
-            bounds = EventBound(
-                tables_of(world.estimator, lots, policy),
-                lots,
-                (),
-                Limits(replace(world.job.objective, goal=goal)),
-                plan.samples_per_iteration,
-                [plan.micro_batch_size],
-                gap=1e-9,
-            ).bounds(2 * estimate.iteration_s, 2 * score)
-        assert bounds.objective <= score, seed
-        assert bounds.seconds <= estimate.iteration_s, seed
+        keeps_bound(rng, world, plan, goal, TABLES, seed)
 
 
 @pytest.mark.slow

@@ -9,19 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
 from planner.search import sync_bound
 from planner.search.bound import share_out
 from planner.search.round_trips import RoundTrips, levels_of
-from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.estimate.machine_layout import lay_out
 from simulator.network import network
 from simulator.spec.plan import Pipeline, Plan, Schedule
-from tests.planner.search.test_bound import just_enough, placed_somehow
 from tests.planner.search.test_zero_bubble import put_shares
-from tests.planner.search.tight_plans import any_recomputation, just_fitting
+from tests.planner.search.tight_plans import (
+    any_recomputation,
+    just_enough,
+    just_fitting,
+    placed_somehow,
+    tables_of,
+)
 from tests.simulator.worlds import World, random_plan, random_world
 
 
@@ -112,14 +115,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
         estimate = judge.estimate(plan)
         if not estimate.fits:
             continue
-        tables = StageTimeTables(
-            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
-            lots,
-            degrees=(1, 2, 4),
-            recompute=policy,
-            per_layer_sync=judge.overlaps,
-            divides=schedule == "zero-bubble",
-        )
+        tables = tables_of(judge, lots, policy, divides=schedule == "zero-bubble")
         price = {gpu: rng.uniform(0.3, 3) for gpu in sorted({lot.gpu for lot in lots})}
         prices = np.array([price[choice.gpu] * choice.tp for choice in tables.choices])
         number = len(plan.pipelines)

@@ -13,8 +13,7 @@ from planner.search import sync_bound
 from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.network import network
-from tests.planner.search.test_bound import just_enough
-from tests.planner.search.tight_plans import any_recomputation, just_fitting
+from tests.planner.search.tight_plans import any_recomputation, just_enough, just_fitting
 from tests.simulator.worlds import random_plan, random_world
 
 

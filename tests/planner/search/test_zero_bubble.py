@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from planner.api import plan_job
-from planner.pipelines.pipeline_template import TemplateMaker
-from planner.problem.inventory import Lot, lots_of
+from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import SEARCHED, Question
 from planner.search.bound import EventBound
 from planner.search.round_trips import RoundTrips
-from planner.search.stage_limits import StageTimeTables
 from planner.search.zero_bubble import divided
 from simulator.api import Measurements, estimator
 from simulator.arrays import Floats
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.roofline import Roofline
-from simulator.spec.job import Goal, RecomputePolicy
-from tests.planner.search.test_bound import just_enough, placed_somehow
+from simulator.spec.job import Goal
 from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB, plan_of
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
-from tests.planner.search.tight_plans import any_recomputation, just_fitting
+from tests.planner.search.tight_plans import keeps_bound, tables_of
 from tests.planner.small_cases import is_possible
 from tests.simulator.worlds import random_plan, random_world
 
 FEW = replace(ASKED, job=replace(JOB, global_batch=8))
 BOTH = SEARCHED["event", "zero-bubble"]
+TABLES = partial(tables_of, divides=True)
 
 
 def asked(question: Question) -> Question:
@@ -114,23 +113,6 @@ def put_shares(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Roofline, "weight_shares", shares)
 
 
-def tables_of(
-    judge: EventEstimator,
-    lots: tuple[Lot, ...],
-    recompute: RecomputePolicy,
-    degrees: tuple[int, ...] = (1, 2, 4),
-) -> StageTimeTables:
-    maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
-    return StageTimeTables(
-        maker,
-        lots,
-        degrees=degrees,
-        recompute=recompute,
-        per_layer_sync=judge.overlaps,
-        divides=True,
-    )
-
-
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
 def test_each_stage_of_a_deep_pipeline_keeps_its_limits(
@@ -147,7 +129,7 @@ def test_each_stage_of_a_deep_pipeline_keeps_its_limits(
     assert isinstance(judge, EventEstimator)
     plan = divided(plan_of((0, 5, 9, 13, 17, 21, 25, 29, 34), count))
     seconds = judge.estimate(plan).iteration_s * (1 + 1e-9)
-    tables = tables_of(judge, lots_of(CLUSTER, judge.sites), "full", degrees=(1,))
+    tables = TABLES(judge, lots_of(CLUSTER, judge.sites), "full", degrees=(1,))
     most, stages = tables.most(1, seconds, 1, 1), plan.pipelines[0].stages
     choice = tables.index_of("A100-40", 1)
     for s, each in enumerate(stages):
@@ -172,26 +154,7 @@ def test_no_plan_is_below_the_bound(
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
-        plan, policy = any_recomputation(rng, plan)
-        lots = lots_of(just_enough(plan, world), world.estimator.sites)
-        plan = placed_somehow(plan, rng)
-        with just_fitting(rng, world, plan):
-            estimate = world.estimator.estimate(plan)
-            usd = estimate.money.total_usd
-            if not estimate.fits or usd is None:
-                continue
-            score = usd if goal == "cost" else estimate.iteration_s
-            bounds = EventBound(
-                tables_of(world.estimator, lots, policy),
-                lots,
-                (),
-                Limits(replace(world.job.objective, goal=goal)),
-                plan.samples_per_iteration,
-                [plan.micro_batch_size],
-                gap=1e-9,
-            ).bounds(2 * estimate.iteration_s, 2 * score)
-        assert bounds.objective <= score, seed
-        assert bounds.seconds <= estimate.iteration_s, seed
+        keeps_bound(rng, world, plan, goal, TABLES, seed)
 
 
 @pytest.mark.slow
@@ -228,7 +191,7 @@ def test_no_plan_of_a_small_case_is_below_its_bound(
         lots = lots_of(case.cluster, judge.sites)
         sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
         bounds = EventBound(
-            tables_of(judge, lots, "none"),
+            TABLES(judge, lots, "none"),
             lots,
             (),
             Limits(case.job.objective),

@@ -1,17 +1,27 @@
-"""Random plans that recompute something and just fit their devices."""
+"""Random plans that recompute something and just fit their devices, and their bounds."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import Lot, lots_of
+from planner.problem.objective import Limits
+from planner.search.bound import EventBound
+from planner.search.stage_limits import StageTimeTables
+from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.spec.job import RecomputePolicy
-from simulator.spec.plan import Plan
-from tests.simulator.worlds import World, with_shares
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.spec.job import Goal, RecomputePolicy
+from simulator.spec.plan import Place, Plan
+from tests.simulator.worlds import GPUS_PER_MACHINE, World, placed, with_shares
+
+TablesOf = Callable[[EventEstimator, tuple[Lot, ...], RecomputePolicy], StageTimeTables]
 
 
 def any_recomputation(rng: random.Random, plan: Plan) -> tuple[Plan, RecomputePolicy]:
@@ -35,3 +45,82 @@ def just_fitting(rng: random.Random, world: World, plan: Plan) -> Iterator[None]
     most = max(one.total for row in world.estimator.estimate(plan).memory for one in row)
     with patch.object(PlaceFacts, "capacity_bytes", return_value=most * (1 + 1e-9)):
         yield
+
+
+def just_enough(plan: Plan, world: World) -> Cluster:
+    """A cluster of as few machines as hold the plan."""
+    used: Counter[Place] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            used[stage.place] += stage.tp
+    prices = {(pool.gpu, pool.zone): pool.price_usd_per_gpu_hour for pool in world.cluster.pools}
+    return Cluster(
+        tuple(
+            Pool(
+                place.zone,
+                place.gpu,
+                place.machine,
+                GPUS_PER_MACHINE,
+                -(-count // GPUS_PER_MACHINE) * GPUS_PER_MACHINE,
+                price_usd_per_gpu_hour=prices[place.gpu, place.zone],
+                price_source="cluster file",
+            )
+            for place, count in used.items()
+        ),
+        world.cluster.catalogue,
+        world.cluster.zone_regions,
+    )
+
+
+def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with a random placement: by rule, some pipelines together, or on named nodes."""
+    if rng.random() < 0.3:
+        return placed(plan)
+    return replace(plan, together=rng.choice([None, 1, 1, 2]))
+
+
+def tables_of(
+    judge: EventEstimator,
+    lots: tuple[Lot, ...],
+    recompute: RecomputePolicy = "auto",
+    degrees: Sequence[int] = (1, 2, 4),
+    *,
+    divides: bool = False,
+    takes_outer_steps: bool = False,
+) -> StageTimeTables:
+    """The tables of a search on these GPUs."""
+    return StageTimeTables(
+        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        lots,
+        degrees=degrees,
+        recompute=recompute,
+        per_layer_sync=judge.overlaps,
+        divides=divides,
+        takes_outer_steps=takes_outer_steps,
+    )
+
+
+def bound_of(world: World, plan: Plan, tables: StageTimeTables, goal: Goal) -> EventBound:
+    """The bound over all plans of the plan's micro batch size."""
+    limits = Limits(replace(world.job.objective, goal=goal))
+    sizes = [plan.micro_batch_size]
+    return EventBound(tables, tables.lots, (), limits, plan.samples_per_iteration, sizes, gap=1e-9)
+
+
+def keeps_bound(
+    rng: random.Random, world: World, plan: Plan, goal: Goal, tables: TablesOf, case: int
+) -> None:
+    """Assert that a plan, as it just fits on few machines, is not below its bound."""
+    plan, policy = any_recomputation(rng, plan)
+    lots = lots_of(just_enough(plan, world), world.estimator.sites)
+    plan = placed_somehow(plan, rng)
+    with just_fitting(rng, world, plan):
+        estimate = world.estimator.estimate(plan)
+        usd = estimate.money.total_usd
+        assert estimate.fits, case
+        assert usd is not None, case
+        score = usd if goal == "cost" else estimate.iteration_s
+        bound = bound_of(world, plan, tables(world.estimator, lots, policy), goal)
+        bounds = bound.bounds(2 * estimate.iteration_s, 2 * score)
+    assert bounds.objective <= score, case
+    assert bounds.seconds <= estimate.iteration_s, case
