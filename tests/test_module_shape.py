@@ -14,7 +14,6 @@ from tests.python_files import PACKAGES, ROOT, Module, modules, within
 NAMES_BANNED = ("common", "helper", "helpers", "manager", "managers", "misc", "util", "utils")
 LINES_MAX = 500
 TESTED_ELSEWHERE = {
-    "planner/library": "what replays and shares look up: planner/replay, planner/share",
     "sailor": "what scripts import: worker/script",
     "simulator/spec": "what files are read into: simulator/inputs",
 }
