@@ -298,7 +298,7 @@ def _updates(
 
 def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
     """Convert a universal checkpoint to one snapshot file; the job describes the model."""
-    root, step, samples = _universal(folder)
+    root, step, samples, shapes = _universal(folder)
     zero = root / "zero"
     files = {str(file.parent.relative_to(zero)): file for file in sorted(zero.rglob("fp32.pt"))}
     if not files:
@@ -306,7 +306,7 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
     require_adam(job, "DeepSpeed's universal form")
     stored = {}
     for key, file in files.items():
-        values = _parameter(file)
+        values = _parameter(file, shapes.get(key))
         dtype = str(values.dtype).removeprefix("torch.")
         stored[key] = StoredTensor(tuple(values.shape), dtype, values.is_floating_point())
     steps = (file.with_name("step.pt") for file in files.values())
@@ -314,7 +314,7 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
 
     def read(tensor: ForeignTensor, kind: int) -> Tensor:
         file = files[tensor.name].with_name(f"{('fp32', *MOMENTS)[kind]}.pt")
-        values = _parameter(file)
+        values = _parameter(file, shapes.get(tensor.name))
         if tuple(values.shape) != tuple(stored[tensor.name].shape):
             what = f"has the shape {tuple(values.shape)}, its weights {stored[tensor.name].shape}"
             raise InputError(Problem(str(file), what, "give a universal checkpoint"))
@@ -326,24 +326,39 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
     return import_tensors(job, found, foreign_tensors(job), name, out)
 
 
-def _universal(folder: Path) -> tuple[Path, int, int]:
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _universal(folder: Path) -> tuple[Path, int, int, Shapes]:
+    """Return the folder of the newest one, its step, its samples, and shapes of parameters."""
     try:
         root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
-        about = load_with_stubs(root / "mp_rank_00_model_states.pt")
-        return root, int(about["global_steps"]), int(about.get("global_samples", 0))
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, EOFError,
+        states = root / "mp_rank_00_model_states.pt"
+        if not states.exists():  # ZeRO stage 3 names it so.
+            states = root / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+        about = load_with_stubs(states)
+        groups = about.get("param_shapes") or []
+        shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
+        return root, int(about["global_steps"]), int(about.get("global_samples", 0)), shapes
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, EOFError,
             pickle.UnpicklingError) as error:  # fmt: skip
         what = f"is not a DeepSpeed universal checkpoint ({error})"
         cure = "make one with deepspeed/checkpoint/ds_to_universal.py"
         raise InputError(Problem(str(folder), what, cure)) from None
 
 
-def _parameter(file: Path) -> Tensor:
-    """Return a mapped tensor; only the parts that are used are read."""
+def _parameter(file: Path, shape: tuple[int, ...] | None) -> Tensor:
+    """Return a mapped tensor; only the parts that are used are read.
+
+    After ZeRO stage 3 the file holds the tensor alone, without its shape.
+    """
     try:
-        found = _loaded(file)["param"]
+        found = _loaded(file)
+        if isinstance(found, Tensor) and shape is not None:
+            return found.view(shape)
+        found = found["param"]
         assert isinstance(found, Tensor), "a parameter is a tensor"
-    except (KeyError, TypeError, AssertionError) as error:
+    except (KeyError, TypeError, IndexError, RuntimeError, AssertionError) as error:
         raise InputError(
             Problem(str(file), f"is not of a universal checkpoint ({error})")
         ) from None

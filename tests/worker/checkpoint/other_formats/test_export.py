@@ -14,6 +14,9 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from agents.protocol.records import JobId
+from sailord.checkpoints.object_storage import open_storage
+from sailord.checkpoints.resume import take_in
 from sailord.cli.main import main
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
@@ -23,6 +26,7 @@ from worker.checkpoint.manifest import hash_of
 from worker.checkpoint.other_formats.convert import (
     export_deepspeed,
     export_huggingface,
+    external_names,
     import_deepspeed,
 )
 from worker.checkpoint.snapshot_file import read_header, read_piece
@@ -102,6 +106,59 @@ def test_deepspeed_continues_from_the_export(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tensors are equal" in done.stdout
+
+
+@pytest.mark.at_length
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_deepspeeds_own_script_made_is_imported_bit_by_bit(tmp_path, stage):
+    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_writes"]
+    done = subprocess.run(
+        [*script, str(tmp_path / "ds"), str(stage)],
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job, file = read_job(SPEC), tmp_path / "out.snap"
+    header = import_deepspeed(tmp_path / "ds", job, "j", file)
+    assert (header.step, header.progress.updates, header.progress.samples) == (2, 2, 8)
+    durable = take_in(open_storage(f"file://{tmp_path}/kept"), JobId("j"), job, SPEC, file)
+    whole = read_full(durable.manifest)
+    expected = torch.load(tmp_path / "ds" / "expected.pt")
+    for kind, named in enumerate(external_names(job, each) for each in whole.kinds):
+        assert named.keys() == expected.keys()
+        for name, value in named.items():
+            assert torch.equal(value.view(-1), expected[name][kind].view(-1)), (kind, name)
+
+
+@pytest.mark.parametrize("has_shapes", [True, False])
+def test_universal_checkpoint_of_stage_3_has_shapes_in_another_file(tmp_path, has_shapes):
+    made = make(tmp_path / "kept", 10)
+    export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
+    root = tmp_path / "ds" / "global_step10_universal"
+    shapes = {}
+    for file in (root / "zero").rglob("*.pt"):
+        if file.name in {"step.pt", "optimizer_state.pt"}:
+            continue
+        found = torch.load(file)
+        shapes[str(file.parent.relative_to(root / "zero"))] = found["param"].shape
+        torch.save(found["param"].flatten(), file)
+    states = root / "mp_rank_00_model_states.pt"
+    about = torch.load(states) | ({"param_shapes": [shapes]} if has_shapes else {})
+    torch.save(about, root / f"zero_pp_rank_0_{states.name}")
+    states.unlink()
+    job, back = read_job(SPEC), tmp_path / "back.snap"
+    if not has_shapes:
+        with pytest.raises(InputError, match=r"fp32.pt: is not of a universal checkpoint"):
+            import_deepspeed(tmp_path / "ds", job, "j", back)
+        return
+    header = import_deepspeed(tmp_path / "ds", job, "j", back)
+    write_full(made.whole, "j", tmp_path / "direct.snap")
+    for mine, theirs in zip(
+        header.pieces, read_header(tmp_path / "direct.snap").pieces, strict=True
+    ):
+        assert read_piece(back, mine) == read_piece(tmp_path / "direct.snap", theirs), mine
 
 
 def test_a_damaged_checkpoint_is_not_exported_and_leaves_nothing(tmp_path):
