@@ -25,7 +25,7 @@ OFTEN_S = 0.5
 MEASURED_EACH_STEP = [
     each.name
     for each in fields(Measured)
-    if each.name not in ("phases", "evaluation", "earlier_evaluations")
+    if each.name not in ("phases", "evaluation", "earlier_evaluations", "unlogged")
 ]
 
 

@@ -195,12 +195,10 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Workers wait unusually long for other ranks."""
+    """Workers wait unusually long for other ranks: which, what they do, and on which nodes."""
 
     text: str
-    """Which ranks, and what they do."""
     nodes: tuple[NodeId, ...] = ()
-    """Where these ranks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +216,9 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The metrics of a script's evaluation data."""
+    """The metrics of a script's evaluation data after a number of steps."""
 
     step: int
-    """The number of steps done before it."""
     metrics: tuple[tuple[str, float | None], ...]
     """By name; ``None``: not finite."""
 
@@ -248,6 +245,8 @@ class Measured:
     """The last one of this generation."""
     earlier_evaluations: tuple[Evaluation, ...] = ()
     """Evaluations before the last, the oldest first, since a report may replace unsent ones."""
+    unlogged: str = ""
+    """Why loggers of the job's script are not used any more."""
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:

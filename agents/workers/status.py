@@ -37,6 +37,8 @@ class WorkerStatus:
     """From rank 0: the last one."""
     earlier_evaluations: tuple[Evaluation, ...] = ()
     """From rank 0: those before it, the oldest first."""
+    unlogged: str = ""
+    """From rank 0: why loggers of the script are not used any more."""
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
     """From rank 0: where the ranks of the generation meet, as ``HOST:PORT#SECRET``."""
@@ -107,4 +109,5 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
         busy=tuple(busy),
         evaluation=None if evaluated is None else evaluated.evaluation,
         earlier_evaluations=() if evaluated is None else evaluated.earlier_evaluations,
+        unlogged=next((each.unlogged for each in statuses if each.unlogged), ""),
     )

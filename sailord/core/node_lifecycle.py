@@ -141,6 +141,8 @@ def _take_report(
             active = replace(active, progress=Progress(report.step, state.now, step_s))
         if report.evaluations not in ((), active.evaluations):
             active = replace(active, evaluations=report.evaluations)
+        if report.unlogged not in ("", active.unlogged):
+            active = replace(active, unlogged=report.unlogged)
     is_mended = bool(node.why_unsound) and not (report.fault or report.unfit)
     heard = replace(
         node,

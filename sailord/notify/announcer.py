@@ -65,7 +65,7 @@ class Announcer:
     """The timing of the reconfiguration that is under way, by part."""
     _moves: dict[JobId, deque[ReconfigurationTiming]] = field(default_factory=dict)
     _noted: set[tuple[JobId, str]] = field(default_factory=set)
-    """The notes in each job's history: its evaluations, and why nodes cannot run it."""
+    """The notes in each job's history: evaluations, failed loggers, why nodes cannot run it."""
     _at_risk: set[tuple[JobId, str]] = field(default_factory=set)
     """Jobs whose budget or deadline was already announced to be at risk."""
     _unreadable: set[str] = field(default_factory=set)
@@ -128,6 +128,8 @@ class Announcer:
         for found in after.active.evaluations:
             if found not in known:
                 self._report_evaluation(found, after.active, after)
+        if after.active.unlogged:
+            self._note_once(after.active.unlogged, after.active, after)
 
     def _report_timing(self, move: ReconfigurationTiming, job: JobId, state: State) -> None:
         """Report what a reconfiguration took and what was predicted."""
@@ -154,17 +156,7 @@ class Announcer:
             for name, value in found.metrics
         )
         text = f"{_EVALUATION} {found.step} steps: {figures}"
-        if (active.job, text) in self._noted:
-            return
-        self._noted.add((active.job, text))
-        generation, _ = _where(active)
-        event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "note", text, active.job, None, generation,
-            found.step, state.term or 0,
-        )  # fmt: skip
-        log.info(text, job=active.job, generation=generation)
-        self.feed.add(event)
-        self._keep(active.job, history_line(event))
+        self._note_once(text, active, state, step=found.step)
 
     def _report_unfit(self, before: State, after: State) -> None:
         """Keep in the history why a node cannot run the job, once."""
@@ -178,17 +170,24 @@ class Announcer:
             if of not in (None, after.active.job):
                 continue  # It has still to prepare for this job.
             text = f"{node.record.name} {_UNFIT}: {why}"
-            if node.workers.failed_since is not None or (after.active.job, text) in self._noted:
-                continue
-            self._noted.add((after.active.job, text))
-            generation, step = _where(after.active)
-            event = FeedEvent(
-                self.feed.next_id(after.now), after.now, "note", text, after.active.job,
-                node.record.name, generation, step, after.term or 0,
-            )  # fmt: skip
-            log.warning(text, job=after.active.job, generation=generation)
-            self.feed.add(event)
-            self._keep(after.active.job, history_line(event))
+            if node.workers.failed_since is None:
+                self._note_once(text, after.active, after, node=node.record.name)
+
+    def _note_once(
+        self, text: str, active: Active, state: State, *, step: int | None = None, node: str = ""
+    ) -> None:
+        """Tell what is noted in the history of a job once, whatever leads."""
+        if (active.job, text) in self._noted:
+            return
+        self._noted.add((active.job, text))
+        generation, now = _where(active)
+        event = FeedEvent(
+            self.feed.next_id(state.now), state.now, "note", text, active.job, node or None,
+            generation, now if step is None else step, state.term or 0,
+        )  # fmt: skip
+        (log.warning if node else log.info)(text, job=active.job, generation=generation)
+        self.feed.add(event)
+        self._keep(active.job, history_line(event))
 
     def risks(self, state: State) -> dict[EventKind, str]:
         """Return why the active job's budget or deadline is at risk, without a deadline that the

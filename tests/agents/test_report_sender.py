@@ -34,6 +34,7 @@ def test_a_step_alone_sends_no_report():
         {"generation": 4},
         {"sealing": Sealing(41, 4.0)},
         {"trouble": "the buddy is full"},
+        {"unlogged": "WandB is not used any more"},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -322,7 +322,7 @@ class GenerationRun:
             step_report = trainer.step()
             snapshots.after_step()
             self._report_step(step_report)
-            trainer.log(step_report)
+            self._extra_status["unlogged"] = hide(trainer.log(step_report))
             self._report_evaluation(trainer.evaluate_if_due())
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done

@@ -41,8 +41,8 @@ class TrainingEngine(Protocol):
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
 
-    def log(self, report: StepReport) -> None:
-        """Pass a step's report to a script's loggers."""
+    def log(self, report: StepReport) -> str:
+        """Pass a step's report to a script's loggers; return why some are not used any more."""
 
     def end_log(self) -> None:
         """Tell a script's loggers that training has ended."""

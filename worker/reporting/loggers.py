@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+LINE_MAX = 300
+"""Characters of what the job's history says of a failed logger."""
 CLOSE_S = 10.0
 """How long a training that has ended waits for its loggers."""
 
@@ -25,22 +27,25 @@ class Logger(Protocol):
 
 
 def log_to_all(
-    loggers: Sequence[Logger], step: int, values: Mapping[str, float], *, failed: list[Logger]
+    loggers: Sequence[Logger], step: int, values: Mapping[str, float], *, failed: dict[int, str]
 ) -> None:
-    """Hand the figures of a step to all loggers but those that failed before."""
-    for logger in loggers:
-        if logger in failed:
+    """Hand the figures of a step to all loggers but those that failed before.
+
+    ``failed`` says in a line why each is not used any more, by its place among the loggers.
+    """
+    for place, logger in enumerate(loggers):
+        if place in failed:
             continue
         try:
             logger.log(step, values)
         except Exception as error:
             # Training is worth more than its figures.
-            failed.append(logger)
-            kind = type(logger).__name__
-            print(f"{kind} is not used any more: {type(error).__name__}: {error}", flush=True)
+            text = f"{type(logger).__name__} is not used any more: {type(error).__name__}: {error}"
+            print(text, flush=True)
+            failed[place] = text.partition("\n")[0][:LINE_MAX]
 
 
-def close_all(loggers: Sequence[Logger]) -> None:
+def close_all(loggers: Sequence[Logger], *, failed: Container[int] = ()) -> None:
     """Let each write what it holds back; a service that does not answer is not waited for long."""
 
     def close(logger: Logger, end: Callable[[], None]) -> None:
@@ -50,9 +55,9 @@ def close_all(loggers: Sequence[Logger]) -> None:
             kind = type(logger).__name__
             print(f"{kind} was not closed: {type(error).__name__}: {error}", flush=True)
 
-    for logger in loggers:
+    for place, logger in enumerate(loggers):
         end = getattr(logger, "close", None)
-        if end is None:
+        if end is None or place in failed:
             continue
         closing = threading.Thread(target=close, args=(logger, end), daemon=True)
         closing.start()

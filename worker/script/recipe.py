@@ -96,7 +96,8 @@ class Recipe:
     callbacks: tuple[Callback, ...] = ()
     name: str = "job"
 
-    _failed: list[Logger] = field(default_factory=list, repr=False)
+    _failed: dict[int, str] = field(default_factory=dict, repr=False)
+    """Why loggers are not used any more, by their places."""
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
     _changed: list[str] = field(default_factory=list, repr=False)
@@ -319,11 +320,12 @@ class Recipe:
         about = self.eval_dataset, collate, self.batch_size, self.seed
         return MapData(*about, shuffled=False, limits=self.limits)
 
-    def report(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand the figures of a step or an evaluation to loggers and callbacks."""
+    def report(self, step: int, values: Mapping[str, float]) -> str:
+        """Hand figures to loggers and callbacks; return why loggers are not used any more."""
         # Callbacks may draw random numbers, which must not disturb those of a sample being loaded.
         with turn():
             self._report(step, values)
+        return "; ".join(self._failed.values())
 
     def _report(self, step: int, values: Mapping[str, float]) -> None:
         log_to_all(self.loggers, step, values, failed=self._failed)
@@ -338,7 +340,7 @@ class Recipe:
     def end_report(self) -> None:
         """Close the loggers: no more figures come."""
         with turn():
-            close_all([each for each in self.loggers if each not in self._failed])
+            close_all(self.loggers, failed=self._failed)
 
     # -- data and job ------------------------------------------------------------------------------
 

@@ -274,10 +274,11 @@ class RankTrainer:
         self._raise_if_not_finite(totals)
         return self._end_step(totals)
 
-    def log(self, report: StepReport) -> None:
-        """Tell a script's loggers of a step."""
+    def log(self, report: StepReport) -> str:
+        """Tell a script's loggers of a step; return why some are not used any more."""
         if self._module is not None and self.rank == 0:
-            self._module.report(report.step, report.figures())
+            return self._module.report(report.step, report.figures())
+        return ""
 
     def end_log(self) -> None:
         """Tell a script's loggers that training has ended."""

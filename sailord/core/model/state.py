@@ -169,6 +169,8 @@ class Active:
     slowness: Slowness = field(default_factory=Slowness)
     evaluations: tuple[Evaluation, ...] = ()
     """The last ones that a member reported, the oldest first."""
+    unlogged: str = ""
+    """Why loggers of its script are not used any more, as a member reported last."""
     may_start_over: bool = False
     """An operator resumed it after every copy of its state was lost, so it may start from step
     0."""

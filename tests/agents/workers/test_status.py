@@ -33,6 +33,12 @@ def test_a_hang_that_any_worker_sees_is_reported():
     assert combine(statuses[:1]).hang is None
 
 
+def test_failed_logger_of_one_worker_is_reported():
+    statuses = [WorkerStatus(3, 1, "running"), WorkerStatus(3, 0, "running", unlogged="no disk")]
+    assert combine(statuses).measured.unlogged == "no disk"
+    assert combine(statuses[:1]).measured.unlogged == ""
+
+
 def test_all_contradicted_nodes_are_reported():
     b, c = NodeId("b"), NodeId("c")
     statuses = [WorkerStatus(3, rank, "failed", contradicted=(c, b)[rank:]) for rank in range(2)]

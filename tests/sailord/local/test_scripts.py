@@ -147,6 +147,8 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert raises["state"] == "held"
     said = "rank 0: after 17 steps: ValueError: sample 209 is damaged (train.py:20 in __getitem__"
     assert said in raises["reason"]
+    (held,) = (line for line in raises["history"] if line.startswith("held: "))
+    assert said in held
     log = next(log for log in raises["logs"].values() if "Traceback" in log)
     lines = log[log.index("Traceback") :].splitlines()
     assert lines[1].startswith('  File "train.py", line 20, in __getitem__')

@@ -148,6 +148,22 @@ def test_an_evaluation_is_kept_in_the_history_once() -> None:
     assert [line.text for line in other.announcer.history_in_memory(JOB)] == told
 
 
+def test_failed_logger_is_told_in_the_history_once() -> None:
+    published, text = Published(), "WandB is not used any more: OSError: no space left"
+    before = act(RUNS, Reported(NOW, report(A, number=8, step=10, unlogged=text)))[0]
+    after = act(before, Reported(NOW, report(A, number=9, step=20, unlogged=text)))[0]
+    published.announcer.observe(RUNS, before)
+    published.announcer.observe(before, after)
+    assert published.texts("note") == [text]
+    line = published.announcer._lines.get_nowait()[1]
+    assert published.announcer._lines.empty()
+    # A new leader hears of it again, and knows from the history that it was told.
+    other = Published()
+    other.announcer.restore(JOB, [line])
+    other.announcer.observe(RUNS, after)
+    assert other.texts("note") == [text], "restored, and not told again"
+
+
 def test_several_evaluations_of_one_report_are_all_kept() -> None:
     """A report that replaces others holds what they held, and what is known already."""
     published = Published()

@@ -12,13 +12,14 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from worker.control import generation, state_fetch
+from worker.control import generation, state_fetch, work_folder
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationRun
 from worker.control.state_fetch import StateFetch
 from worker.distributed.interface import PeerLostError
 from worker.distributed.rank_protocol import OtherCodeError
 from worker.training.snapshot_hook import ReplicaMismatchError
+from worker.training.step_report import StepReport
 
 pytestmark = pytest.mark.torch
 PLAN = Plan(
@@ -63,6 +64,28 @@ def test_contradicted_rank_withdraws_before_it_closes_and_reports_its_node(
     assert [s["contradicted"] for s in reports if s["taking"] == "failed"] == [["b"]]
     assert "contradicted" not in reports[-1]
     assert run.state == "idle"
+
+
+def test_failed_logger_is_reported_without_the_secrets_of_the_job(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(work_folder, "_hidden", {"s3cret"})
+    reports: list[dict[str, Any]] = []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+    step = StepReport(3, 1.0, 1.0, 4, 0.5, "h", 4, 0.1, skipped=False, skipped_steps=0, stop=True)
+    run._trainer = SimpleNamespace(
+        job=SimpleNamespace(steps=None, sequence=1),
+        progress=SimpleNamespace(step=4),
+        step=lambda: step,
+        log=lambda _: "WandB is not used any more: OSError: no such key: s3cret",
+        evaluate_if_due=lambda: None,
+    )
+    run._snapshots = SimpleNamespace(
+        after_step=lambda: None,
+        stalls=SimpleNamespace(stall_s=None, late_s=None, settle_s=None),
+        seal_at_stop=lambda **_: None,
+    )
+    run._train()
+    assert reports[-1]["taking"] == "stopped"
+    assert reports[-1]["unlogged"] == "WandB is not used any more: OSError: no such key: ***"
 
 
 def test_ranks_of_two_versions_fail_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:

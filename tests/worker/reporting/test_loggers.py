@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch import nn
 
 import sailor
 from tests.worker.warm import ROOT
 from worker.reporting import loggers
+from worker.script.recipe import Recipe
 
 pytestmark = pytest.mark.torch
 
@@ -94,6 +97,25 @@ def test_one_that_hangs_or_fails_at_the_end_delays_no_other(monkeypatch, capsys)
         "Kept was not closed within 0 s",
         "Kept was not closed: ZeroDivisionError: division by zero",
     ]
+
+
+def test_one_that_fails_is_not_used_any_more_and_says_why_in_a_line(capsys):
+    class Fails:
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            if step == 1:
+                raise OSError("no space left\non the disk")
+            figures.append(values["loss"])
+
+    figures: list[float] = []
+    given = {"loggers": (Fails(), Fails()), "batch_size": 1, "steps": 1}
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    recipe = Recipe(layers, [(torch.ones(2), 0)], **given)
+    assert recipe.cut.blocks, "as training begins"
+    assert recipe.report(0, {"loss": 1.0}) == ""
+    wanted = "; ".join(["Fails is not used any more: OSError: no space left"] * 2)
+    assert [recipe.report(step, {"loss": 1.0}) for step in (1, 2)] == [wanted] * 2
+    assert figures == [1.0, 1.0]
+    assert capsys.readouterr().out.count("on the disk") == 2
 
 
 def same(told: list[float], lines: list[dict[str, float]]) -> bool:

@@ -81,8 +81,8 @@ class ModuleSource(Protocol):
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
 
-    def report(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand the figures of a step or an evaluation to loggers and callbacks."""
+    def report(self, step: int, values: Mapping[str, float]) -> str:
+        """Hand figures to loggers and callbacks; return why loggers are not used any more."""
 
     def end_report(self) -> None:
         """Close the loggers: no more figures come."""
