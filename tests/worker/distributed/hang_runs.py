@@ -74,24 +74,24 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether those who were to be blamed were blamed. A *voice* is one rank's first blame."""
+    """Whether those who were to be blamed were blamed. Counted is each rank's first verdict."""
 
     kind: str
     ranks: int
     place: str
-    voices: int
+    verdicts: int
     right: int
     exact: int
     """Voices that name no other rank."""
     named_s: float | None
-    """From the fault to the first voice."""
+    """From the fault to the first verdict."""
     allowed_s: float
     wrong: list[str]
 
     @property
     def is_right(self) -> bool:
         """Whether every rank named the right ones."""
-        return self.voices > 0 and self.right == self.voices
+        return self.verdicts > 0 and self.right == self.verdicts
 
 
 def case(number: int) -> tuple[Job, Plan, Fault]:
@@ -149,8 +149,8 @@ def judge(fault: Fault, size: int, told: Told) -> Verdict:
     begun_s = told.begun_s
     named_s = None if at_s is None or begun_s is None else at_s - begun_s
     allowed_s = max(3.0, 2 * told.step_s)
-    voices = len(told.blames)
-    return Verdict(fault.kind, size, told.place, voices, right, exact, named_s, allowed_s, wrong)
+    verdicts = len(told.blames)
+    return Verdict(fault.kind, size, told.place, verdicts, right, exact, named_s, allowed_s, wrong)
 
 
 # -- the driver ------------------------------------------------------------------------------------

@@ -61,18 +61,19 @@ def missing(done: Sequence[dict[str, Any]], faults: int, steps: int) -> Iterator
 
 def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table of the faults, and one about clean steps."""
-    yield "| fault | injected | right by all ranks | blames | right | named after (median, most) |"
+    columns = "fault", "injected", "right by all ranks", "verdicts", "right"
+    yield f"| {' | '.join(columns)} | named after (median, most) |"
     yield "|---|---|---|---|---|---|"
     faults = [line for line in done if "fault" in line]
     for kind in [*KINDS, "all"]:
         these = [line for line in faults if kind in {"all", line["kind"]}]
         if not these:
             continue
-        right = sum(0 < line["voices"] == line["right"] for line in these)
-        voices, rights = (sum(line[name] for line in these) for name in ("voices", "right"))
+        right = sum(0 < line["verdicts"] == line["right"] for line in these)
+        verdicts, rights = (sum(line[name] for line in these) for name in ("verdicts", "right"))
         named = [line["named_s"] for line in these if line["named_s"] is not None]
         times = f"{statistics.median(named):.1f} s, {max(named):.1f} s" if named else "never"
-        yield f"| {kind} | {len(these)} | {right} | {voices} | {rights} | {times} |"
+        yield f"| {kind} | {len(these)} | {right} | {verdicts} | {rights} | {times} |"
     clean = [line for line in done if "clean" in line]
     if clean:
         alarms = [alarm for line in clean for alarm in line["alarms"]]
@@ -84,9 +85,9 @@ def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
         yield from (f"  {alarm}" for alarm in alarms[:20])
     for line in faults:
-        if not line["voices"] or line["wrong"]:
-            voices = "; ".join(line["wrong"]) or "no rank blamed any"
-            yield f"fault {line['fault']} ({line['kind']} {line['place']}): {voices}"
+        if not line["verdicts"] or line["wrong"]:
+            verdicts = "; ".join(line["wrong"]) or "no rank blamed any"
+            yield f"fault {line['fault']} ({line['kind']} {line['place']}): {verdicts}"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_run_goes_on_where_it_was_interrupted() -> None:
 def test_false_alarms_and_wrong_blames_are_shown() -> None:
     clean = {"clean": 0, "steps": 500, "alarms": ["rank 0: x"], "longest_wait_s": 4.0}
     wrong = {
-        "fault": 0, "kind": "stall", "place": PLACE, "voices": 2, "right": 1, "named_s": 3.1,
+        "fault": 0, "kind": "stall", "place": PLACE, "verdicts": 2, "right": 1, "named_s": 3.1,
         "wrong": ["rank 1: y"],
     }  # fmt: skip
     lines = list(table([clean, wrong]))
