@@ -154,6 +154,15 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert lines[1].startswith('  File "train.py", line 20, in __getitem__')
     assert lines[3] == "ValueError: sample 209 is damaged"
     assert lines[-1].startswith(said.removeprefix("rank 0: "))
+    # Steps that become non-finite: three are skipped, and each attempt goes on behind them.
+    diverges = told["diverges"]
+    assert (diverges["state"], diverges["step"]) == ("held", 13)
+    said = (
+        r"^3 attempts failed; the last: [ab][12] failed: rank \d: step 13: the output of layer 0 "
+        r"is not finite on rank \d, the first such layer; "
+        r"so were 3 steps before, whose updates were skipped"
+    )
+    assert re.search(said, diverges["reason"]), diverges["reason"]
     # Mounted records that shrink: noticed by the generation that reads them anew; nothing is lost.
     shrinks = told["shrinks"]
     assert shrinks["state"] == "held"

@@ -32,7 +32,7 @@ from torch import nn
 import sailor
 import tiny
 
-version, bad = sys.argv[1], int(sys.argv[2])
+version, bad, endless = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 assert tiny.VERSION == version, tiny.__file__
 print("tiny", tiny.VERSION, "secret", len(os.environ["A_SECRET"]))
 blocks = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]
@@ -45,7 +45,7 @@ class Data:
     def __getitem__(self, index):
         if index == bad:
             raise ValueError(f"sample {index} is damaged")
-        return torch.ones(8) * index, index % 3
+        return torch.ones(8) * (index if index < endless else float("inf")), index % 3
 
 sailor.Trainer(
     model, Data(), batch_size=12, steps=20, shuffle=False,
@@ -85,8 +85,13 @@ class Travel:
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
 
-    def submit(self, name: str, version: str, bad: int, *options: str) -> dict[str, Any]:
-        """Submit a script in a folder of its own, which is deleted; return what became of it."""
+    def submit(
+        self, name: str, version: str, *options: str, bad: int = -1, endless: int = 240
+    ) -> dict[str, Any]:
+        """Submit a script in a folder of its own, which is deleted; return what became of it.
+
+        Sample ``bad`` raises an error; those from ``endless`` on are infinite.
+        """
         work, ours = self.folder / name, self.folder / f"{name}-installed"
         work.mkdir()
         ours.mkdir()
@@ -97,7 +102,8 @@ class Travel:
             [
                 *(*SAILORCTL, "submit", str(work / "train.py")),
                 *("--server", f"unix://{self.cluster.place.socket}", "--id", name),
-                *("--setup", INSTALL, "--secret", "A_SECRET", *options, "--", version, str(bad)),
+                *("--setup", INSTALL, "--secret", "A_SECRET", *options),
+                *("--", version, str(bad), str(endless)),
             ],
             check=True,
             cwd=ROOT,
@@ -160,18 +166,20 @@ class Travel:
 
 
 def main(folder: Path) -> dict[str, Any]:
-    """Run four jobs: with a setup that fails on a node, of another version, one that raises, one
-    whose data shrinks."""
+    """Run five jobs: with a setup that fails on a node, of another version, one that raises, one
+    whose steps become non-finite, one whose data shrinks."""
     os.environ["A_SECRET"] = SECRET
     with LocalCluster(Place(folder / "c"), MACHINES) as cluster:
         cluster.start()
         travel = Travel(cluster, folder)
-        one = travel.submit("one", "1.0", -1, "--setup", FAILS_ON_B1)
+        one = travel.submit("one", "1.0", "--setup", FAILS_ON_B1)
         setup = {n: travel.log(n, is_setup=True) for n in ("a1", "b1")}
-        two = travel.submit("two", "2.0", -1)
-        raises = travel.submit("raises", "2.0", 17 * 12 + 5)
+        two = travel.submit("two", "2.0")
+        raises = travel.submit("raises", "2.0", bad=17 * 12 + 5)
         # A held job whose last steps are in memory keeps the cluster.
         subprocess.run(travel.sailorctl("cancel", "raises"), check=True, stdout=sys.stderr)
+        diverges = travel.submit("diverges", "2.0", endless=10 * 12)
+        subprocess.run(travel.sailorctl("cancel", "diverges"), check=True, stdout=sys.stderr)
         shrinks = travel.shrink("shrinks")
         texts = [path.read_text(errors="replace") for path in (folder / "c").glob("*.log")]
         texts += [path.read_text(errors="replace") for path in (folder / "c").rglob("*.json")]
@@ -179,6 +187,7 @@ def main(folder: Path) -> dict[str, Any]:
             "one": one,
             "two": two,
             "raises": raises,
+            "diverges": diverges,
             "shrinks": shrinks,
             "setup": setup,
             "leaks": sum(SECRET in text for text in texts),
