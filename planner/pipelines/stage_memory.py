@@ -15,7 +15,11 @@ import numpy as np
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.memory import RESERVED_OVER_LIVE, bytes_per_parameter
+from simulator.estimate.memory import (
+    RESERVED_OVER_LIVE,
+    bytes_per_parameter,
+    gradient_buffer_bytes,
+)
 from simulator.estimate.result import DeviceMemory
 from simulator.estimate.zero1_owners import least_kept
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
@@ -161,10 +165,8 @@ class StageMemory:
         states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = self._sizes(micro_batch)
         messages = np.maximum(sizes[first], sizes[end])
-        if runtime.flattens_gradients:
-            messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
-        elif pipelines > 1 and not uses_gloo(lot.gpu):
-            messages = messages + 2 * runtime.sync_bucket_bytes
+        is_copied = np.full_like(held, pipelines > 1 and not uses_gloo(lot.gpu), dtype=bool)
+        messages = messages + gradient_buffer_bytes(runtime, held, is_copied)
         room: Floats = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states
         return room - messages
 

@@ -7,13 +7,13 @@ from dataclasses import fields
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Bools, Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
 from simulator.estimate.stage_messages import shares_sent
 from simulator.estimate.zero1_owners import owned_most
-from simulator.hardware.runtime_constants import platform_of, uses_gloo
+from simulator.hardware.runtime_constants import Runtime, platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.models.layers import Precision
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
@@ -44,6 +44,18 @@ def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[i
 def state_bytes_per_parameter(job: Job) -> int:
     """Bytes of weight, gradient and optimizer state."""
     return sum(bytes_per_parameter(job))
+
+
+def gradient_buffer_bytes(runtime: Runtime, parameters: Floats, is_copied: Bools) -> Floats:
+    """Bytes of buffers for gradients in transit.
+
+    ``is_copied`` says whether gradients have replicas to be summed with, and not in place.
+    """
+    if runtime.flattens_gradients:  # The flat buffer exists even with one replica.
+        flat: Floats = np.minimum(runtime.sync_bucket_bytes, 4 * parameters)
+        return flat
+    copied: Floats = np.where(is_copied, 2 * runtime.sync_bucket_bytes, 0.0)
+    return copied
 
 
 class MemoryModel:
@@ -222,16 +234,12 @@ class MemoryModel:
             leaving[hops.source] /= np.where(alike, groups.tp[hops.source], 1)
         buffers = np.zeros(len(groups))
         np.maximum.at(buffers, groups.owner, np.maximum(arriving, leaving))
-        if runtime.flattens_gradients:
-            flat: Floats = buffers + np.minimum(runtime.sync_bucket_bytes, 4 * count)
-            return flat  # The flat buffer exists even with one replica.
         shared = range_maxima(self.holders, groups.first, groups.end) > 1
         shared |= self.is_outer_group
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
         in_place = np.array([uses_gloo(site.gpu) for site in groups.sites])[groups.site]
-        copied: Floats = buffers + 2 * runtime.sync_bucket_bytes * (anywhere & ~in_place)
-        return copied
+        return buffers + gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
 
     def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:
         """Return the bytes of a micro batch after a layer; 0 at the two ends of the model."""
