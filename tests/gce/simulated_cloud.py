@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core import model
+from sailord.capacity.core.budget import spent_usd, usd_per_hour
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityPolicy, CapacityState
 from sailord.capacity.core.supply import obtainable
@@ -27,9 +28,10 @@ from sailord.providers.interface import (
     Refused,
 )
 
+ZONES = ("zone-a", "zone-b", "zone-c")
 POOLS = tuple(
     Pool(zone, machine, gpu, gpus, spot)
-    for zone in ("zone-a", "zone-b", "zone-c")
+    for zone in ZONES
     for machine, gpu, gpus in (("small-1g", "small", 1), ("large-4g", "large", 4))
     for spot in (False, True)
 )
@@ -41,6 +43,10 @@ BEGIN, STEPS = 1_000_000.0, 200
 """When a script begins, and the steps of its job, if that has a deadline."""
 STORM_S = 30.0
 """Longest time without an answer of the cloud; budgets keep a longer reserve."""
+DARK_S = 600.0
+"""Longest time in which a zone is not listed."""
+UNSETTLED_S = DARK_S + 300.0
+"""Longest time for which a request that made nothing counts as granted."""
 RUN_S, ALONE_S = 2700.0, 900.0
 """After RUN_S the cloud deletes a machine; after ALONE_S without a leader its agent ends it."""
 KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
@@ -95,17 +101,22 @@ class Run:
     told: int = 0
     """How often people were told about that."""
     away_usd: float = 0.0
-    """What was spent while no sailord was there."""
+    """What was spent while no sailord was there, or came and went in a zone that was not listed."""
+    unspent_usd: float = 0.0
+    """How much more was counted than spent when the total budget was declared spent, beyond what
+    requests without an answer explain."""
+    doubled: int = 0
+    """Machines that were requested once more, since their request had been given up."""
+    _dark_until: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.state = CapacityState(self.policy)
         self.stock = {pool: self.random.choice((0, 0, 2, 5, 50)) for pool in POOLS}
-        self.limits = {
-            z: self.random.choice((0, 4, 12, 60)) for z in ("zone-a", "zone-b", "zone-c")
-        }
+        self.limits = {z: self.random.choice((0, 4, 12, 60)) for z in ZONES}
         self.want: Counter[Pool] = Counter()
         self.chances = random.Random(-self.seed)
+        self.outages = random.Random(f"outages of {self.seed}")
         self.has_deadline = self.seed % 2 == 1
 
     # ---- time ---------------------------------------------------------------------------------
@@ -136,6 +147,7 @@ class Run:
         self.every(30.0, self.plan)
         self.every(60.0, self.read)
         self.every(97.0, self.fail_at_random)
+        self.every(150.0, self.hide_a_zone)
 
     # ---- sailord's side -----------------------------------------------------------------------
 
@@ -172,7 +184,12 @@ class Run:
         if not self.leads:
             return
         there = self.state.machines.keys(), self.state.asks.keys()
+        stop = event.books.stop if isinstance(event, model.TookOver) else self.state.stop
         self.state, commands = decide(self.state, event)
+        if self.state.stop and not stop:
+            unsettled_usd = usd_per_hour(self.state) * UNSETTLED_S / 3600
+            more_usd = spent_usd(self.state) - self.bill() - unsettled_usd
+            self.unspent_usd = max(self.unspent_usd, more_usd)
         self.known |= self.state.machines.keys()
         # As the capacity loop: at once if instances came or went, before each request, and often.
         is_due = self.now > self._saved_at + 10.0 or any(
@@ -182,13 +199,17 @@ class Run:
         if self.state.prefix and is_due:
             self._books, self._saved_at = record_of(self.state), self.now
         for command in commands:
-            self.perform(command)
+            if self.leads:
+                self.perform(command)
         self.check_money()
 
     def perform(self, command: model.Command) -> None:
         match command:
             case model.Create():
-                self.create(command.ask)
+                self.count_doubles(command.ask.pool)
+                is_sent = not self.loses_power() or self.outages.random() < 0.5
+                if is_sent:
+                    self.create(command.ask)
             case model.Cancel():
                 self.cancel(command.ask)
             case model.DeleteInstances():
@@ -201,6 +222,21 @@ class Run:
                 self.told += 1
             case model.Log():
                 self.said.append(command.text)
+
+    def count_doubles(self, pool: Pool) -> None:
+        """Count what is up in a pool, or booting, at a further request, and was given up unseen."""
+        for machine in self.machines.values():
+            made = machine.instance
+            is_up = made.pool == pool and machine.ends_at is None
+            if is_up and made.id not in self.known and made.request_id not in self.state.asks:
+                self.doubled += 1
+
+    def loses_power(self) -> bool:
+        """Lose the head for hours around a request, in a quarter of the scripts."""
+        if self.calm or self.seed % 4 or self.outages.random() >= 0.05:
+            return False
+        self.end_leadership(self.outages.uniform(300.0, 14_400.0))
+        return True
 
     def stop_work(self) -> None:
         self.works = False
@@ -267,6 +303,15 @@ class Run:
     def is_storm(self) -> bool:
         return self.now < self._storm_until
 
+    def hide_a_zone(self) -> None:
+        """List no instances of a zone for a while; requests there get no answer."""
+        if not self.calm and self.outages.random() < 0.4:
+            until = self.now + self.outages.uniform(30.0, DARK_S)
+            self._dark_until[self.outages.choice(ZONES)] = until
+
+    def is_dark(self, zone: str) -> bool:
+        return not self.calm and self.now < self._dark_until.get(zone, 0.0)
+
     def chance(self, share: float) -> bool:
         return not self.calm and self.random.random() < share
 
@@ -304,8 +349,8 @@ class Run:
         self.sent[ask.request_id] += 1
         self.asked[ask.request_id] = ask
         lag = self.random.uniform(0.2, 20.0)
-        if self.is_storm():
-            made = self.random.random() < 0.3
+        if self.is_storm() or self.is_dark(ask.pool.zone):
+            made = self.random.random() < (0.3 if self.is_storm() else 0.8)
             if made:
                 self.at(lag, lambda: self.make(ask, ask.count))
             self.at(
@@ -393,15 +438,20 @@ class Run:
     def forget(self, machine: Machine) -> None:
         if self.machines.pop(machine.instance.id, None) is not None:
             machine.ends_at = machine.ends_at or self.now
+            made = machine.instance
+            was_dark = self._dark_until.get(made.pool.zone, 0.0) > made.created_at
+            if self.leads and was_dark and made.id not in self.known:
+                self.away_usd += cost(machine, self.now)
             self.stock[machine.instance.pool] += 1
             self.past.append(machine)
 
     def look(self) -> None:
         if self.is_storm():
             return
-        begun, unseen = self.now, ()
+        begun, dark = self.now, {zone for zone in ZONES if self.is_dark(zone)}
         if self.chance(0.1):
-            unseen = (self.random.choice(("zone-a", "zone-b", "zone-c")),)
+            dark.add(self.random.choice(ZONES))
+        unseen = tuple(sorted(dark))
         seen = tuple(
             m.instance for m in self.machines.values() if m.instance.pool.zone not in unseen
         )
@@ -427,7 +477,7 @@ class Run:
     def bill(self, *, of_known: bool = False) -> float:
         """Return what the cloud has charged so far."""
         return sum(
-            PRICES[m.instance.pool] * ((m.ends_at or self.now) - m.instance.created_at) / 3600
+            cost(m, self.now)
             for m in (*self.past, *self.machines.values())
             if not of_known or m.instance.id in self.known
         )
@@ -442,6 +492,12 @@ class Run:
             interval = rate * self.policy.look_s / 3600
             over = self.bill() - self.away_usd - self.policy.usd_max - interval
             self.overspent = max(self.overspent, over)
+
+
+def cost(machine: Machine, now: float) -> float:
+    """Return the dollars that a machine has cost."""
+    seconds = (machine.ends_at or now) - machine.instance.created_at
+    return PRICES[machine.instance.pool] * seconds / 3600
 
 
 def hash_of(name: str) -> int:

@@ -41,6 +41,8 @@ def judge(seed: int) -> None:
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] in (0, ask.count) for id_, ask in run.asked.items() if ask.pool.flex)
     assert run.overspent <= 0, (seed, run.overspent, run.policy)
+    assert run.doubled == 0, (seed, run.doubled, "requested again")
+    assert run.unspent_usd <= 0, (seed, run.unspent_usd, "a budget ended for money never spent")
     assert run.too_dear_s <= run.policy.look_s, seed
     assert spent_usd(run.state) == pytest.approx(run.bill(of_known=True), abs=1e-6), seed
     assert run.bill() - run.bill(of_known=True) <= run.away_usd + UNSEEN_USD, seed

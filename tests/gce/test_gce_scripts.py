@@ -64,6 +64,8 @@ def judge(seed: int) -> None:
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
     assert run.overspent <= 0, (seed, run.overspent, run.policy)
+    assert run.doubled == 0, (seed, run.doubled, "requested again")
+    assert run.unspent_usd <= 0, (seed, run.unspent_usd, "a budget ended for money never spent")
     assert run.too_dear_s <= run.policy.look_s, seed
     # Only what came and went while no sailord was there is in no book.
     assert spent_usd(run.state) == pytest.approx(run.bill(of_known=True), abs=1e-6), seed
