@@ -30,7 +30,7 @@ from agents.config import Config, load_config
 from agents.core.model import DeviceFailed, Event, NoticeWithdrawn, SelfTested, StopRequested
 from agents.daemon.bounded_file import keep_bounded
 from agents.daemon.clock import Clock
-from agents.daemon.logs import Form, begin_log, log_crash
+from agents.daemon.logs import LogForm, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import notify
 from agents.daemon.version import own_version
@@ -99,7 +99,7 @@ def main() -> None:
 @click.option("--emulate", metavar="2xA100-40", help="Emulate these devices.")
 def run(config: Path, emulate: str | None) -> None:
     """Run the agent until SIGTERM, which drains, or SIGINT, which leaves the workers running."""
-    form: Form = "terminal" if sys.stderr.isatty() else "json"
+    form: LogForm = "terminal" if sys.stderr.isatty() else "json"
     begin_log(form)
     try:
         loaded = load_config(config)
@@ -168,7 +168,7 @@ def _find_devices(config: Config, catalogue: Catalogue, emulate: str | None) -> 
     return probe(catalogue)
 
 
-async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: Form) -> None:
+async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: LogForm) -> None:
     """Run the agent until a signal ends it."""
     key, clock = ClusterKey.read(config.key, config.cluster_name), Clock()
     lock = lock_folder(config.state, service="agent")

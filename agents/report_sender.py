@@ -12,7 +12,7 @@ from agents.daemon.backoff import Backoff
 from agents.daemon.unreadable import UnreadableRecords
 from agents.last_answer import LastAnswer
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import Measured, Report, ReportReply
+from agents.protocol.records import NodeMeasurements, Report, ReportReply
 from agents.rpc.client import CallFailed, SignedClient
 
 PATH = "/v1/agents/report"
@@ -24,7 +24,7 @@ OFTEN_S = 0.5
 
 MEASURED_EACH_STEP = [
     each.name
-    for each in fields(Measured)
+    for each in fields(NodeMeasurements)
     if each.name not in ("phases", "evaluation", "earlier_evaluations", "unlogged")
 ]
 

@@ -17,7 +17,7 @@ from agents.metrics import metrics_text
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId, KnownGeneration
-from agents.rpc.identity import Role
+from agents.rpc.identity import CallerRole
 from agents.rpc.listener import Listener
 from agents.rpc.server import Handler, answer_signed, refuse_stranger
 from agents.rpc.signing import Verifier
@@ -193,7 +193,7 @@ class AgentServer:
         return web.Response(text=address)
 
 
-def _callers(request: web.Request) -> tuple[Role, ...]:
+def _callers(request: web.Request) -> tuple[CallerRole, ...]:
     return ("sailord", "agent") if request.path.startswith(FOR_AGENTS) else ("sailord",)
 
 

@@ -39,7 +39,7 @@ from planner.problem.question import Question, read_ahead
 from planner.replan.nodes import PlannerNode
 from planner.replan.replanner import Replanner
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import DATA, Place
+from sailord.local.paths import DATA, LocalFolders
 from sailord.local.zone_file import Zones, load_zones
 from sailord.plots.timeline import lanes_of
 from simulator.api import Measurements, estimator, load_measurements
@@ -82,7 +82,7 @@ class Experiment:
         (self.folder / "job.toml").write_text(TEXT_OF_JOB)
         for name, more in (("cluster", ""), ("machines", _POOLS_OF_LARGER)):
             (self.folder / f"{name}.toml").write_text(_POOLS + more)
-        text = Place(self.folder)  # Only its text is used.
+        text = LocalFolders(self.folder)  # Only its text is used.
         text._write_text()
 
     @property
@@ -207,7 +207,7 @@ def _profile_once(about: Experiment) -> dict[str, Any]:
 def links(about: Experiment) -> None:
     """Have agents measure the links, as ``sailorctl profile network`` does."""
     with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
-        place = Place(Path(name) / "c")
+        place = LocalFolders(Path(name) / "c")
         with LocalCluster(place, zones=about.zones) as cluster:
             cluster.claim()
             cluster.start()

@@ -14,7 +14,7 @@ from agents.daemon.process_cleanup import children_of
 from benchmarks.machine import put_ahead
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.zone_file import Zones
 
 WITHIN_S = 40.0
@@ -47,7 +47,7 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
     """Return each change with its reconfiguration, as ``sailorctl moves --json`` shows it."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="moves-") as name:
-        place = Place(Path(name) / "c", memory_gib=1.9)
+        place = LocalFolders(Path(name) / "c", memory_gib=1.9)
         with LocalCluster(place, zones=zones) as cluster:
             cluster.claim()
             shutil.copytree(folder / "profiles", place.folder / "profiles")

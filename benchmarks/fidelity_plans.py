@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
+from simulator.models.layers import Recompute
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
 
 SLOWER = {"large": 4.0, "small": 8.0}
 ZONES = f"""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 from sailord.plots.figure import write_figure
 from sailord.plots.panels import KIND_COLOURS, KIND_NAMES
-from sailord.plots.timeline import Kind
+from sailord.plots.timeline import BarKind
 
 SHOWN = "2 x PP 2, uneven"
 """The plan whose timelines are drawn."""
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, BarKind] = {
     "forward": "forward", "backward": "backward", "sync": "sync", "step": "optimizer"
 }  # fmt: skip
 MOVE_PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
@@ -335,7 +335,7 @@ def _layers_of(place: Mapping[str, Any]) -> str:
 
 
 def _bars(
-    axes: Axes, bars: Sequence[tuple[Kind, float, float]], top: float, height: float, *,
+    axes: Axes, bars: Sequence[tuple[BarKind, float, float]], top: float, height: float, *,
     alpha: float = 1.0,
 ) -> None:  # fmt: skip
     for kind, start, end in sorted(bars, key=lambda bar: bar[0] != "sync"):

@@ -21,7 +21,7 @@ from simulator.documents.files import Document, load_document
 from simulator.hardware import runtime_constants
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.layer_costs import roofline
-from simulator.validate_runs import Report, validate
+from simulator.validate_runs import ValidationReport, validate
 
 GPU = "T4"
 PAIRS = ("rank_correlation", "pairs_right", "pairs_apart", "apart_right", "tied_right")
@@ -55,7 +55,7 @@ def today(catalogue: Catalogue) -> Constants:
     )
 
 
-def predicted(runs: Sequence[Any], catalogue: Catalogue, constants: Constants) -> Report:
+def predicted(runs: Sequence[Any], catalogue: Catalogue, constants: Constants) -> ValidationReport:
     """Predict runs with other constants."""
     shares = dict(roofline.half_precision())
     shares[GPU] = replace(shares[GPU], compute_share=constants.compute_share)

@@ -41,7 +41,7 @@ from torch.distributed import TCPStore
 
 from benchmarks.machine import report_stolen_time
 from sailord.local.cluster import FIRST_NODES, LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.tour.director import PHASES, Director
 from sailord.local.tour.step_log import StepLog
 from simulator.inputs.plan_file import load_plan
@@ -57,7 +57,7 @@ TURNS = 5
 WITHIN_S = 300.0
 
 
-def job_text(place: Place, hidden: int) -> str:
+def job_text(place: LocalFolders, hidden: int) -> str:
     """The example job in another width."""
     text = place.job("job.toml").replace("hidden = 128", f"hidden = {hidden}")
     text += "\n[checkpoint]\nmemory_every = 1\n"
@@ -67,7 +67,7 @@ def job_text(place: Place, hidden: int) -> str:
 def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]]:
     """Measure the events under Sailor; store the job and its first plan for the other methods."""
     folder = Path(tempfile.mkdtemp(prefix="re-"))
-    place = Place(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.408))
+    place = LocalFolders(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.408))
     with LocalCluster(place, MACHINES[processes]) as cluster:
         cluster.start()
         job = job_text(place, hidden)

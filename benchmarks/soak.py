@@ -25,7 +25,7 @@ from agents.daemon.process_cleanup import children_of
 from benchmarks.machine import TARGET_MISSED, report_stolen_time
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 
 SAMPLE_S = 5.0
 WARM_UP = 0.3
@@ -196,7 +196,7 @@ def run(minutes: float, every_s: float, out: Path) -> bool:
     """Run a cluster for so long; return whether everything levels off."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     with (
-        LocalCluster(Place(folder / "c"), machines=MACHINES) as cluster,
+        LocalCluster(LocalFolders(folder / "c"), machines=MACHINES) as cluster,
         out.open("w", newline="", encoding="utf-8") as file,
     ):
         cluster.start()

@@ -26,12 +26,12 @@ from planner.problem.question import (
     SEARCHED,
     STOPPED,
     Answer,
+    AnswerReasons,
     BestByEstimate,
     Gain,
     Question,
     Rejected,
     Tried,
-    Why,
     outside_of,
 )
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
@@ -116,7 +116,7 @@ class _Asked:
     bounds: Bounds = NO_BOUNDS
     note: str = ""
     rejected: tuple[Rejected, ...] = ()
-    why: Why = field(default_factory=Why)
+    why: AnswerReasons = field(default_factory=AnswerReasons)
     gains: dict[Tried, Gain] = field(default_factory=dict)
 
     def find(self) -> None:

@@ -14,7 +14,7 @@ from planner.api import asked_with_spot_first, find_plan
 from planner.problem.inventory import grants_of, lots_of
 from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS
-from planner.problem.question import DEFAULT_BUDGETS, Answer, Idle, OneMore, Question, Why
+from planner.problem.question import DEFAULT_BUDGETS, Answer, AnswerReasons, Idle, OneMore, Question
 from planner.search.search_cache import SearchCache
 from simulator.api import estimator
 from simulator.cluster.cluster import Cluster, Pool
@@ -47,7 +47,7 @@ def explained(question: Question, answer: Answer) -> Answer:
     )
     idle = tuple(_reasons(asked, answer))
     one_more = tuple(_one_more(asked, answer))
-    return replace(answer, why=Why(answer.why.sentences, idle, one_more))
+    return replace(answer, why=AnswerReasons(answer.why.sentences, idle, one_more))
 
 
 # -- one more machine -----------------------------------------------------------------------------

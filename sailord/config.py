@@ -35,7 +35,7 @@ LogFormat = Literal["json", "terminal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class WebhookReceiver:
     """A receiver of outgoing webhooks."""
 
     url: str
@@ -58,7 +58,7 @@ class Webhooks:
     """The service account of the Pub/Sub subscription."""
     pubsub_keys: Path | str | None = None
     """A JSON Web Key Set that verifies its tokens: a file, or an address."""
-    receivers: tuple[Receiver, ...] = ()
+    receivers: tuple[WebhookReceiver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     return Webhooks(secret, token, audience, email, keys, tuple(receivers))
 
 
-def _receiver(entry: Table, folder: Path) -> Receiver | None:
+def _receiver(entry: Table, folder: Path) -> WebhookReceiver | None:
     """Read a receiver: its address may be a secret itself, as Slack's is."""
     form = entry.choice("format", FORMATS, default="sailor")
     secret = _secret(entry, "secret_file", folder)
@@ -357,7 +357,7 @@ def _receiver(entry: Table, folder: Path) -> Receiver | None:
     if url is None or (secret is None and form != "slack"):
         return None
     kind = next(each for each in FORMATS if each == form)
-    return Receiver(url, secret or b"", kind, events or ())
+    return WebhookReceiver(url, secret or b"", kind, events or ())
 
 
 def _event_kinds(value: object) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def _write(file: Path, tokens: tuple[Token, ...]) -> None:
         raise InputError(Problem(str(file), f"cannot be written: {error.strerror}")) from None
 
 
-class TokenFile:
+class AccessTokenFile:
     """The tokens of a file, which is read again when it has changed."""
 
     def __init__(self, file: Path | None, own: bytes | None) -> None:

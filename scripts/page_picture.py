@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.sailord.page.browser import Tab, open_browser
 
 PATIENCE_S = 300.0
@@ -42,7 +42,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with LocalCluster(Place(folder / "c")) as cluster:
+        with LocalCluster(LocalFolders(folder / "c")) as cluster:
             _play(cluster)
             asyncio.run(_draw(cluster, folder, given.out))
 

@@ -13,10 +13,10 @@ from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import RUNTIMES
 from simulator.layer_costs.profile import Profile
 from simulator.models.families import build_model
-from simulator.models.layers import PRECISIONS, Model
+from simulator.models.layers import PRECISIONS, Model, Recompute
 from simulator.models.transformer_block import MEGATRON
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 UNKNOWN_RUNTIME = "megatron-deepspeed"
 """Stands for runtimes that are not modelled; the estimate has a note."""

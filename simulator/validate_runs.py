@@ -61,7 +61,7 @@ def _error_pct(predicted: float, measured: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ValidationReport:
     """Comparisons, runs that could not be estimated with the reason, unmeasured runs, and notes."""
 
     comparisons: tuple[Comparison, ...]
@@ -211,7 +211,7 @@ def validate(
     measurements: Measurements,
     catalogue: Catalogue,
     estimator_name: str = "event",
-) -> Report:
+) -> ValidationReport:
     """Estimate every run of a file that has a valid measurement."""
     found = [key for key in ("runs", "cases") if key in document.data]
     runs = document.data[found[0]] if len(found) == 1 else None
@@ -238,7 +238,7 @@ def validate(
             comparisons.append(_compare(run, measurements, estimator_name))
         except InputError as error:
             failures.append((name, str(error)))
-    return Report(tuple(comparisons), tuple(failures), tuple(unmeasured), tuple(notes))
+    return ValidationReport(tuple(comparisons), tuple(failures), tuple(unmeasured), tuple(notes))
 
 
 def _published(

@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.daemon.process_cleanup import cluster_pids
 from sailord.client import ServerProblem
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 
 SAILORCTL = (sys.executable, "-m", "sailord.cli.main")
 
@@ -61,7 +61,7 @@ async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     raise TimeoutError("it never held")
 
 
-def left_behind(place: Place) -> list[str]:
+def left_behind(place: LocalFolders) -> list[str]:
     """Return what remains of a cluster: processes, files, mounts."""
     return [
         *(f"process {pid}" for pid in cluster_pids(place.folder)),

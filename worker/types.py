@@ -7,15 +7,15 @@ from typing import Literal, get_args
 
 Gradient = Literal["same", "partial"]
 
-Phase = Literal[
+StepPhase = Literal[
     "forward", "backward", "send", "receive", "wait", "sync", "snapshot", "vote", "step"
 ]
 """The phases of a step; the words appear in timelines, fail points and error messages."""
 
 
-Activity = Phase | Literal["start", "data", "end"]
+Activity = StepPhase | Literal["start", "data", "end"]
 """A phase of a step, or one of the activities around it."""
-ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
+ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(StepPhase), "end")
 
 
 @dataclass(frozen=True, slots=True)

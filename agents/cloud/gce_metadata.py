@@ -33,7 +33,7 @@ PROOF_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class InstanceMetadata:
     """The instance, as its cloud describes it."""
 
     machine_type: str
@@ -55,7 +55,7 @@ class NoServerError(Exception):
 
 async def read_instance(
     session: aiohttp.ClientSession, within_s: float = INSTANCE_S
-) -> Instance | None:
+) -> InstanceMetadata | None:
     """Return the machine type and zone; ``None``: no server answered within ``within_s``."""
     try:
         async with asyncio.timeout(within_s):
@@ -65,7 +65,7 @@ async def read_instance(
         return None
     if not machine_type or not zone:
         return None
-    return Instance(machine_type.rpartition("/")[2], zone.rpartition("/")[2])
+    return InstanceMetadata(machine_type.rpartition("/")[2], zone.rpartition("/")[2])
 
 
 async def read_proof(session: aiohttp.ClientSession, audience: str) -> str | None:

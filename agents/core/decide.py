@@ -59,13 +59,13 @@ from agents.protocol.records import (
     SEAL_SLACK,
     Fence,
     GenerationRecord,
-    Measured,
+    NodeMeasurements,
     NodeState,
     Order,
     Report,
 )
 
-Decision = tuple[State, tuple[Command, ...]]
+AgentDecision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
 SERVICE_STOP_PREFIX = "end-"
 """Prefix of the ids of notices that come from a stop of the agent's service."""
@@ -75,7 +75,7 @@ SEAL_S_MAX = 600.0
 """The longest time that workers get to seal their state after a loss."""
 
 
-def decide(state: State, event: Event) -> Decision:
+def decide(state: State, event: Event) -> AgentDecision:
     """Return the agent's next state, and the commands to carry out in this order."""
     resumed_at = event.at if event.at > state.now + state.options.nap_s else state.resumed_at
     state = replace(state, now=max(state.now, event.at), resumed_at=resumed_at)
@@ -94,7 +94,7 @@ def decide(state: State, event: Event) -> Decision:
 # ---- learning from an event -------------------------------------------------------------------
 
 
-def _learn(state: State, event: Event) -> Decision:
+def _learn(state: State, event: Event) -> AgentDecision:
     match event:
         case SelfTested():
             return _learn_self_test(state, event)
@@ -163,7 +163,7 @@ def _learn(state: State, event: Event) -> Decision:
             assert_never(event)
 
 
-def _learn_self_test(state: State, event: SelfTested) -> Decision:
+def _learn_self_test(state: State, event: SelfTested) -> AgentDecision:
     if event.why_not:
         failed = replace(state, is_healthy=False, why_not=event.why_not)
         return failed, (Note(f"not ready: {event.why_not}"),)
@@ -174,7 +174,7 @@ def _learn_self_test(state: State, event: SelfTested) -> Decision:
     return passed, (Register(node),)
 
 
-def _learn_device_failure(state: State, fault: str) -> Decision:
+def _learn_device_failure(state: State, fault: str) -> AgentDecision:
     """Run nothing here until a self-test passes; a draining node stays draining."""
     node = state.node
     if node.state == "ready":
@@ -275,7 +275,7 @@ def _learn_gang_status(state: State, event: GangReported) -> State:
     )
 
 
-def _learn_gang_exit(state: State, event: GangExited) -> Decision:
+def _learn_gang_exit(state: State, event: GangExited) -> AgentDecision:
     gang = state.gang
     if gang is None or event.generation != gang.generation:
         return state, ()
@@ -291,7 +291,7 @@ def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
     return replace(gang, taking="failed", failure=failure, is_bug=is_bug)
 
 
-def _learn_notice(state: State, event: NoticeGiven) -> Decision:
+def _learn_notice(state: State, event: NoticeGiven) -> AgentDecision:
     if event.id in state.notices:
         known, announced = state.node.leaves_at, event.leaves_at
         if announced is None or (known is not None and known <= announced):
@@ -304,7 +304,7 @@ def _learn_notice(state: State, event: NoticeGiven) -> Decision:
     return noticed, (Register(node), StoreOrder(order))
 
 
-def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
+def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> AgentDecision:
     if event.id not in state.notices or state.is_leaving:
         return state, ()
     left = state.notices - {event.id}
@@ -320,7 +320,7 @@ def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
 # ---- rules ------------------------------------------------------------------------------------
 
 
-def _apply_first_rule(state: State) -> Decision | None:
+def _apply_first_rule(state: State) -> AgentDecision | None:
     """Apply the first rule that fires; ``None``: no rule fires.
 
     Without workers: join a generation, else exit if asked to. With workers that the store no longer
@@ -342,7 +342,7 @@ def _apply_first_rule(state: State) -> Decision | None:
 # ---- rules without workers --------------------------------------------------------------------
 
 
-def _join(state: State) -> Decision | None:
+def _join(state: State) -> AgentDecision | None:
     """Join the open generation if this node is a member."""
     record = state.record
     if record is None or not _may_join(state, record):
@@ -361,7 +361,7 @@ def _may_join(state: State, record: GenerationRecord) -> bool:
     return record.number > state.left and record.number >= state.heard.generation
 
 
-def _exit(state: State) -> Decision | None:
+def _exit(state: State) -> AgentDecision | None:
     """Exit, if asked to, once no worker is left and no other node needs this node's snapshots."""
     if not state.is_leaving or _is_needed_by_others(state):
         return None
@@ -384,7 +384,7 @@ def _is_needed_by_others(state: State) -> bool:
 # ---- rules for workers that the store wants ---------------------------------------------------
 
 
-def _give_up_cut_off(state: State, gang: Gang) -> Decision | None:
+def _give_up_cut_off(state: State, gang: Gang) -> AgentDecision | None:
     """Give up workers without progress while the store is silent: a new generation may be open."""
     if state.store_silent_since is None or gang.taking == "failed":
         return None
@@ -396,20 +396,20 @@ def _give_up_cut_off(state: State, gang: Gang) -> Decision | None:
     return replace(state, gang=failed), ()
 
 
-def _give_up_on_broken_device(state: State, gang: Gang) -> Decision | None:
+def _give_up_on_broken_device(state: State, gang: Gang) -> AgentDecision | None:
     """Give up workers on a broken device."""
     if not state.fault or gang.taking == "failed":
         return None
     return replace(state, gang=_failed(gang, state.fault)), ()
 
 
-def _abort_failed(state: State, gang: Gang) -> Decision | None:
+def _abort_failed(state: State, gang: Gang) -> AgentDecision | None:
     """Abort workers that have failed; the leader decides what follows."""
     is_new = gang.taking == "failed" and gang.abort_sent_at is None
     return _end_gang(state, gang) if is_new else None
 
 
-def _send_stop(state: State, gang: Gang) -> Decision | None:
+def _send_stop(state: State, gang: Gang) -> AgentDecision | None:
     """Tell the workers once at which step to stop."""
     record = state.record
     if record is None or record.state != "stopping" or record.stop_at is None:
@@ -431,7 +431,7 @@ def _is_wanted(state: State, gang: Gang) -> bool:
     return record.number == gang.generation and state.node.id in record.members
 
 
-def _end_gang(state: State, gang: Gang) -> Decision | None:
+def _end_gang(state: State, gang: Gang) -> AgentDecision | None:
     """Abort the workers, then kill them. Their devices are free once they say so or have ended."""
     if gang.is_free:
         return replace(state, gang=None, left=gang.generation, idle_since=state.now), ()
@@ -466,7 +466,7 @@ def _is_left_behind(state: State) -> bool:
     return state.gang is None and record is not None and record.number > state.left
 
 
-def _report(state: State) -> Decision:
+def _report(state: State) -> AgentDecision:
     """Report changes to the leader at once, and otherwise every ``report_every_s``."""
     gang = state.gang or Gang(0, "idle")
     report = Report(
@@ -489,7 +489,7 @@ def _report(state: State) -> Decision:
         sealing=gang.sealing,
         unfit_for=state.unfit_for if state.unfit else None,
         unfit=state.unfit or ("" if state.shortage is None else state.shortage.why),
-        **{each.name: getattr(gang.measured, each.name) for each in fields(Measured)},
+        **{each.name: getattr(gang.measured, each.name) for each in fields(NodeMeasurements)},
     )
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
         return state, ()

@@ -9,8 +9,8 @@ from agents.protocol.records import (
     GenerationRecord,
     Hang,
     JobId,
-    Measured,
     NodeId,
+    NodeMeasurements,
     NodeRecord,
     Order,
     Point,
@@ -22,7 +22,7 @@ from agents.protocol.records import (
 )
 
 UNHEARD = Fence(0, 0)
-UNMEASURED = Measured()
+UNMEASURED = NodeMeasurements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Gang:
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
-    measured: Measured = UNMEASURED
+    measured: NodeMeasurements = UNMEASURED
     stop_at: int | None = None
     """The step at which they were ordered to stop."""
     abort_sent_at: float | None = None
@@ -194,7 +194,7 @@ class GangReported(_Event):
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
-    measured: Measured = UNMEASURED
+    measured: NodeMeasurements = UNMEASURED
     room_needed: int = 0
     """It failed for lack of memory: bytes that must be free for snapshots."""
     sealing: Sealing | None = None

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from agents.daemon.version import own_version
 
-Samples = Iterable[tuple[Mapping[str, str], float]]
+MetricSamples = Iterable[tuple[Mapping[str, str], float]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -28,7 +28,7 @@ class _Collected(Collector):
 
 
 def metric(
-    name: str, text: str, value: float | Samples, kind: Literal["gauge", "counter"] = "gauge"
+    name: str, text: str, value: float | MetricSamples, kind: Literal["gauge", "counter"] = "gauge"
 ) -> Metric:
     """Return a family with one sample, or with one for each set of labels."""
     made = Metric(name.removesuffix("_total") if kind == "counter" else name, text, kind)

@@ -21,11 +21,11 @@ LINES_MAX = 10
 FIELDS = ("job", "generation", "term", "step", "node", "cause")
 """Fields of every line in JSON, so that each can be searched for."""
 
-Form = Literal["json", "terminal"]
-Standing = Callable[[], Mapping[str, object]]
+LogForm = Literal["json", "terminal"]
+StandingFields = Callable[[], Mapping[str, object]]
 
 
-def begin_log(form: Form, standing: Standing = dict) -> None:
+def begin_log(form: LogForm, standing: StandingFields = dict) -> None:
     """Log to standard error from now on.
 
     ``standing`` returns the fields that lines do not set themselves: job, generation, term, step,

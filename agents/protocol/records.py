@@ -224,7 +224,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class NodeMeasurements:
     """What a node's workers have measured."""
 
     loss: float | None = None
@@ -259,7 +259,7 @@ PREPARING = "its work folder is being prepared"
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Measured):
+class Report(NodeMeasurements):
     """An agent's report of its node, complete."""
 
     node: NodeId
@@ -335,7 +335,7 @@ class Output:
     """Where the next request continues."""
 
 
-Pass = tuple[Literal["F", "B"], float, float, int]
+TimedPass = tuple[Literal["F", "B"], float, float, int]
 """A forward or backward pass: from when to when, and its micro batch."""
 
 
@@ -348,7 +348,7 @@ class KeptStep:
     """When it was kept, by the node's clock."""
     voted_s: float
     """When the rank read the result of the vote, which all ranks get at once."""
-    passes: tuple[Pass, ...]
+    passes: tuple[TimedPass, ...]
     update: tuple[float, ...]
     """Beginning and end of the optimizer step; empty: none was applied."""
 

@@ -28,7 +28,7 @@ class CallFailed(Exception):  # noqa: N818 - names the outcome of a call
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamedBody:
     """A long body, which is sent as it is read."""
 
     chunks: AsyncIterable[bytes]
@@ -55,7 +55,7 @@ class SignedClient:
         *,
         to: str,
         timeout_s: float = TIMEOUT_S,
-        stream: Stream | None = None,
+        stream: StreamedBody | None = None,
     ) -> tuple[int, bytes]:
         """Send a request; return the status and body of the answer, whose signature is valid.
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 from agents.protocol.names import NAME
 
-Role = Literal["sailord", "agent", "user", "store"]
+CallerRole = Literal["sailord", "agent", "user", "store"]
 """``store``: a member of etcd, which knows no roles but has addresses."""
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[CallerRole, ...] = get_args(CallerRole)
 MEMBER = "member"
 """Stands for a sailord or an agent, where the caller takes either."""
 _URI = re.compile(r"sailor://([^/]+)/([^/]+)/([^/]+)\Z")
@@ -22,7 +22,7 @@ class Identity:
     """One member of a cluster."""
 
     cluster: str
-    role: Role
+    role: CallerRole
     name: str
 
     def __str__(self) -> str:

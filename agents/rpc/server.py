@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from agents.rpc.identity import Role
+from agents.rpc.identity import CallerRole
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
 from agents.rpc.strangers import note_authenticated
 from agents.rpc.tls import peer_of, why_refused
@@ -21,7 +21,7 @@ def unauthorized(error: SignatureError) -> web.Response:
     return web.Response(status=401, text=f"{error}\n")
 
 
-def refuse_stranger(request: web.Request, *roles: Role) -> str:
+def refuse_stranger(request: web.Request, *roles: CallerRole) -> str:
     """Return why the caller's certificate does not suffice; over plain HTTP none is asked for."""
     transport = request.transport
     if transport is None:

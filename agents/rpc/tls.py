@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from agents.daemon.credentials import check_mode
-from agents.rpc.identity import Identity, Role, identity_of, read_identity, server_name
+from agents.rpc.identity import CallerRole, Identity, identity_of, read_identity, server_name
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("tls")
@@ -101,7 +101,7 @@ class Tls:
     files: TlsFiles
     cluster: str | None
     """``None``: that of the certificate."""
-    role: Role
+    role: CallerRole
     name: str | None = None
     """The name that the certificate must have; ``None``: any."""
     own: Identity | None = None

@@ -43,7 +43,7 @@ class Workers(Protocol):
         """Kill all processes."""
 
 
-class Cluster(Protocol):
+class ClusterRecords(Protocol):
     """The cluster's records, as this node last read them."""
 
     @property
@@ -63,7 +63,7 @@ class SnapshotLifecycle:
 
     memory: SnapshotMemory
     workers: Workers
-    cluster: Cluster
+    cluster: ClusterRecords
     client: SignedClient
     clock: Clock
     feed: Callable[[Event], None]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from agents.protocol.records import JobId, NodeId, NodeRecord
-from agents.rpc.client import CallFailed, SignedClient, Stream, agent_of
+from agents.rpc.client import CallFailed, SignedClient, StreamedBody, agent_of
 from agents.snapshots.memory import SnapshotFile, head_checksum
 from agents.snapshots.partial_file import read_pieces
 from worker.checkpoint import snapshot_file
@@ -219,7 +219,7 @@ class Replicator:
         try:
             # aiohttp's own limit does not cover the time in which a body is sent.
             async with asyncio.timeout(SILENT_S) as limit:
-                stream = Stream(self._stream(snapshot, part, lost, limit), headers, timeout)
+                stream = StreamedBody(self._stream(snapshot, part, lost, limit), headers, timeout)
                 status, answer = await self.client.call(
                     node.address, "PUT", path, to=agent_of(node.name), stream=stream
                 )

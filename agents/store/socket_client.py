@@ -47,7 +47,7 @@ class ConnectionLost(Exception):  # noqa: N818 - names what happened to the conn
     """The connection was lost before an answer came."""
 
 
-class Line:
+class SocketConnection:
     """One connection: sends requests, and passes each answer to its caller."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,7 +115,7 @@ class SocketStore(Store):
     def __init__(self, path: Path, *, timeout_s: float) -> None:
         """Connect on first use; each call ends within ``timeout_s``."""
         self._path, self._timeout_s = path, timeout_s
-        self._line: Line | None = None
+        self._line: SocketConnection | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
@@ -183,14 +183,14 @@ class SocketStore(Store):
         except TimeoutError:
             raise self._silence(StoreUnavailable) from None
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> SocketConnection:
         """Return a connection; waits until there is one, under the caller's timeout."""
         async with self._connecting:
             while not self._is_closed:
                 if self._line is not None and self._line.is_up:
                     return self._line
                 try:
-                    self._line = Line(*await asyncio.open_unix_connection(self._path))
+                    self._line = SocketConnection(*await asyncio.open_unix_connection(self._path))
                 except PermissionError:
                     raise StoreRefused(
                         f"{self._path}: no permission to connect to the store"

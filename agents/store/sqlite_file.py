@@ -73,7 +73,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class OpenLease:
     """Open a lease."""
 
     ttl_s: float
@@ -86,15 +86,15 @@ class Revoke:
     lease: int
 
 
-Write = Transaction | Grant | Revoke
-Result = Outcome | Lease | StoreError
+StoreWrite = Transaction | OpenLease | Revoke
+StoreAnswer = Outcome | Lease | StoreError
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The results of a batch of writes, and the changes that watches must show."""
 
-    answers: tuple[Result, ...]
+    answers: tuple[StoreAnswer, ...]
     changed: tuple[Changed, ...]
     compacted: int
 
@@ -177,9 +177,9 @@ class SqliteFile:
             changes[revision].append(Change(key.decode(), entry))
         return tuple(Changed(revision, tuple(each)) for revision, each in changes.items())
 
-    def apply(self, writes: Sequence[Write]) -> Applied:
+    def apply(self, writes: Sequence[StoreWrite]) -> Applied:
         """Apply several writes in order, in one SQL transaction: all are stored, or none."""
-        answers: list[Result] = []
+        answers: list[StoreAnswer] = []
         changed: list[Changed] = []
         ready = False
         try:
@@ -199,7 +199,7 @@ class SqliteFile:
             return Applied((kind(f"the store's file: {error}"),) * len(writes), (), 0)
         return Applied(tuple(answers), tuple(changed), compacted)
 
-    def _carry_out(self, write: Write, changed: list[Changed]) -> Result:
+    def _carry_out(self, write: StoreWrite, changed: list[Changed]) -> StoreAnswer:
         match write:
             case Transaction(compares, orders):
                 if not all(map(self._holds, compares)):
@@ -208,7 +208,7 @@ class SqliteFile:
                     if isinstance(order, Put) and order.lease and not self._has(order.lease):
                         return LeaseGone(f"{order.key}: lease {order.lease} has expired")
                 return Outcome(True, self._change(orders, changed))
-            case Grant(ttl_s):
+            case OpenLease(ttl_s):
                 row = self._base.execute("INSERT INTO leases (ttl_s) VALUES (?)", (ttl_s,))
                 assert row.lastrowid is not None
                 return Lease(row.lastrowid, ttl_s)

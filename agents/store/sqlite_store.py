@@ -29,7 +29,14 @@ from agents.store.interface import (
     StoreUnavailable,
     check_transaction,
 )
-from agents.store.sqlite_file import Grant, Result, Revoke, SqliteFile, Transaction, Write
+from agents.store.sqlite_file import (
+    OpenLease,
+    Revoke,
+    SqliteFile,
+    StoreAnswer,
+    StoreWrite,
+    Transaction,
+)
 
 T = TypeVar("T")
 
@@ -50,7 +57,7 @@ class EmbeddedStore(Store):
         self._ledger = ledger
         # SQLite waits for the disk, in a thread. It is one thread, which keeps the order of calls.
         self._thread = ThreadPoolExecutor(1, "store")
-        self._waiting: list[tuple[Write, asyncio.Future[Result]]] = []
+        self._waiting: list[tuple[StoreWrite, asyncio.Future[StoreAnswer]]] = []
         self._is_wanted = asyncio.Event()
         self._history = list(ledger.history())
         self._compacted = ledger.compacted
@@ -95,7 +102,7 @@ class EmbeddedStore(Store):
     async def grant(self, ttl_s: float) -> Lease:
         if not 0 < ttl_s < 1e9:
             raise StoreRefused(f"a lease of {ttl_s} s is not possible")
-        answer = await self._put_in(Grant(float(ttl_s)))
+        answer = await self._put_in(OpenLease(float(ttl_s)))
         assert isinstance(answer, Lease)
         return answer
 
@@ -139,9 +146,9 @@ class EmbeddedStore(Store):
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the store's file: {error}") from None
 
-    async def _put_in(self, write: Write) -> Result:
+    async def _put_in(self, write: StoreWrite) -> StoreAnswer:
         self._check_open()
-        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[StoreAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, answer))
         self._is_wanted.set()
         # A cancelled caller must not cancel the writer's future.
@@ -175,9 +182,9 @@ class EmbeddedStore(Store):
             if self._is_closed:
                 self._is_wanted.set()
 
-    def _follow_lease(self, write: Write, answer: Result) -> None:
+    def _follow_lease(self, write: StoreWrite, answer: StoreAnswer) -> None:
         match write, answer:
-            case Grant(), Lease(id_, ttl_s):
+            case OpenLease(), Lease(id_, ttl_s):
                 self._leases[id_] = answer
                 self._ends_s[id_] = self._clock_s + ttl_s
             case Revoke(lease), Outcome():

@@ -46,7 +46,7 @@ class SetupError(Exception):
     """A setup command failed; the message names it, its exit code and its last lines."""
 
 
-class Command(Protocol):
+class RunningCommand(Protocol):
     """A running command."""
 
     async def wait(self) -> int:
@@ -61,7 +61,7 @@ class Commands(Protocol):
 
     async def start(
         self, command: str, cwd: Path, variables: Mapping[str, str], output: int
-    ) -> Command:
+    ) -> RunningCommand:
         """Start a shell command, which writes to the descriptor ``output``."""
 
     async def end_all(self) -> None:
@@ -185,7 +185,7 @@ async def _run(
     reads, writes = os.pipe()
     with open(reads, "rb", buffering=0) as output:
         try:
-            starting: Awaitable[Command]
+            starting: Awaitable[RunningCommand]
             if runner is None:
                 starting = _start(command, cwd, {**os.environ, **variables}, writes)
             else:
@@ -214,7 +214,7 @@ async def _run(
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
 
 
-async def _started(command: Awaitable[Command]) -> Command:
+async def _started(command: Awaitable[RunningCommand]) -> RunningCommand:
     """Return a command once it is started; end it, and what it began, if cancelled meanwhile."""
     starting = asyncio.ensure_future(command)
     try:

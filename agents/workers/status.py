@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.core.model import GangReported
-from agents.protocol.records import Evaluation, Hang, Measured, NodeId, Point, Sealing, Taking
+from agents.protocol.records import (
+    Evaluation,
+    Hang,
+    NodeId,
+    NodeMeasurements,
+    Point,
+    Sealing,
+    Taking,
+)
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 
@@ -84,7 +92,7 @@ def sealing_of(statuses: Sequence[WorkerStatus]) -> Sealing | None:
     return Sealing(max(each.step for each in sealing), max(each.ready_in_s for each in sealing))
 
 
-def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
+def _measured(statuses: Sequence[WorkerStatus]) -> NodeMeasurements:
     """Take each figure from the slowest worker."""
 
     def known(name: str) -> list[float]:
@@ -99,7 +107,7 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
         phases[name] = max(seconds, phases.get(name, 0.0))
     evaluated = next((each for each in statuses if each.evaluation is not None), None)
     busy = sorted((status.rank, status.busy_s) for status in statuses if status.busy_s is not None)
-    return Measured(
+    return NodeMeasurements(
         loss=last.loss,
         tokens_per_s=min(known("tokens_per_s"), default=None),
         stall_s=stall_s,

@@ -20,8 +20,9 @@ from benchmarks.gpu_check.model import plan_for
 from benchmarks.gpu_check.setting import Setting, attempt
 from benchmarks.gpu_check.training import measured_steps
 from simulator.models.families import build_model
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Plan, Recompute
+from simulator.spec.plan import Plan
 
 ROUNDS = 5
 PROFILE_S = 4.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.compare.interface import Case, Mode, Planner, ProposedPlan
 from planner.problem.inventory import gpus_by_lot, lots_of, missing_price, spot_share
-from planner.problem.objective import Figures, Limits
+from planner.problem.objective import LimitedFigures, Limits
 from planner.problem.question import Question, plan_document
 from simulator.api import Estimator, network_of
 from simulator.cluster.place_facts import PlaceFacts
@@ -164,7 +164,7 @@ def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     """The first limit of the job that the plan breaks, if any."""
     lots = lots_of(case.cluster, case.sites)
     share = spot_share(gpus_by_lot(plan, lots), lots)
-    figures = Figures(estimate.iteration_s, estimate.money.total_usd, share)
+    figures = LimitedFigures(estimate.iteration_s, estimate.money.total_usd, share)
     breach = next(limits.breaches(figures), None)
     if breach is None:
         return ""

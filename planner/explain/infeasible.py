@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from planner.problem.inventory import Grant, Lot
+from planner.problem.inventory import Lot, LotQuota
 from planner.problem.job_options import tp_degrees
-from planner.problem.objective import NO_MONEY_LIMITS, Breach, Figures, Limits
+from planner.problem.objective import NO_MONEY_LIMITS, Breach, LimitedFigures, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -49,7 +49,7 @@ class Ask(Protocol):
 
 
 def refusals(
-    job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask, grants: Sequence[Grant] = ()
+    job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask, grants: Sequence[LotQuota] = ()
 ) -> tuple[Problem, ...]:
     """The problems of a job that has no plan on these GPUs."""
     free = ask(_NO_LIMITS)
@@ -66,7 +66,7 @@ def refusals(
     )
 
 
-def _quota_in_the_way(grant: Grant) -> Problem:
+def _quota_in_the_way(grant: LotQuota) -> Problem:
     what = f"leaves {grant.gpus_max} {grant.gpu} in {grant.where}, and no plan fits on that"
     return Problem("quota", what, "raise gpus_max, or give GPUs that it does not limit")
 
@@ -131,7 +131,7 @@ def _limits_in_the_way(
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
         if fast is not None:
-            breach = next(limits.breaches(Figures(fast.iteration_s, None, 0.0)), None)
+            breach = next(limits.breaches(LimitedFigures(fast.iteration_s, None, 0.0)), None)
             if breach is not None:
                 found.append(_too_slow(breach, limits, fast.iteration_s, others))
     if objective.max_spot_share is not None:

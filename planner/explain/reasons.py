@@ -12,7 +12,7 @@ from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, gpus_by_lot
 from planner.problem.objective import Limits
 from planner.problem.preference import error_between
-from planner.problem.question import Idle, Rejected, Why
+from planner.problem.question import AnswerReasons, Idle, Rejected
 from planner.search.local_search import EventSearch, JudgedPlan
 
 REJECTED_MAX = 12
@@ -36,7 +36,7 @@ class _Judged:
 
 def explain_paper(
     model: PaperModel, limits: Limits, result: PaperResult
-) -> tuple[tuple[Rejected, ...], Why]:
+) -> tuple[tuple[Rejected, ...], AnswerReasons]:
     """Rejected families and reasons, for the search under the paper's formula."""
     assert result.best is not None
     shape, verdict = result.best.shape, result.best.verdict
@@ -61,7 +61,9 @@ def explain_paper(
     )
 
 
-def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected, ...], Why]:
+def explain_event(
+    search: EventSearch, best: JudgedPlan
+) -> tuple[tuple[Rejected, ...], AnswerReasons]:
     """Rejected families and reasons, for the search under the event estimator."""
 
     def judged(one: JudgedPlan) -> _Judged:
@@ -75,7 +77,7 @@ def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected
 
 def _explain(
     lots: Sequence[Lot], limits: Limits, found: Sequence[_Judged], best: _Judged, bottleneck: str
-) -> tuple[tuple[Rejected, ...], Why]:
+) -> tuple[tuple[Rejected, ...], AnswerReasons]:
     families: dict[str, _Judged] = {}
     for one in found:
         if one.family not in families or one.score < families[one.family].score:
@@ -102,7 +104,7 @@ def _explain(
             more = (loses(one) for one in found if one.used.get(k, 0) > best.used.get(k, 0))
             least = min((share for share in more if share is not None), default=None)
             idle.append(Idle(lot.gpu, lot.zone, lot.gpus - best.used.get(k, 0), lot.gpus, least))
-    return rejected, Why(sentences, tuple(idle))
+    return rejected, AnswerReasons(sentences, tuple(idle))
 
 
 def _family(model: PaperModel, shape: PlanShape) -> str:

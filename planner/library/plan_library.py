@@ -14,7 +14,7 @@ from operator import le
 
 from planner.move_policy.checkpoint_interval import write_s
 from planner.problem.inventory import Lot
-from planner.problem.objective import NO_MONEY_LIMITS, Figures, Limits
+from planner.problem.objective import NO_MONEY_LIMITS, LimitedFigures, Limits
 from planner.problem.question import Answer, Question
 from simulator.cluster.cluster import Pool
 from simulator.cluster.place_facts import PlaceFacts
@@ -243,7 +243,7 @@ class PlanLibrary:
         """Whether a plan keeps the job's limits when its GPUs are taken like this."""
         gpus = known.gpus
         spot = sum(count for count, pool in zip(gpus, self.pools, strict=True) if pool.spot)
-        figures = Figures(known.estimate.iteration_s, known.usd, spot / max(1, sum(gpus)))
+        figures = LimitedFigures(known.estimate.iteration_s, known.usd, spot / max(1, sum(gpus)))
         return next(limits.breaches(figures), None) is None
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["sailor", "uniform-progress", "safety-net"]
+DeadlineRule = Literal["sailor", "uniform-progress", "safety-net"]
 """While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
 pace (Can't Be Late, NSDI'24); ``sailor`` only if, in addition, the spot time expected until the
 deadline does not suffice; ``safety-net`` only when it must."""
-DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
+DEADLINE_RULES: tuple[DeadlineRule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
 SPOT_SLOWDOWN_MAX = 2.0
 """Spot GPUs are not used alone if a step takes more than this multiple of one on demand."""
@@ -73,7 +73,7 @@ def can_run_on_spot(view: DeadlineView) -> bool:
     )
 
 
-def judge_deadline(view: DeadlineView, rule: Rule = "sailor") -> DeadlineVerdict:
+def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> DeadlineVerdict:
     """Return what the job should run on now, by the rule."""
     left = max(0.0, view.steps - view.done)
     slack_s = view.deadline_s - view.now_s - left * view.on_demand_each_s - view.change_s
@@ -88,7 +88,7 @@ def judge_deadline(view: DeadlineView, rule: Rule = "sailor") -> DeadlineVerdict
     return DeadlineVerdict("on demand" if buys else "wait", slack_s, behind_s)
 
 
-def _buys(view: DeadlineView, left: float, rule: Rule) -> bool:
+def _buys(view: DeadlineView, left: float, rule: DeadlineRule) -> bool:
     """Return whether a job behind an even pace runs on demand while there are no spot GPUs."""
     if rule != "sailor":
         return rule == "uniform-progress"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 
 Unit = Literal["samples", "$"]
 
@@ -69,7 +69,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MoveVerdict:
     """Whether to move now, and the reason."""
 
     moves: bool
@@ -102,12 +102,12 @@ class Verdict:
 
 def judge_move(
     offer: Offer,
-    history: History,
+    history: LifetimeHistory,
     *,
     now_s: float,
     last_move_s: float | None = None,
     rules: Rules = DEFAULT_RULES,
-) -> Verdict:
+) -> MoveVerdict:
     """Decide whether to move.
 
     ``last_move_s`` is the time of the job's last voluntary move. Where nodes are new, the job waits
@@ -119,8 +119,8 @@ def judge_move(
     gain = max(0.0, offer.gain_per_s) * max(0.0, life_s - offer.downtime_s)
     cost = offer.cost + expected.added_loss_chance * offer.loss_cost
 
-    def verdict(moves: bool, reason: str, ask_again_s: float | None = None) -> Verdict:
-        return Verdict(moves, reason, life_s, gain, cost, offer.unit, ask_again_s)
+    def verdict(moves: bool, reason: str, ask_again_s: float | None = None) -> MoveVerdict:
+        return MoveVerdict(moves, reason, life_s, gain, cost, offer.unit, ask_again_s)
 
     if offer.needed is not None:
         return verdict(True, offer.needed)
@@ -164,7 +164,7 @@ class _Expected:
     """The chance that the next loss hits the new plan but would not have hit the old one."""
 
 
-def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> _Expected:
+def _expected(offer: Offer, history: LifetimeHistory, *, now_s: float, rules: Rules) -> _Expected:
     """How long the gain lasts, and the chance that a loss of new nodes ends it.
 
     Any loss of a node in use ends it, since the job must then leave both plans. So does an
@@ -193,7 +193,7 @@ def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> 
 
 
 def expected_life_s(
-    offer: Offer, history: History, *, now_s: float, rules: Rules = DEFAULT_RULES
+    offer: Offer, history: LifetimeHistory, *, now_s: float, rules: Rules = DEFAULT_RULES
 ) -> float:
     """Return for how long the gain of a move is expected to last."""
     return _expected(offer, history, now_s=now_s, rules=rules).life_s

@@ -111,12 +111,14 @@ def _observed(before_s: float, passed_s: float, half_life_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class LifetimeHistory:
     """The records of all pools, by ``"<gpu>@<zone>"`` or another name."""
 
     pools: Mapping[str, PoolRecord] = field(default_factory=dict)
 
-    def seen(self, now_s: float, *, up: Mapping[str, int], lost: Mapping[str, int]) -> History:
+    def seen(
+        self, now_s: float, *, up: Mapping[str, int], lost: Mapping[str, int]
+    ) -> LifetimeHistory:
         """The history after an observation: nodes up now, and nodes lost since the last one."""
         pools = dict(self.pools)
         for name in sorted({*up, *lost, *pools}):
@@ -134,7 +136,7 @@ class History:
                 additions=record.additions + came,
                 additions_lately=record.additions_lately + came,
             )
-        return History(pools)
+        return LifetimeHistory(pools)
 
     def record(self, pool: str, now_s: float) -> PoolRecord:
         """One pool's record at ``now_s``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.move_policy.decide_move import span
 from planner.move_policy.move_gain import pool_name
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.move_cost import cost_of_move
 from planner.replan.nodes import PlannerNode
 from planner.replan.replan_tables import ReplanTables
@@ -83,7 +83,7 @@ def spot_losses(
     plan: Plan,
     estimate: Estimate,
     nodes: Sequence[PlannerNode],
-    history: History,
+    history: LifetimeHistory,
     *,
     now_s: float,
     down_s: float,
@@ -117,7 +117,7 @@ def expected_losses(
     plan: Plan,
     estimate: Estimate,
     nodes: Sequence[PlannerNode],
-    history: History,
+    history: LifetimeHistory,
     *,
     now_s: float,
 ) -> SpotLosses | None:
@@ -159,9 +159,9 @@ def _spot_nodes(plan: Plan, nodes: Sequence[PlannerNode]) -> list[frozenset[Plan
     ]
 
 
-def history_of(trace: Trace, cluster: Cluster) -> tuple[History, float]:
+def history_of(trace: Trace, cluster: Cluster) -> tuple[LifetimeHistory, float]:
     """The losses of a trace, as if observed, and the time of its end."""
-    history, before = History(), Counter[str]()
+    history, before = LifetimeHistory(), Counter[str]()
     for interval in trace.intervals:
         up: Counter[str] = Counter()
         for pool, gpus in zip(cluster.pools, interval.gpus, strict=True):

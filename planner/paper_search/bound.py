@@ -43,7 +43,7 @@ SINGLE_PRECISION = 1 + 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class BoundRequest:
     """Groups of plans, as rows of a family, with the target seconds of each."""
 
     family: Family
@@ -87,7 +87,7 @@ class _Questions:
         for _ in range(ROUNDS):
             if not len(rows):
                 break
-            asked = Asked(family, rows, tried, low[rows])
+            asked = BoundRequest(family, rows, tried, low[rows])
             possible = np.isfinite(self._usd(asked, SYNC_CELLS))
             high[rows[possible]] = tried[possible]
             low[rows[~possible]] = tried[~possible]
@@ -109,7 +109,7 @@ class _Questions:
                 # GPUs that hold the model must be paid for however long it takes, which limits the
                 # time.
                 every, forever = np.flatnonzero(np.isfinite(low)), np.full(len(low), LONGEST_S)
-                asked = Asked(family, every, forever[every], forever[every])
+                asked = BoundRequest(family, every, forever[every], forever[every])
                 rate = self._usd(asked, SYNC_CELLS_FEW[-2:]) / LONGEST_S
                 held = np.isfinite(rate)
                 ends = known.objective / np.maximum(rate[held], 1e-12)
@@ -121,7 +121,7 @@ class _Questions:
         least, others = 0.0, math.inf
         for ratio in COST_RATIOS:
             every, since, until = _divided(*cells, ratio)
-            usd = self._usd(Asked(family, every, until, since), shares)
+            usd = self._usd(BoundRequest(family, every, until, since), shares)
             score = usd if self.limits.goal_is_cost else since
             fine = np.isfinite(usd)
             every, since, until, score = every[fine], since[fine], until[fine], score[fine]
@@ -136,7 +136,7 @@ class _Questions:
         most = self.limits.seconds_max
         return known if most is None else min(known, most)
 
-    def _usd(self, asked: Asked, shares: Sequence[float]) -> Floats:
+    def _usd(self, asked: BoundRequest, shares: Sequence[float]) -> Floats:
         """Dollars of the cheapest plan within the target time; infinite if there is none."""
         family, menu = asked.family, asked.family.menu
         total = self.model.global_batch // menu.micro_batch
@@ -166,7 +166,7 @@ class _Questions:
         least: Floats = found.reshape(cells).min(axis=1)
         return least
 
-    def _cheapest(self, asked: Asked, row: Ints, level: Floats, sync: Floats) -> Floats:
+    def _cheapest(self, asked: BoundRequest, row: Ints, level: Floats, sync: Floats) -> Floats:
         family, menu = asked.family, asked.family.menu
         replicas = family.replicas[asked.rows][row]
         directions = price_directions(len(menu.kinds))

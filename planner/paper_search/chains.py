@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.paper_search.formula_tables import LAYER_ROUNDING, Link, PaperModel, ring_seconds
+from planner.paper_search.formula_tables import (
+    LAYER_ROUNDING,
+    LinkNumbers,
+    PaperModel,
+    ring_seconds,
+)
 from planner.paper_search.layouts import Layout, Lots, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
 from simulator.arrays import Bools, Floats, Ints
@@ -100,11 +105,11 @@ class OptionTables:
                     usd[i, j] = rates[one, other]
         return seconds, usd
 
-    def _ring_links(self, resource: int) -> list[Link]:
+    def _ring_links(self, resource: int) -> list[LinkNumbers]:
         """Curves between neighbours of a ring, which visits the sites in order."""
         lots = self.layout.lots(resource)
         ends = [(self.model.lots[k].zone, self.model.lots[k].gpu) for k in lots]
-        found: dict[Link, None] = {}
+        found: dict[LinkNumbers, None] = {}
         for one, other in [(e, e) for e in ends] + list(itertools.pairwise(ends)):
             curve = self.model.network.measured.raw_between.get((one, other), {}).get((1, 1))
             if curve is None or curve.polynomial is None:

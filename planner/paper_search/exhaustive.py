@@ -29,7 +29,7 @@ JUDGED_COUNT = 40
 """Search-node cost of a judged plan."""
 ORDERS_MAX = 720
 
-Option = tuple[int, int]
+LotOption = tuple[int, int]
 """(lot, TP degree)."""
 
 
@@ -95,7 +95,7 @@ class ExhaustiveSearch:
             for pick in self._multisets(rows, replicas):
                 self._orders(micro_batch, cuts, [rows[i] for i in pick])
 
-    def _options(self, micro_batch: int, cuts: tuple[int, ...], s: int) -> list[Option]:
+    def _options(self, micro_batch: int, cuts: tuple[int, ...], s: int) -> list[LotOption]:
         """The (lot, TP) pairs that can run a stage within memory."""
         model = self.model
         found = []
@@ -108,7 +108,7 @@ class ExhaustiveSearch:
                 found.append((lot, tp))
         return found
 
-    def _multisets(self, rows: list[tuple[Option, ...]], replicas: int) -> Iterator[list[int]]:
+    def _multisets(self, rows: list[tuple[LotOption, ...]], replicas: int) -> Iterator[list[int]]:
         """Choices of rows that fit the lots together."""
         lots = self.model.lots
         taken: list[dict[int, int]] = [{} for _ in lots]
@@ -132,10 +132,10 @@ class ExhaustiveSearch:
         return walk(0)
 
     def _orders(
-        self, micro_batch: int, cuts: tuple[int, ...], rows: list[tuple[Option, ...]]
+        self, micro_batch: int, cuts: tuple[int, ...], rows: list[tuple[LotOption, ...]]
     ) -> None:
         """Judge all orders of the pipelines that differ in their rings."""
-        orders: Sequence[tuple[tuple[Option, ...], ...]] = [tuple(rows)]
+        orders: Sequence[tuple[tuple[LotOption, ...], ...]] = [tuple(rows)]
         zones = {tuple(lot for lot, _ in row) for row in rows}
         if len(zones) > 1:
             orders = sorted(set(itertools.islice(itertools.permutations(rows), ORDERS_MAX)))
@@ -150,6 +150,6 @@ def _is_uniform(cuts: tuple[int, ...]) -> bool:
     return cuts == equal_cuts(cuts[-1], len(cuts) - 1)
 
 
-def runs_of(column: Sequence[Option]) -> tuple[Run, ...]:
+def runs_of(column: Sequence[LotOption]) -> tuple[Run, ...]:
     """A list of replicas as runs of equal ones."""
     return tuple((lot, tp, len(list(same))) for (lot, tp), same in itertools.groupby(column))

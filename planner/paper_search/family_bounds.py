@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.paper_search.formula_tables import Link, PaperModel, ring_seconds
+from planner.paper_search.formula_tables import LinkNumbers, PaperModel, ring_seconds
 from simulator.arrays import Floats, Ints
 from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
 
@@ -147,7 +147,7 @@ class Family:
 
 
 def rings_of(
-    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Floats]
+    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[LinkNumbers, Floats]
 ) -> Rings:
     """Least ring times of each kind, for every possible stage.
 
@@ -182,10 +182,10 @@ def rings_of(
     return Rings(sizes, seconds, per_byte)
 
 
-def _links(model: PaperModel, kind: str) -> list[Link]:
+def _links(model: PaperModel, kind: str) -> list[LinkNumbers]:
     """The fitted curves of links that a ring with replicas of a kind may use."""
     ends = sorted({(lot.zone, lot.gpu) for lot in model.lots})
-    found: dict[Link, None] = {}
+    found: dict[LinkNumbers, None] = {}
     for one, other in itertools.product(ends, repeat=2):
         if kind in (one[1], other[1]):
             curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
@@ -194,18 +194,18 @@ def _links(model: PaperModel, kind: str) -> list[Link]:
     return list(found)
 
 
-def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
+def _quickest(links: list[LinkNumbers], least: float, most: float) -> list[LinkNumbers]:
     """The links that no other link beats at all message sizes in between."""
     low, high = (float(np.log2(size / 1e6)) for size in (least, most))
 
-    def beats(one: Link, other: Link) -> bool:
+    def beats(one: LinkNumbers, other: LinkNumbers) -> bool:
         a, b, c = (x - y for x, y in zip(one, other, strict=True))
         points = [low, high]
         if a and low < -b / (2 * a) < high:
             points.append(-b / (2 * a))
         return all((a * x + b) * x + c >= 0 for x in points)
 
-    kept: list[Link] = []
+    kept: list[LinkNumbers] = []
     for link in sorted(links, reverse=True):
         if not any(beats(other, link) for other in kept):
             kept = [other for other in kept if not beats(link, other)] + [link]

@@ -20,7 +20,7 @@ from simulator.documents.problems import InputError
 from simulator.estimate.dollars import UsdPerHour
 from simulator.estimate.paper_formula import (
     BUCKET_BYTES,
-    FLOAT_BYTES,
+    FP32_BYTES,
     MOST_TP_SHARING_GRADIENTS,
     OVERHEAD_BYTES,
     OVERHEAD_TP1_BYTES,
@@ -32,7 +32,7 @@ from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
 from simulator.spec.plan import Pipeline, Plan, Stage
 
-Link = tuple[float, float, float]
+LinkNumbers = tuple[float, float, float]
 """Polynomial of a fitted bandwidth curve."""
 LAYER_ROUNDING = 1e-12
 """Relative tolerance for sums of layer times, so that rounding never costs a layer."""
@@ -75,8 +75,8 @@ class PaperModel:
 
     def __post_init__(self) -> None:
         whole = self.profile.sizes[1]
-        self._output = tuple(float(FLOAT_BYTES * n) for n in whole.output_elements)
-        self._gradient = FLOAT_BYTES * prefix_sums(whole.parameters)
+        self._output = tuple(float(FP32_BYTES * n) for n in whole.output_elements)
+        self._gradient = FP32_BYTES * prefix_sums(whole.parameters)
         sizes = self.profile.sizes.items()
         self._parameters = {tp: prefix_sums(one.parameters) for tp, one in sizes}
         self._kept = {tp: prefix_sums(one.kept_elements) for tp, one in sizes}
@@ -117,7 +117,7 @@ class PaperModel:
     def memory(self, tp: int, micro_batch: int, following: int) -> Floats:
         """Bytes that grow with layers, up to each layer; ``following`` counts the stage too."""
         states = STATE_BYTES_PER_PARAMETER * self._parameters[tp]
-        row: Floats = states + FLOAT_BYTES * micro_batch * following * self._kept[tp]
+        row: Floats = states + FP32_BYTES * micro_batch * following * self._kept[tp]
         return row
 
     @staticmethod
@@ -283,7 +283,7 @@ class PaperModel:
         )
 
 
-def message_s(link: Link, size: Floats) -> Floats:
+def message_s(link: LinkNumbers, size: Floats) -> Floats:
     """Seconds of a message over a link; infinite where the fitted bandwidth is not positive."""
     scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
     speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
@@ -292,7 +292,7 @@ def message_s(link: Link, size: Floats) -> Floats:
     return found
 
 
-def ring_seconds(link: Link, size: Floats, replicas: Floats) -> Floats:
+def ring_seconds(link: LinkNumbers, size: Floats, replicas: Floats) -> Floats:
     """``all_reduce_s`` over one link for arrays; that of two replicas where there is one."""
     full, rest = np.divmod(size, BUCKET_BYTES)
     bucket_s = message_s(link, BUCKET_BYTES / replicas)

@@ -19,13 +19,13 @@ from planner.paper_search.family_bounds import (
     price_directions,
     rings_of,
 )
-from planner.paper_search.formula_tables import FormulaEstimate, Link, PaperModel
+from planner.paper_search.formula_tables import FormulaEstimate, LinkNumbers, PaperModel
 from planner.paper_search.layouts import Sites, selections
 from planner.paper_search.polish import JudgedShape, Workbench
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.bounds import Bounds
-from planner.problem.inventory import Grant, spot_share
-from planner.problem.objective import Figures, Limits, ObjectiveArrays
+from planner.problem.inventory import LotQuota, spot_share
+from planner.problem.objective import LimitedFigures, Limits, ObjectiveArrays
 from simulator.arrays import Floats
 from simulator.spec.plan import equal_cuts
 
@@ -59,7 +59,7 @@ class PaperSearch:
 
     model: PaperModel
     limits: Limits
-    grants: tuple[Grant, ...]
+    grants: tuple[LotQuota, ...]
     micro_batches: tuple[int, ...]
     degrees: tuple[int, ...]
     budget: int
@@ -86,9 +86,9 @@ class PaperSearch:
         found = self.limits.score(self.figures(verdict, used))
         return None if found is None else (*found, shape.micro_batch, shape.stages)
 
-    def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> Figures:
+    def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> LimitedFigures:
         """The figures that limits apply to."""
-        return Figures(verdict.seconds, verdict.usd, spot_share(used, self.model.lots))
+        return LimitedFigures(verdict.seconds, verdict.usd, spot_share(used, self.model.lots))
 
     @staticmethod
     def used(shape: PlanShape) -> dict[int, int]:
@@ -204,12 +204,12 @@ class PaperSearch:
 
     def hopeful_families(self) -> list[Family]:
         """All families on the best links, so that their bounds hold for every plan."""
-        links: dict[Link, Floats] = {}
+        links: dict[LinkNumbers, Floats] = {}
         # The smallest micro batches need the most replicas, so later sizes find their links cached.
         families = [self._family(b, links) for b in sorted(self.micro_batches)]
         return [family for family in families if family is not None]
 
-    def _family(self, micro_batch: int, links: dict[Link, Floats]) -> Family | None:
+    def _family(self, micro_batch: int, links: dict[LinkNumbers, Floats]) -> Family | None:
         """All families of one micro batch size."""
         menu = menu_of(self.model, micro_batch, degrees=self.degrees)
         if menu is None:

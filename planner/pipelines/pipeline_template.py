@@ -19,9 +19,10 @@ from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.memory import OUTER_BYTES, MemoryModel
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.models.layers import Recompute
 from simulator.network.network import Network
 from simulator.spec.job import RecomputePolicy
-from simulator.spec.plan import Pipeline, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Plan, Stage
 
 BACKWARD_SHARE = 2 / 3
 """Rough share of the backward pass in a micro batch's time on a stage."""

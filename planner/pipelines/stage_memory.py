@@ -24,8 +24,8 @@ from simulator.estimate.result import DeviceMemory
 from simulator.estimate.zero1_owners import least_kept
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.models.layers import Recompute
 from simulator.spec.job import RecomputePolicy
-from simulator.spec.plan import Recompute
 
 _T = TypeVar("_T")
 

@@ -79,7 +79,7 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class LotQuota:
     """A quota: the most GPUs that a plan may take from some lots together."""
 
     where: str
@@ -88,7 +88,7 @@ class Grant:
     gpus_max: int
 
 
-def grants_of(cluster: Cluster, lots: Sequence[Lot]) -> tuple[Grant, ...]:
+def grants_of(cluster: Cluster, lots: Sequence[Lot]) -> tuple[LotQuota, ...]:
     """The quotas that are smaller than the GPUs that are up."""
     found = []
     for quota in cluster.quotas:
@@ -98,7 +98,7 @@ def grants_of(cluster: Cluster, lots: Sequence[Lot]) -> tuple[Grant, ...]:
             if lot.gpu == quota.gpu and quota.where in (lot.zone, cluster.region_of(lot.zone))
         )
         if sum(lots[index].gpus for index in bound) > quota.gpus_max:
-            found.append(Grant(quota.where, quota.gpu, bound, quota.gpus_max))
+            found.append(LotQuota(quota.where, quota.gpu, bound, quota.gpus_max))
     return tuple(found)
 
 
@@ -111,13 +111,13 @@ def gpus_by_lot(plan: Plan, lots: Sequence[Lot]) -> dict[int, int]:
     }
 
 
-def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
+def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[LotQuota] = ()) -> bool:
     """Whether the plan fits into the lots and keeps the quotas."""
     return are_supplied(groups_by_place(plan), tuple(lots), tuple(grants))
 
 
 def are_supplied(
-    wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[Grant]
+    wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[LotQuota]
 ) -> bool:
     """Whether groups, given by lot and TP degree, fit into the lots and keep the quotas."""
     by_key = {lot.key: index for index, lot in enumerate(lots)}

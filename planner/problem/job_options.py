@@ -7,8 +7,8 @@ from functools import cache
 
 from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_check import shares_tokens
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Recompute
 
 
 def tp_degrees(job: Job) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ ROUGH_TOLERANCE = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LimitedFigures:
     """The figures of a plan that limits apply to."""
 
     seconds: float
@@ -79,7 +79,7 @@ class Limits:
             if allowed is not None:
                 yield name, value, allowed
 
-    def score(self, figures: Figures) -> tuple[float, float] | None:
+    def score(self, figures: LimitedFigures) -> tuple[float, float] | None:
         """The objective, then the tie-breaker: lower is better.
 
         ``None``: it breaks a limit, or dollars count and its price is unknown.
@@ -93,7 +93,7 @@ class Limits:
             return figures.usd, figures.seconds
         return figures.seconds, figures.usd if figures.usd is not None else 0.0
 
-    def breaches(self, figures: Figures) -> Iterator[Breach]:
+    def breaches(self, figures: LimitedFigures) -> Iterator[Breach]:
         """The limits that a plan with these figures breaks."""
         o, seconds = self.objective, figures.seconds
         if figures.usd is not None:

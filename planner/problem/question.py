@@ -269,7 +269,7 @@ class OneMore:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class AnswerReasons:
     """The reasons behind an answer."""
 
     sentences: tuple[str, ...] = ()
@@ -292,7 +292,7 @@ class Answer:
     goal: str
     batch_exact: bool = True
     rejected: tuple[Rejected, ...] = ()
-    why: Why = field(default_factory=Why)
+    why: AnswerReasons = field(default_factory=AnswerReasons)
     problems: tuple[Problem, ...] = ()
     """Without a plan: which limits prevent one, and what would help."""
     covered: str = ""

@@ -14,7 +14,7 @@ from planner.replan.damage import RunningPlan, damage
 from planner.replan.nodes import PlannerNode, nodes_used
 from planner.replan.replanner import FORESEE_BUDGET, Replan, Replanner
 
-Role = tuple[object, ...]
+PlanRole = tuple[object, ...]
 """A key that is equal for nodes whose losses leave equal pipelines and GPUs."""
 
 
@@ -35,7 +35,7 @@ class Precomputed:
 
     def steps(self) -> Iterator[frozenset[str]]:
         """Compute the answer to one loss after the other; yield the lost nodes of each."""
-        first_of: dict[Role, Replan] = {}
+        first_of: dict[PlanRole, Replan] = {}
         for node in sorted(self.nodes, key=lambda n: n.id):
             lost = frozenset([node.id])
             if node.id not in self.used:
@@ -63,7 +63,7 @@ class Precomputed:
             pass
         return self
 
-    def role(self, node: PlannerNode) -> Role:
+    def role(self, node: PlannerNode) -> PlanRole:
         """Two nodes with equal roles leave equal mixes and equal lots behind."""
         left = damage(self.running, self.without(frozenset([node.id])))
         broken = sorted(repr(one) for one in left.broken)
@@ -88,6 +88,6 @@ class Precomputed:
         return self.replanner.replan(self.running, live)
 
     @property
-    def roles(self) -> Mapping[Role, int]:
+    def roles(self) -> Mapping[PlanRole, int]:
         """Number of nodes of each role."""
         return Counter(self.role(node) for node in self.nodes if node.id in self.used)

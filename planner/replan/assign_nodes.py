@@ -19,8 +19,8 @@ from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import PlannerNode, unplaced
 from planner.replan.state_map import (
     Layers,
-    Span,
-    State,
+    LayerSpan,
+    TrainingState,
     devices_left,
     held_by_node,
     layers_of,
@@ -87,7 +87,12 @@ class _Room:
 
 
 def assign(
-    plan: Plan, nodes: Sequence[PlannerNode], *, running: Plan | None, state: State, routes: Routes
+    plan: Plan,
+    nodes: Sequence[PlannerNode],
+    *,
+    running: Plan | None,
+    state: TrainingState,
+    routes: Routes,
 ) -> Plan | None:
     """Place a plan on live nodes, moving as little state as possible; ``None`` if it does not fit.
 
@@ -134,7 +139,7 @@ def with_homes(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
 
 
 def _groups(
-    plan: Plan, nodes: Mapping[str, PlannerNode], held: Mapping[str, Bools], state: State
+    plan: Plan, nodes: Mapping[str, PlannerNode], held: Mapping[str, Bools], state: TrainingState
 ) -> dict[PlaceKey, list[_Group]]:
     """The groups by pool, large groups first, equal groups adjacent."""
     needs: dict[Layers, Bools] = {}
@@ -212,7 +217,7 @@ class _FetchUsd:
     target: PlaceKey
     nodes: Mapping[str, PlannerNode]
     held: Mapping[str, Bools]
-    state: State
+    state: TrainingState
     routes: Routes
 
     def by_unit(self) -> Floats:
@@ -237,7 +242,7 @@ def _fill(
     units: list[_Unit],
     held: Mapping[str, Bools],
     fetch: _FetchUsd,
-    state: State,
+    state: TrainingState,
     *,
     makes_room: bool,
 ) -> bool:
@@ -276,7 +281,7 @@ def _ship(
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
     held: Mapping[str, Bools],
     fetch: Floats,
-    state: State,
+    state: TrainingState,
 ) -> None:
     """Share units of equally many GPUs out over the nodes at the least cost."""
     kinds = sorted({unit.layers for unit in units})
@@ -348,7 +353,7 @@ def _placed(
     chosen: Mapping[tuple[int, int], tuple[str, bool]],
     nodes: Iterable[PlannerNode],
     running: Plan | None,
-    state: State,
+    state: TrainingState,
 ) -> Plan:
     """Choose devices on each node, and write node and devices into the plan."""
     places: dict[tuple[int, int], Place] = {}
@@ -392,7 +397,7 @@ def _devices(
     group: _Group,
     node: str,
     free: list[int],
-    spans: Mapping[tuple[str, int], Span],
+    spans: Mapping[tuple[str, int], LayerSpan],
     layer_bytes: Floats,
     atoms: int,
 ) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.replan.nodes import PlannerNode
 from planner.replan.past_moves import PastMove, corrected, phase_factors
-from planner.replan.state_map import State, layers_of, placed_groups
+from planner.replan.state_map import TrainingState, layers_of, placed_groups
 from planner.replan.transfers import Transfers, bytes_between_zones, place_of
 from simulator.network.network import Network
 from simulator.spec.plan import PlaceKey, Plan
@@ -132,7 +132,7 @@ def cost_of_move(
     transfers: Transfers,
     nodes: Sequence[PlannerNode],
     *,
-    state: State,
+    state: TrainingState,
     network: Network,
     old_iteration_s: float,
     new_iteration_s: float,
@@ -223,7 +223,7 @@ def fetch_seconds(
     return max(slowest, from_store)
 
 
-def _largest_device_bytes(plan: Plan, state: State) -> float:
+def _largest_device_bytes(plan: Plan, state: TrainingState) -> float:
     """The most state that one device of the plan holds."""
     return max(
         sum(float(state.bytes_by_unit[first:end].sum()) for first, end in layers) / tp

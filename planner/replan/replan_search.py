@@ -12,7 +12,7 @@ from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
 from planner.pipelines.pipeline_template import Template
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
-from planner.problem.objective import Breach, Figures
+from planner.problem.objective import Breach, LimitedFigures
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import RunningPlan, damage, template_size
 from planner.replan.nodes import PlannerNode, lots_on, paid_first, spot_by_id, unplaced
@@ -134,7 +134,9 @@ class ReplanSearch:
         )
         if not estimate.fits:
             return None
-        figures = Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
+        figures = LimitedFigures(
+            estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan)
+        )
         score = self.tables.limits.score(figures)
         if score is None:
             breaches = list(self.tables.limits.breaches(figures))

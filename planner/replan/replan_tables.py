@@ -14,7 +14,7 @@ from planner.replan.damage import RunningPlan, check_replannable, template_of, t
 from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
 from planner.replan.nodes import PlannerNode, is_placed, placement_of, spot_by_id
 from planner.replan.repairs import template_lots
-from planner.replan.state_map import State, state_of
+from planner.replan.state_map import TrainingState, state_of
 from planner.replan.transfers import Routes
 from planner.search.local_search import EventSearch
 from simulator.api import Measurements, estimator
@@ -43,7 +43,7 @@ class ReplanTables:
     judge: EventEstimator = field(init=False)
     limits: Limits = field(init=False)
     lots: tuple[Lot, ...] = field(init=False)
-    state: State = field(init=False)
+    state: TrainingState = field(init=False)
     routes: Routes = field(init=False)
     _templates: dict[bool, EventSearch] = field(init=False, default_factory=dict)
 

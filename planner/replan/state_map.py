@@ -24,7 +24,7 @@ STATE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class TrainingState:
     """Bytes of a job's training state by unit: each layer, then the tensor shared by head and
     embedding.
     """
@@ -58,17 +58,17 @@ class State:
         return math.lcm(self.max_tp, *degrees)
 
 
-def state_of(costs: LayerCosts) -> State:
+def state_of(costs: LayerCosts) -> TrainingState:
     """The state of a job: one copy of master weights and moments."""
     each = STATE_BYTES * (1 + OPTIMIZER_MOMENTS[costs.job.optimizer])
     layers = each * costs.parameters(1)
     shared = each * costs.tied_parameters(1)
     layers[[0, -1]] -= shared
-    return State(np.append(layers, shared), costs.job.max_tp)
+    return TrainingState(np.append(layers, shared), costs.job.max_tp)
 
 
 def held_by_node(
-    running: Plan | None, nodes: Collection[PlannerNode], state: State
+    running: Plan | None, nodes: Collection[PlannerNode], state: TrainingState
 ) -> dict[str, Bools]:
     """The units that each live node holds under the running plan."""
     held = {node.id: np.zeros(len(state.bytes_by_unit), dtype=np.bool_) for node in nodes}
@@ -98,7 +98,7 @@ def placed_groups(plan: Plan) -> Iterable[tuple[tuple[Stage, ...], Place]]:
 
 Layers = tuple[tuple[int, int], ...]
 """The layers of a device group, as (first, end): of its stage, or of each of its chunks."""
-Span = tuple[Layers, tuple[int, int]]
+LayerSpan = tuple[Layers, tuple[int, int]]
 """What one device holds: its group's layers, and of each the atoms (first, end)."""
 
 
@@ -107,7 +107,7 @@ def layers_of(stages: Iterable[Stage]) -> Layers:
     return tuple([stage.layers for stage in stages])
 
 
-def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
+def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], LayerSpan]:
     """What each device of a placed plan holds."""
     found = {}
     for stages, place in placed_groups(plan):
@@ -118,7 +118,7 @@ def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
     return found
 
 
-def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> float:
+def overlap(one: LayerSpan | None, other: LayerSpan, layer_bytes: Floats, atoms: int) -> float:
     """Bytes that both spans hold; ``layer_bytes`` are summed up to each layer."""
     if one is None:
         return 0.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import (
-    State,
+    TrainingState,
     held_by_node,
     layers_of,
     overlap,
@@ -98,7 +98,12 @@ class Transfers:
 
 
 def transfers_of(
-    plan: Plan, nodes: Sequence[PlannerNode], *, running: Plan | None, state: State, routes: Routes
+    plan: Plan,
+    nodes: Sequence[PlannerNode],
+    *,
+    running: Plan | None,
+    state: TrainingState,
+    routes: Routes,
 ) -> Transfers:
     """Choose a source for each unit that a node lacks: the cheapest; ties to the least loaded."""
     held = held_by_node(running, nodes, state)
@@ -156,16 +161,16 @@ def bytes_between_zones(
     return dict(sorted(found.items()))
 
 
-def _layers(units: Iterable[int], state: State) -> tuple[int, ...]:
+def _layers(units: Iterable[int], state: TrainingState) -> tuple[int, ...]:
     """The layers of some units; the tensor shared by embedding and head counts as layer 0."""
     return tuple(sorted({0 if unit == state.layer_count else unit for unit in units}))
 
 
-def _size(units: Iterable[int], state: State) -> float:
+def _size(units: Iterable[int], state: TrainingState) -> float:
     return float(sum(state.bytes_by_unit[unit] for unit in units))
 
 
-def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float, float]:
+def _device_bytes(plan: Plan, running: Plan | None, state: TrainingState) -> tuple[float, float]:
     """Bytes that devices need and already hold, and all bytes that they need."""
     atoms = state.atoms((plan, running))
     layer_bytes = prefix_sums(state.bytes_by_unit)

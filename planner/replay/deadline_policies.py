@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.library.plan_library import PlanLibrary
-from planner.move_policy.deadline import DeadlineVerdict, DeadlineView, Rule, judge_deadline
+from planner.move_policy.deadline import DeadlineRule, DeadlineVerdict, DeadlineView, judge_deadline
 from planner.replay.policies import CheckpointIntervals, plan_to_run
 from simulator.traces.play_types import (
     Decision,
@@ -32,7 +32,7 @@ class DeadlinePolicy:
     preferred one only.
     """
 
-    rule: Rule
+    rule: DeadlineRule
     plans: PlanLibrary
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts

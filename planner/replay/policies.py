@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from planner.library.plan_library import PlanLibrary
 from planner.move_policy.checkpoint_interval import checkpoint_every_s
 from planner.move_policy.decide_move import Offer, Unit, judge_move
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from simulator.traces.play_types import (
     Decision,
     PlanFigures,
@@ -162,7 +162,7 @@ class Sailor:
     intervals: CheckpointIntervals
     steps: int | None = None
     """Steps of the whole job, if known."""
-    history: History = field(default_factory=History)
+    history: LifetimeHistory = field(default_factory=LifetimeHistory)
     span: int = -1
     """The last span that it looked at."""
     came_s: list[list[float]] = field(default_factory=list)

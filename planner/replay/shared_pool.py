@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import floordiv, mul
 
 from planner.library.plan_library import PlanLibrary
-from planner.share.split_machines import Claim, Machines, PlanChoice, split_machines
+from planner.share.split_machines import Claim, MachineCounts, PlanChoice, split_machines
 from simulator.traces.play_types import AvailabilitySpan
 from simulator.traces.trace import LostSlots, Trace
 
@@ -22,13 +22,13 @@ EVENT_PRIOR_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class DivisionFacts:
     """What is known when machines are divided."""
 
     now_s: float
     changes: int
     """Changes of the trace so far."""
-    up: Machines
+    up: MachineCounts
     absent: tuple[int, ...]
     """Jobs that are done or have not arrived yet."""
     broken: frozenset[int]
@@ -39,12 +39,12 @@ class Moment:
 class JobShare:
     """What a job is given."""
 
-    machines: Machines
+    machines: MachineCounts
     handover_s: float = 0.0
     """How long it goes on using machines after they are taken from it."""
 
 
-Divide = Callable[[Moment], Sequence[JobShare]]
+Divide = Callable[[DivisionFacts], Sequence[JobShare]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class InLine:
     begins: Sequence[float]
     """When each job arrives; ties go to the lower index."""
 
-    def __call__(self, moment: Moment) -> list[JobShare]:
+    def __call__(self, moment: DivisionFacts) -> list[JobShare]:
         jobs = range(len(self.begins))
         there = [job for job in jobs if job not in moment.absent]
         first = min(there, key=lambda job: self.begins[job], default=None)
@@ -85,7 +85,7 @@ class Shared:
     known: dict[object, tuple[PlanChoice | None, ...]] = field(default_factory=dict)
     """Splits already computed, by all that they depend on."""
 
-    def __call__(self, moment: Moment) -> list[JobShare]:
+    def __call__(self, moment: DivisionFacts) -> list[JobShare]:
         if moment.now_s == 0:
             self.running = [None] * len(self.jobs)
         gone = {*moment.absent, *moment.broken}
@@ -102,13 +102,15 @@ class Shared:
     def _all(self) -> range:
         return range(len(self.jobs))
 
-    def _claim(self, job: int, keeps: PlanChoice | None, moment: Moment, until_s: float) -> Claim:
+    def _claim(
+        self, job: int, keeps: PlanChoice | None, moment: DivisionFacts, until_s: float
+    ) -> Claim:
         asks = self.jobs[job]
         share = 0.0 if keeps is None else asks.down_s[keeps.plan] / until_s
         choices = () if job in moment.absent else asks.choices
         return Claim(choices, asks.weight, keeps, share)
 
-    def _part(self, job: int, up: Machines) -> JobShare:
+    def _part(self, job: int, up: MachineCounts) -> JobShare:
         choice = self.running[job]
         if choice is None:
             return JobShare((0,) * len(up))
@@ -137,7 +139,9 @@ class _Pool:
     """When machines that were given up may be used by others."""
     made: int = 0
 
-    def change(self, counts: Machines, lost: LostSlots, sizes: Sequence[int]) -> list[LostSlots]:
+    def change(
+        self, counts: MachineCounts, lost: LostSlots, sizes: Sequence[int]
+    ) -> list[LostSlots]:
         """Lose and add machines; return which of its GPUs each job lost, as the player counts."""
         gone: set[int] = set()
         for machines, slots, size, count in zip(self.up, lost, sizes, counts, strict=True):
@@ -238,7 +242,7 @@ def spans_by_job(
         if now_s in changes or now_s in comings:
             up = tuple(map(len, pool.up))
             absent = ended | {job for job, at_s in enumerate(begins) if at_s > now_s}
-            moment = Moment(now_s, change, up, tuple(sorted(absent)), broken)
+            moment = DivisionFacts(now_s, change, up, tuple(sorted(absent)), broken)
             handing = pool.give(divide(moment), now_s)
         pool.arrive(now_s)
         until_s = min(moments[bisect_right(moments, now_s)], pool.next_arrival_s(now_s))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.problem.bounds import ROUNDING, Bounds
-from planner.problem.inventory import Grant, Lot
+from planner.problem.inventory import Lot, LotQuota
 from planner.problem.objective import Limits
 from planner.search.pricing import FOREVER_S, Priced, Reach, batch_counts, pipeline_prices
 from planner.search.round_trips import RoundTrips
@@ -91,7 +91,7 @@ class EventBound:
 
     tables: StageTimeTables
     lots: Sequence[Lot]
-    grants: Sequence[Grant]
+    grants: Sequence[LotQuota]
     limits: Limits
     global_batch: int
     micro_batches: Sequence[int]

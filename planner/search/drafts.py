@@ -23,7 +23,7 @@ from planner.pipelines.pipeline_template import (
     stage_sequences,
 )
 from planner.pipelines.stage_memory import TemplateStage
-from planner.problem.inventory import Grant, Lot
+from planner.problem.inventory import Lot, LotQuota
 from planner.problem.objective import Limits
 from planner.search.packing import best_packing
 from planner.search.pricing import quickest_equal_pipelines
@@ -77,7 +77,7 @@ class EventDrafts:
 
     job: Job
     lots: tuple[Lot, ...]
-    grants: tuple[Grant, ...]
+    grants: tuple[LotQuota, ...]
     maker: TemplateMaker
     judge: EventEstimator
     limits: Limits

@@ -23,7 +23,7 @@ from planner.pipelines.pipeline_mix import (
 from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
-from planner.problem.objective import Figures, Limits
+from planner.problem.objective import LimitedFigures, Limits
 from planner.problem.seeded_random import Draws
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import all_bounded_mixes
@@ -270,10 +270,10 @@ class EventSearch(EventDrafts):
         scores = ((j, limits.score(self.figures(j.plan, j.estimate))) for j in self.judged)
         return [replace(judged, score=score) for judged, score in scores if score is not None]
 
-    def figures(self, plan: Plan, estimate: Estimate) -> Figures:
+    def figures(self, plan: Plan, estimate: Estimate) -> LimitedFigures:
         """The figures of a plan that limits apply to."""
         share = spot_share(gpus_by_lot(plan, self.lots), self.lots)
-        return Figures(estimate.iteration_s, estimate.money.total_usd, share)
+        return LimitedFigures(estimate.iteration_s, estimate.money.total_usd, share)
 
     # -- small changes --------------------------------------------------------------------------
 

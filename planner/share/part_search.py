@@ -15,7 +15,7 @@ from operator import add, mul, sub
 from planner.library.plan_library import PlanLibrary, Search, learn
 from planner.share.split_machines import (
     Claim,
-    Machines,
+    MachineCounts,
     PlanChoice,
     split_machines,
     without_dominated,
@@ -41,7 +41,7 @@ class Sharer:
             ]
         )
 
-    def learn(self, machines: Machines, search: Search, searches: int) -> bool:
+    def learn(self, machines: MachineCounts, search: Search, searches: int) -> bool:
         """Search a plan for some machines; ``False``: searched before, or no searches are left."""
         gpus = tuple(map(mul, machines, (pool.gpus_per_machine for pool in self.plans.pools)))
         if not any(gpus) or gpus in self.plans.states or self.plans.searched >= searches:
@@ -65,13 +65,13 @@ def worths(plans: PlanLibrary) -> list[float]:
     return [each.samples / max(usd, least / 1000) for each, usd in pairs]
 
 
-def best_split(jobs: Sequence[Sharer], machines: Machines) -> tuple[PlanChoice | None, ...]:
+def best_split(jobs: Sequence[Sharer], machines: MachineCounts) -> tuple[PlanChoice | None, ...]:
     """Split the machines among jobs that do not run yet, with the known plans."""
     return split_machines([Claim(job.choices(), job.weight) for job in jobs], machines)
 
 
 def guess_parts(
-    jobs: Sequence[Sharer], likely: Sequence[Machines], search: Search, searches: int
+    jobs: Sequence[Sharer], likely: Sequence[MachineCounts], search: Search, searches: int
 ) -> None:
     """Search parts that jobs may get of the machines that are up, the likeliest first."""
     total = sum(job.weight for job in jobs)
@@ -81,7 +81,7 @@ def guess_parts(
 
 
 def improve_split(
-    jobs: Sequence[Sharer], machines: Machines, search: Search, searches: int
+    jobs: Sequence[Sharer], machines: MachineCounts, search: Search, searches: int
 ) -> tuple[PlanChoice | None, ...]:
     """Split the machines, and search until no other plan for one machine more or less helps.
 
@@ -100,7 +100,7 @@ def improve_split(
             return split
 
 
-def idle_machines(split: Iterable[PlanChoice | None], machines: Machines) -> Machines:
+def idle_machines(split: Iterable[PlanChoice | None], machines: MachineCounts) -> MachineCounts:
     """The machines that no job of a split takes."""
     left = machines
     for choice in split:
@@ -109,7 +109,9 @@ def idle_machines(split: Iterable[PlanChoice | None], machines: Machines) -> Mac
     return left
 
 
-def _neighbours(own: PlanChoice | None, idle: Machines, machines: Machines) -> Iterator[Machines]:
+def _neighbours(
+    own: PlanChoice | None, idle: MachineCounts, machines: MachineCounts
+) -> Iterator[MachineCounts]:
     """The parts to search next for a job, given its part of a split."""
     has = (0,) * len(machines) if own is None else own.machines
     yield tuple(map(add, has, idle))
@@ -119,10 +121,12 @@ def _neighbours(own: PlanChoice | None, idle: Machines, machines: Machines) -> I
                 yield (*has[:pool], count + more, *has[pool + 1 :])
 
 
-def _parts(likely: Sequence[Machines], share: float) -> Iterator[Machines]:
+def _parts(likely: Sequence[MachineCounts], share: float) -> Iterator[MachineCounts]:
     """Parts that a job of this share of all weights may get, the likelier first."""
 
-    def part(machines: Machines, share: float, to_whole: Callable[[float], int]) -> Machines:
+    def part(
+        machines: MachineCounts, share: float, to_whole: Callable[[float], int]
+    ) -> MachineCounts:
         return tuple(to_whole(share * count) for count in machines)
 
     by_weight = (

@@ -9,7 +9,7 @@ from operator import floordiv
 from planner.library.plan_library import KnownPlan, PlanLibrary, Search, learn
 from planner.problem.question import Question
 from planner.share.part_search import Sharer, guess_parts, idle_machines, improve_split
-from planner.share.split_machines import Machines
+from planner.share.split_machines import MachineCounts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class JobPart:
 
     plans: PlanLibrary
     weight: float
-    machines: Machines
+    machines: MachineCounts
     """By pool; none if it has to wait."""
     known: KnownPlan | None
     """Its plan on them."""
@@ -39,7 +39,7 @@ class SharedCluster:
     """Which job gets what."""
 
     parts: tuple[JobPart, ...]
-    idle: Machines
+    idle: MachineCounts
     """Machines that no plan takes."""
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, le
 
-Machines = tuple[int, ...]
+MachineCounts = tuple[int, ...]
 """Whole machines by pool."""
 
 SPLITS_MAX = 20_000
@@ -25,7 +25,7 @@ class PlanChoice:
     """A plan that a job could run."""
 
     plan: int
-    machines: Machines
+    machines: MachineCounts
     worth: float
     """Above 0, for example samples per second, or per dollar."""
 
@@ -41,7 +41,7 @@ class Claim:
     move_share: float = 0.0
     """Share of the time until the next change that the job would lose by another choice."""
 
-    def values(self, machines: Machines) -> list[tuple[PlanChoice, float]]:
+    def values(self, machines: MachineCounts) -> list[tuple[PlanChoice, float]]:
         """The choices that fit, with their parts of the sum."""
         fitting = [each for each in self.choices if all(map(le, each.machines, machines))]
         alone = max((each.worth for each in fitting), default=1.0)
@@ -73,16 +73,16 @@ class _Split:
 
 
 def split_machines(
-    claims: Sequence[Claim], machines: Machines, *, splits_max: int = SPLITS_MAX
+    claims: Sequence[Claim], machines: MachineCounts, *, splits_max: int = SPLITS_MAX
 ) -> tuple[PlanChoice | None, ...]:
     """Choose a plan for each job, or none, so that together they take no more than the machines.
 
     It remembers the best split of the jobs so far for each sum of machines, so it is exact up to
     ``splits_max`` sums.
     """
-    splits: dict[Machines, _Split] = {(0,) * len(machines): _Split(0.0, 0.0, ())}
+    splits: dict[MachineCounts, _Split] = {(0,) * len(machines): _Split(0.0, 0.0, ())}
     for claim in claims:
-        grown: dict[Machines, _Split] = {}
+        grown: dict[MachineCounts, _Split] = {}
         values = claim.values(machines)
         for taken, split in splits.items():
             nothing = _Split(split.running, split.value, (*split.choices, None))
@@ -101,7 +101,7 @@ def split_machines(
     return splits[best_total].choices
 
 
-def _keep_better(splits: dict[Machines, _Split], total: Machines, split: _Split) -> None:
+def _keep_better(splits: dict[MachineCounts, _Split], total: MachineCounts, split: _Split) -> None:
     if total not in splits or split.rank > splits[total].rank:
         splits[total] = split
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from agents.rpc.identity import Role
-from agents.rpc.server import refuse_stranger
+from agents.rpc.identity import CallerRole
+from agents.rpc.server import Handler, refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
@@ -24,7 +24,7 @@ from sailord.api.access.callers import (
 )
 from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
-from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
+from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.live import LIVE, LiveDocument
 from sailord.api.handlers.timeline import MEASURED, MeasuredSchedules
 from sailord.api.leader_proxy import keep_session, pass_on
@@ -38,7 +38,7 @@ log = structlog.get_logger("sailord.api")
 
 PATH_MAX = 200
 """Characters of an unknown path that the answer repeats."""
-FOR_AGENTS: dict[str, tuple[Role, ...]] = {"report": ("agent",), "read_part": ("agent",)}
+FOR_AGENTS: dict[str, tuple[CallerRole, ...]] = {"report": ("agent",), "read_part": ("agent",)}
 """Routes that agents sign, and that need an agent's certificate, too."""
 SEE = "GET /openapi.json lists all addresses"
 SHOW_TOKEN = "send Bearer <token>; sailorctl reads it from --token-file"
@@ -146,7 +146,7 @@ def _is_admitted(request: web.Request, route: Route | None, named: Caller | None
 
 def _wrong_certificate(request: web.Request, route: Route | None) -> Problem | None:
     """Over TLS, require a certificate of the caller's role, but where a webhook may call."""
-    roles: tuple[Role, ...] = ("user", "sailord")
+    roles: tuple[CallerRole, ...] = ("user", "sailord")
     if route is not None and route.auth != "token":
         roles = FOR_AGENTS.get(route.name, ())
     why = refuse_stranger(request, *roles) if roles else ""

@@ -9,12 +9,13 @@ from aiohttp import web
 from yarl import URL
 
 from agents.rpc.client import scheme_of, tls_of
+from agents.rpc.server import Handler
 from agents.rpc.tls import explain
 from agents.rpc.unsigned_bodies import read_in_time
 from sailord.api.access.callers import caller_of, name_caller, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.responses import refusal
-from sailord.api.handlers.context import CONTEXT, Handler
+from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.webhook_message import read_message
 from sailord.api.routes import route_of
 from simulator.documents.problems import Problem

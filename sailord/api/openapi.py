@@ -10,7 +10,7 @@ from agents.daemon.version import own_version
 from agents.protocol.names import JOB_ID_PATTERN
 from sailord.api.answers.json_schema import schema_of
 from sailord.api.answers.responses import BODY_BYTES_MAX
-from sailord.api.answers.types import Problems
+from sailord.api.answers.types import RequestProblems
 from sailord.api.route import Route
 
 JSON = "application/json"
@@ -154,7 +154,7 @@ def _operation(
             content[each] = {"schema": _STREAM if each == EVENTS else {"type": "string"}}
         else:
             content[JSON] = {"schema": schema_of(each, schemas)}
-    refused = {JSON: {"schema": schema_of(Problems, schemas)}}
+    refused = {JSON: {"schema": schema_of(RequestProblems, schemas)}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.handler.__doc__.splitlines()[0],
@@ -170,7 +170,9 @@ def _operation(
     }
     for status, each in route.others.items():
         operation["responses"][str(status)]["content"] = {
-            JSON: {"schema": {"anyOf": [schema_of(each, schemas), schema_of(Problems, schemas)]}}
+            JSON: {
+                "schema": {"anyOf": [schema_of(each, schemas), schema_of(RequestProblems, schemas)]}
+            }
         }
     if route.body is not None:
         may_miss = route.body in ("Order", "Rollback")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sailord.api.handlers.context import Handler
+from agents.rpc.server import Handler
 from sailord.tokens import Role
 
 Auth = Literal["token", "signature", "none"]

@@ -97,7 +97,7 @@ class CapacityLoop:
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """A globally unique id."""
     _term: int | None = None
-    _events: asyncio.Queue[model.Event] = field(default_factory=asyncio.Queue)
+    _events: asyncio.Queue[model.CapacityEvent] = field(default_factory=asyncio.Queue)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Instances came or went, so quotas have changed."""
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -180,10 +180,10 @@ class CapacityLoop:
             for command in commands:
                 self._perform(command)
 
-    def _feed(self, event: model.Event) -> None:
+    def _feed(self, event: model.CapacityEvent) -> None:
         self._events.put_nowait(event)
 
-    def _perform(self, command: model.Command) -> None:
+    def _perform(self, command: model.CapacityCommand) -> None:
         match command:
             case model.Create():
                 self._tasks.start(self._create(command.ask))

@@ -14,7 +14,7 @@ from sailord.cli.shared.options import FILE
 from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import listen
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.screen import live
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour
@@ -46,7 +46,9 @@ def up(
     as the file says (docs/formats.md).
     """
     zones = None if zone_file is None else load_zones(zone_file)
-    cluster = LocalCluster(Place((folder or default_folder()).absolute(), worker), zones=zones)
+    cluster = LocalCluster(
+        LocalFolders((folder or default_folder()).absolute(), worker), zones=zones
+    )
     raise SystemExit(_within(cluster, lambda: _train(cluster, steps, idle=idle)))
 
 
@@ -65,7 +67,7 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
 
     Nodes leave and join while two jobs train; exits with 0 if no step is lost for good.
     """
-    place = Place((folder or default_folder()).absolute(), worker)
+    place = LocalFolders((folder or default_folder()).absolute(), worker)
     cluster = LocalCluster(place)
     raise SystemExit(_within(cluster, lambda: 0 if run_tour(cluster, out) else FAILED))
 

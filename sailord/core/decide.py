@@ -49,9 +49,9 @@ from sailord.core.rules.probing import probe_suspects
 from sailord.core.rules.quarantine import quarantine_contradicted
 from sailord.core.rules.straggler_rules import decide_stragglers
 
-Rule = Callable[[State, Active], RuleAnswer]
+PhaseRule = Callable[[State, Active], RuleAnswer]
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[PhaseRule, ...] = (
     # First, and even while a commit is being stored: a probe changes nothing but what is known of
     # the node, and each rule below decides better with the answer.
     probe_suspects,

@@ -15,9 +15,9 @@ from sailord.capacity.core.model import CapacityState
 from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
-from sailord.goodput.core.shares import Key, Share, Shares, divided, resumed, too_many
+from sailord.goodput.core.shares import Share, ShareKey, Shares, divided, resumed, too_many
 from sailord.goodput.core.sight import (
-    Price,
+    PriceOf,
     Renting,
     newest_lives,
     renting_of,
@@ -36,7 +36,7 @@ the next one books the time since then on the stored sight."""
 SHUTDOWN_S = 1.0
 
 
-def prices_of(cluster: Cluster) -> Price:
+def prices_of(cluster: Cluster) -> PriceOf:
     """Return the prices of nodes by the cluster file, or its catalogue."""
     exact = {(p.gpu, p.machine, p.zone, p.spot): p.price_usd_per_gpu_hour for p in cluster.pools}
     alike = {(p.gpu, p.zone, p.spot): p.price_usd_per_gpu_hour for p in cluster.pools}
@@ -54,7 +54,7 @@ class Bookkeeper:
     """Folds each decision's state into the ledger."""
 
     gateway: Gateway
-    price: Price
+    price: PriceOf
     _: KW_ONLY
     capacity: Callable[[], CapacityState | None] = lambda: None
     """The rented instances; none: no provider is configured."""
@@ -138,7 +138,7 @@ class Bookkeeper:
             if await self.gateway.write_as_leader(term, operations):
                 self.stored, self.stored_shares = ledger, shares
 
-    def _key(self, share: Key) -> str:
+    def _key(self, share: ShareKey) -> str:
         return f"{self.gateway.keys.goodput_shares}{'/'.join(share)}"
 
     async def _read_shares(self) -> list[Share]:

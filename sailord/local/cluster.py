@@ -18,9 +18,9 @@ from typing import Any
 from agents.daemon.process_cleanup import children_of, kill, kill_all, mark, reap
 from agents.daemon.state_folder import lock_file
 from sailord.client import Client, ServerProblem
-from sailord.local.paths import LOOPBACK, Place, temporary
+from sailord.local.paths import LOOPBACK, LocalFolders, temporary
 from sailord.local.shaped_network import NodeAddress, ShapedNetwork, check_can_shape
-from sailord.local.zone_file import Link, Zones
+from sailord.local.zone_file import EmulatedLink, Zones
 from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -63,7 +63,7 @@ class EmulatedNode:
 class LocalCluster:
     """All processes of one local cluster; a context manager that ends them."""
 
-    place: Place
+    place: LocalFolders
     machines: Sequence[tuple[str, str]] = FIRST_NODES
     """Kind and zone of the nodes at the start."""
     zones: Zones | None = None
@@ -270,7 +270,7 @@ class LocalCluster:
         for pid in children_of(self.nodes[name].fork_server):
             os.kill(pid, signal.SIGSTOP)
 
-    def set_link(self, one: str, other: str, link: Link | None) -> None:
+    def set_link(self, one: str, other: str, link: EmulatedLink | None) -> None:
         """Set the link between two zones, both ways; ``None``: it carries nothing."""
         if self.network is None or self.zones is None:
             raise ClusterError("this cluster has no links; start one with sailorctl up --zones")
@@ -278,7 +278,7 @@ class LocalCluster:
             if zone not in self.zones.zones:
                 raise ClusterError(f"there is no {zone}; zones: {', '.join(self.zones.zones)}")
         for ends in {(one, other), (other, one)}:
-            self.network.set_link(*ends, link or Link(), is_down=link is None)
+            self.network.set_link(*ends, link or EmulatedLink(), is_down=link is None)
 
     def ready_nodes(self) -> set[str]:
         """Return the names of the ready nodes."""

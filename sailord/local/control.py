@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sailord.local.cluster import ClusterError, LocalCluster
-from sailord.local.zone_file import Link
+from sailord.local.zone_file import EmulatedLink
 from simulator.documents.problems import InputError
 
 HEARD_S = 1.0
@@ -50,7 +50,7 @@ class Control:
             return f"{name} is starting: one {asked['kind']} GPU in {asked['zone']}"
         if asked["ask"] == "link":
             one, other = asked["one"], asked["other"]
-            link = Link(asked["delay_ms"], asked["mbit_per_s"])
+            link = EmulatedLink(asked["delay_ms"], asked["mbit_per_s"])
             self.cluster.set_link(one, other, None if asked["is_down"] else link)
             return f"the link between {one} and {other} is {'down' if asked['is_down'] else 'set'}"
         name = asked["node"]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 
 
 def main(folder: Path) -> None:
@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
     kill_all(folder)
-    Place(folder, port=0).remove()
+    LocalFolders(folder, port=0).remove()
 
 
 if __name__ == "__main__":

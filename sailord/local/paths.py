@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LocalFolders:
     """One local cluster's folders."""
 
     folder: Path

@@ -11,7 +11,7 @@ import click
 from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import LocalCluster
 from sailord.local.control import Control
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.signals import Ended
 from sailord.screen.poller import Poller
 from sailord.screen.terminal import Terminal, is_usable
@@ -31,7 +31,7 @@ in another terminal:
 Ctrl-C here ends the cluster and deletes its files."""
 
 
-def hints_of(place: Place) -> str:
+def hints_of(place: LocalFolders) -> str:
     """Return the hints: the page's address, and how to reach a cluster in another folder."""
     hints = f"in a browser: {place.page}\n{HINTS}"
     if place.folder == default_folder():

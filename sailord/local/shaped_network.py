@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sailord.local.zone_file import Link, Zones
+from sailord.local.zone_file import EmulatedLink, Zones
 from simulator.documents.problems import InputError, Problem, Problems
 
 MBIT = 125_000.0
@@ -36,7 +36,7 @@ class ShapedNetwork:
     def begin(self) -> None:
         """Set all links."""
         for zone in self.zones.zones.values():
-            self.set_link(zone.name, zone.name, Link(zone.delay_ms))
+            self.set_link(zone.name, zone.name, EmulatedLink(zone.delay_ms))
         for (begin, end), link in self.zones.links.items():
             self.set_link(begin, end, link)
 
@@ -49,7 +49,7 @@ class ShapedNetwork:
         """Disconnect a node."""
         self._ask(ask="remove", name=name)
 
-    def set_link(self, begin: str, end: str, link: Link, *, is_down: bool = False) -> None:
+    def set_link(self, begin: str, end: str, link: EmulatedLink, *, is_down: bool = False) -> None:
         """Set one direction between two zones."""
         self._ask(
             ask="link",

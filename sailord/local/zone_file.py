@@ -18,7 +18,7 @@ _NAME = re.compile(r"zone-[a-z]\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class EmulatedLink:
     """One direction between two zones, or between the nodes of one zone."""
 
     delay_ms: float = 0.0
@@ -47,7 +47,7 @@ class Zones:
     """The contents of a zone file."""
 
     zones: Mapping[str, Zone]
-    links: Mapping[tuple[str, str], Link]
+    links: Mapping[tuple[str, str], EmulatedLink]
     """By sending and receiving zone."""
 
     @property
@@ -67,7 +67,7 @@ def load_zones(path: Path) -> Zones:
             table.report("name", f"is {quote(zone.name)} again", "give each zone its own name")
         elif zone is not None:
             zones[zone.name] = zone
-    links: dict[tuple[str, str], Link] = {}
+    links: dict[tuple[str, str], EmulatedLink] = {}
     for table in top.tables("link") if "link" in top else ():
         _add_link(table, zones, links)
     top.finish()
@@ -86,7 +86,9 @@ def _zone(table: Table) -> Zone | None:
     return None if name is None else Zone(name, nodes, kind, delay_ms, nic, slower)
 
 
-def _add_link(table: Table, zones: Mapping[str, Zone], links: dict[tuple[str, str], Link]) -> None:
+def _add_link(
+    table: Table, zones: Mapping[str, Zone], links: dict[tuple[str, str], EmulatedLink]
+) -> None:
     ends = [table.value(key, _zone_name, required=True) for key in ("from", "to")]
     delay_ms = table.number("delay_ms", default=0.0, least=0.0, most=10_000.0)
     rate = table.number("mbit_per_s", above=0.0, most=1e6)
@@ -103,7 +105,7 @@ def _add_link(table: Table, zones: Mapping[str, Zone], links: dict[tuple[str, st
     ways = [(begin, end)] if is_one_way else [(begin, end), (end, begin)]
     if any(way in links for way in ways):
         table.report("to", "is linked a second time", "give one link, or one for each way")
-    links.update({way: Link(delay_ms, rate) for way in ways})
+    links.update({way: EmulatedLink(delay_ms, rate) for way in ways})
 
 
 def _zone_name(value: object) -> str:

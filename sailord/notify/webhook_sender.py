@@ -21,7 +21,7 @@ import structlog
 from agents.daemon.backoff import Backoff
 from agents.daemon.tasks import is_set_within
 from agents.store.interface import Entry, Put, StoreError
-from sailord.config import Receiver
+from sailord.config import WebhookReceiver
 from sailord.notify.message_formats import bodies_of, wants
 from sailord.notify.outbox import Outbox
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
@@ -49,7 +49,7 @@ class HasTerm(Protocol):
 class WebhookSender:
     """One task for each receiver, so that a slow one delays no other."""
 
-    receivers: tuple[Receiver, ...]
+    receivers: tuple[WebhookReceiver, ...]
     outbox: Outbox
     leadership: HasTerm
 
@@ -67,7 +67,7 @@ class WebhookSender:
             for receiver in self.receivers:
                 group.create_task(_ReceiverTask(self, receiver, session).run())
 
-    def key(self, receiver: Receiver) -> str:
+    def key(self, receiver: WebhookReceiver) -> str:
         """The store key of the receiver's cursor."""
         about = receiver.url.encode()
         if receiver.format != "sailor":  # Several services may be reached at one address.
@@ -75,7 +75,7 @@ class WebhookSender:
         name = hashlib.sha256(about).hexdigest()[:16]
         return self.outbox.gateway.keys.cursors + name
 
-    async def set_cursor(self, receiver: Receiver, after: int, term: int) -> bool:
+    async def set_cursor(self, receiver: WebhookReceiver, after: int, term: int) -> bool:
         """Store the cursor; ``False``: we are not the leader any more."""
         value = json.dumps({"after": after}).encode()
         order = Put(self.key(receiver), value)
@@ -85,7 +85,7 @@ class WebhookSender:
 @dataclass(eq=False)
 class _ReceiverTask:
     by: WebhookSender
-    receiver: Receiver
+    receiver: WebhookReceiver
     session: aiohttp.ClientSession
 
     @property

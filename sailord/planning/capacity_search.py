@@ -29,7 +29,7 @@ from sailord.planning.messages import (
     MachineChoice,
     PoolSupply,
 )
-from sailord.planning.spot_mix import Place, split_by_pool
+from sailord.planning.spot_mix import MixPlace, split_by_pool
 from simulator.api import Measurements, load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
@@ -286,7 +286,7 @@ def _priced(cluster: Cluster, pools: Sequence[PoolSupply]) -> Cluster:
 def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
     """How many machines of each pool the plan uses."""
     assert answer.plan is not None
-    gpus: Counter[Place] = Counter()
+    gpus: Counter[MixPlace] = Counter()
     for pipeline in answer.plan.pipelines:
         for stage in answer.plan.owning_stages(pipeline):
             for place in stage.places:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from agents.protocol.records import NodeId, NodeRecord
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.core.model.state import State
 from sailord.planning.messages import MoveContext
 
@@ -28,7 +28,7 @@ def pool_label(gpu: str, zone: str, *, is_spot: bool) -> str:
 class MachineLifetimes:
     """Losses and lifetimes of nodes, as leaders saw them; begins with the planner's priors."""
 
-    history: History = field(default_factory=History)
+    history: LifetimeHistory = field(default_factory=LifetimeHistory)
     _up: dict[NodeId, str] = field(default_factory=dict)
     _term: int | None = None
     _observed_at: float = 0.0

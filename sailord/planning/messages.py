@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agents.protocol.records import GenerationRecord, NodeRecord
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.past_moves import PastMove
 from sailord.core.model.proposal import Proposal
 
@@ -22,7 +22,7 @@ class MoveContext:
     """What the planner needs to judge a reconfiguration, beyond the nodes and the running plan."""
 
     now_s: float = 0.0
-    history: History = field(default_factory=History)
+    history: LifetimeHistory = field(default_factory=LifetimeHistory)
     """Losses and lifetimes of nodes by pool."""
     age_s: tuple[tuple[str, float], ...] = ()
     """Uptime of each node; a node that is missing counts as up forever."""

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from sailord.planning.messages import PoolSupply
 
-Place = tuple[str, str, str]
+MixPlace = tuple[str, str, str]
 """GPU kind, machine type and zone: what a plan names."""
 
 
 def split_by_pool(
-    gpus: Mapping[Place, int],
+    gpus: Mapping[MixPlace, int],
     pools: Sequence[PoolSupply],
     on_demand_min: int,
     *,

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sailord.plots.timeline import Bar, Kind, Lane, Row
+from sailord.plots.timeline import Bar, BarKind, Lane, Row
 from simulator.estimate.result import DeviceMemory, Money
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GIB = 2**30
-KIND_COLOURS: dict[Kind, str] = {
+KIND_COLOURS: dict[BarKind, str] = {
     "forward": "#0072B2",
     "backward": "#E69F00",
     "weights": "#F0E442",
     "sync": "#009E73",
     "optimizer": "#CC79A7",
 }
-KIND_NAMES: dict[Kind, str] = {
+KIND_NAMES: dict[BarKind, str] = {
     "forward": "forward",
     "backward": "backward",
     "weights": "gradient of weights",
@@ -49,7 +49,7 @@ DENSE = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PanelRow:
     """A row of the picture: a stage group, and its vertical position."""
 
     top: float
@@ -57,16 +57,16 @@ class Line:
     row: Row
 
 
-def lines_of(lanes: Sequence[Lane], *, heading: float) -> tuple[list[Line], list[float]]:
+def lines_of(lanes: Sequence[Lane], *, heading: float) -> tuple[list[PanelRow], list[float]]:
     """Return the rows from top to bottom, and the positions of the pipelines' headings."""
-    lines: list[Line] = []
+    lines: list[PanelRow] = []
     headings = []
     top = 0.0
     for lane in lanes:
         headings.append(top)
         top += heading
         for row in lane.rows:
-            lines.append(Line(top, lane, row))
+            lines.append(PanelRow(top, lane, row))
             top += 1.0
     return lines, headings
 
@@ -88,7 +88,7 @@ def windows_of(lanes: Sequence[Lane], iteration_s: float) -> list[tuple[float, f
     return [(0.0, shown_s), (iteration_s - tail_s, iteration_s)]
 
 
-def draw_schedule(axes: Axes, lines: Sequence[Line], window: tuple[float, float]) -> None:
+def draw_schedule(axes: Axes, lines: Sequence[PanelRow], window: tuple[float, float]) -> None:
     """Draw what each stage group does in a window of time; white is idle."""
     start, end = window
     axes.set_xlim(start, end)
@@ -146,7 +146,7 @@ def _bars(
 
 
 def draw_memory(
-    axes: Axes, lines: Sequence[Line], memory: Sequence[Sequence[DeviceMemory]]
+    axes: Axes, lines: Sequence[PanelRow], memory: Sequence[Sequence[DeviceMemory]]
 ) -> None:
     """Draw the memory of each group's devices; a black line is the capacity."""
     shown = [(line, memory[line.lane.pipelines[0]][line.row.stage]) for line in lines]

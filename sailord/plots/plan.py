@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sailord.plots import panels
 from sailord.plots.figure import write_figure
-from sailord.plots.panels import Line
+from sailord.plots.panels import PanelRow
 from sailord.plots.timeline import Lane, bare_lanes, lanes_of
 from simulator.api import Estimator
 from simulator.documents.problems import InputError
@@ -132,7 +132,7 @@ class _Page:
         return self.rows_bottom + self.rows_height * (1 - top / self.depth)
 
     def name_rows(
-        self, lines: Sequence[Line], headings: Sequence[float], plan: Plan, *, two_lines: bool
+        self, lines: Sequence[PanelRow], headings: Sequence[float], plan: Plan, *, two_lines: bool
     ) -> None:
         lanes = list(dict.fromkeys(line.lane for line in lines))
         for lane, top in zip(lanes, headings, strict=True):
@@ -148,7 +148,9 @@ class _Page:
                 text = f"{row.layers}, {row.devices}"
             self.text(0.3, y, text, fontsize=7 if two_lines else 6, va="center")
 
-    def schedule(self, lines: Sequence[Line], lanes: Sequence[Lane], estimate: Estimate) -> None:
+    def schedule(
+        self, lines: Sequence[PanelRow], lanes: Sequence[Lane], estimate: Estimate
+    ) -> None:
         windows = panels.windows_of(lanes, estimate.iteration_s)
         left = _NAMES_END
         room = _TIME_END - _NAMES_END - _GAP * (len(windows) - 1)
@@ -173,7 +175,7 @@ class _Page:
                 va="center", color=panels.GREY,
             )  # fmt: skip
 
-    def memory(self, left: float, lines: Sequence[Line], estimate: Estimate) -> None:
+    def memory(self, left: float, lines: Sequence[PanelRow], estimate: Estimate) -> None:
         axes = self.rows(left, _MEMORY_END)
         panels.draw_memory(axes, lines, estimate.memory)
         axes.set_xlabel("GiB on each device; the black line is all it has")

@@ -29,8 +29,8 @@ PASSES_MAX = 200_000
 # Traces reserve thread 0 and the thread with the process's number.
 _THREADS = 10_000
 
-Kind = Literal["forward", "backward", "weights", "sync", "optimizer"]
-KIND_OF: Mapping[str, Kind] = {"F": "forward", "B": "backward", "W": "weights"}
+BarKind = Literal["forward", "backward", "weights", "sync", "optimizer"]
+KIND_OF: Mapping[str, BarKind] = {"F": "forward", "B": "backward", "W": "weights"}
 """Of each pass; ``weights`` is the gradient of the weights, where a backward is divided."""
 
 
@@ -38,7 +38,7 @@ KIND_OF: Mapping[str, Kind] = {"F": "forward", "B": "backward", "W": "weights"}
 class Bar:
     """A pass, a gradient sync or an optimizer step of a stage group."""
 
-    kind: Kind
+    kind: BarKind
     start_s: float
     end_s: float
     layers: tuple[int, int] | None = None

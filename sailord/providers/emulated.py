@@ -26,11 +26,11 @@ from sailord.providers.interface import (
     Instance,
     InstanceRequest,
     Observation,
-    Outcome,
     Pool,
     Provider,
-    Quota,
+    QuotaUsage,
     Refused,
+    RequestOutcome,
 )
 
 CARD = "instance.json"
@@ -79,7 +79,7 @@ class EmulatedProvider(Provider):
                 await self._end(instance.id)
         return Observation(at, tuple(found), ended_at=dict(self._ended_at))
 
-    async def create(self, ask: InstanceRequest) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> RequestOutcome:
         there = [instance for instance, _ in self._cards()]
         made = tuple(i for i in there if i.request_id == ask.request_id)
         if made:
@@ -100,10 +100,10 @@ class EmulatedProvider(Provider):
     async def prices(self) -> Mapping[Pool, float]:
         return {kind.pool: kind.usd_per_hour for kind in self.kinds}
 
-    async def quotas(self) -> Sequence[Quota]:
+    async def quotas(self) -> Sequence[QuotaUsage]:
         used = [instance.pool for instance, _ in self._cards()]
         return tuple(
-            Quota(f"machines of {kind.pool}", (kind.pool,), kind.machines_max * kind.pool.gpus,
+            QuotaUsage(f"machines of {kind.pool}", (kind.pool,), kind.machines_max * kind.pool.gpus,
                   used.count(kind.pool) * kind.pool.gpus)
             for kind in self.kinds
         )  # fmt: skip

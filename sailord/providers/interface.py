@@ -154,7 +154,7 @@ class Queued:
     request_id: str
 
 
-Outcome = Granted | Refused | InDoubt | Queued
+RequestOutcome = Granted | Refused | InDoubt | Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class DeleteResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class QuotaUsage:
     """A limit on GPUs of one kind in some zones, and its usage."""
 
     name: str
@@ -215,7 +215,7 @@ class Provider(ABC):
         """List all instances of this cluster."""
 
     @abstractmethod
-    async def create(self, ask: InstanceRequest) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> RequestOutcome:
         """Make instances; idempotent by the request id."""
 
     async def cancel(self, ask: InstanceRequest) -> str:
@@ -230,7 +230,7 @@ class Provider(ABC):
     async def prices(self) -> Mapping[Pool, float]:
         """Return dollars an hour per instance; a pool without a price is never requested."""
 
-    async def quotas(self) -> Sequence[Quota]:
+    async def quotas(self) -> Sequence[QuotaUsage]:
         """Return the quotas now, those of unknown limit among them."""
         return ()
 

@@ -10,10 +10,10 @@ from sailord.providers.interface import (
     Instance,
     InstanceRequest,
     Observation,
-    Outcome,
     Pool,
     Provider,
     Refused,
+    RequestOutcome,
 )
 
 
@@ -44,7 +44,7 @@ class StaticProvider(Provider):
         )
         return Observation(self.now(), found)
 
-    async def create(self, ask: InstanceRequest) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> RequestOutcome:
         return Refused(
             ask.request_id, "bad_request", "the static provider has only the listed hosts"
         )

@@ -14,12 +14,12 @@ from sailord.providers.interface import (
     InstanceRequest,
     Notice,
     Observation,
-    Outcome,
     Pool,
     Preemption,
     Provider,
-    Quota,
+    QuotaUsage,
     Refused,
+    RequestOutcome,
 )
 from simulator.documents.problems import Problem
 from simulator.traces.trace import Trace
@@ -68,7 +68,7 @@ class TraceProvider(Provider):
         ended = {**seen.ended_at, **self._taken}
         return replace(seen, instances=left, preemptions=taken, ended_at=ended)
 
-    async def create(self, ask: InstanceRequest) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> RequestOutcome:
         seen = await self.within.observe()
         if any(i.request_id == ask.request_id for i in seen.instances):
             return await self.within.create(ask)
@@ -83,7 +83,7 @@ class TraceProvider(Provider):
     async def prices(self) -> Mapping[Pool, float]:
         return await self.within.prices()
 
-    async def quotas(self) -> Sequence[Quota]:
+    async def quotas(self) -> Sequence[QuotaUsage]:
         return await self.within.quotas()
 
     def notices(self) -> AsyncIterator[Notice]:

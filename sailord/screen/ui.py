@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-OrderKind = Literal["preempt", "drain", "kill", "next_job", "quit"]
-VERBS: dict[str, OrderKind] = {"p": "preempt", "d": "drain", "k": "kill"}
+ScreenOrder = Literal["preempt", "drain", "kill", "next_job", "quit"]
+VERBS: dict[str, ScreenOrder] = {"p": "preempt", "d": "drain", "k": "kill"}
 PAGE = 10
 
 
@@ -18,7 +18,7 @@ class Ui:
     """Nodes are processes of this launcher."""
     back: int = 0
     """The number of newest events below the lower edge."""
-    verb: OrderKind | None = None
+    verb: ScreenOrder | None = None
     typed: str = ""
 
 
@@ -26,7 +26,7 @@ class Ui:
 class Asked:
     """A complete order: what to do, and with which node."""
 
-    kind: OrderKind
+    kind: ScreenOrder
     node: str = ""
 
 
@@ -54,7 +54,7 @@ def press(ui: Ui, key: str, nodes: list[str], back_max: int) -> tuple[Ui, Asked 
 
 
 def _press_in_prompt(
-    ui: Ui, verb: OrderKind, key: str, nodes: list[str]
+    ui: Ui, verb: ScreenOrder, key: str, nodes: list[str]
 ) -> tuple[Ui, Asked | None]:
     found = matches(ui.typed, nodes)
     if key == "interrupt":

@@ -37,7 +37,7 @@ class EventLine:
         return f"{self.text} ({self.times} {'checkpoints' if is_checkpoint else 'times'})"
 
 
-Key = tuple[str, str | None, str]
+LineKey = tuple[str, str | None, str]
 ENDS = ("transition", "job_held", "job_finished")
 """Kinds of events that tell how a job ended."""
 
@@ -50,7 +50,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
     the count; so do many nodes that were lost, or drain. Of checkpoints in a row the last is shown.
     """
     lines: list[EventLine] = []
-    window: dict[Key, EventLine] = {}  # What came after the last reconfiguration.
+    window: dict[LineKey, EventLine] = {}  # What came after the last reconfiguration.
     under_way: EventLine | None = None
     for event in events:
         fresh = _line(event)
@@ -113,7 +113,7 @@ def _is_told_by(line: EventLine, summary: EventLine) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(line.node)}(?![\w-])", summary.text) is not None
 
 
-def _key(line: EventLine) -> Key:
+def _key(line: EventLine) -> LineKey:
     """What is equal in lines that are told as one."""
     is_checkpoint = line.kind == "checkpoint_committed"
     return line.kind, line.job, "" if is_checkpoint else line.text

@@ -17,7 +17,7 @@ OTHER_SHAPE = 0.046
 """Error that is added where pipelines differ in depth, micro batch size or recomputation."""
 OTHER_TP = 0.07
 """Error that is added where the work runs under another TP degree."""
-Key = Callable[[Plan, Pipeline, Stage, Place, bool], Hashable]
+WorkKeyOf = Callable[[Plan, Pipeline, Stage, Place, bool], Hashable]
 """Of layers of a stage at a place that are recomputed or not, what errors depend on."""
 
 
@@ -30,7 +30,7 @@ def difference_error(
     kinds of GPUs, whose errors have nothing in common.
     """
 
-    def moved(key: Key) -> float:
+    def moved(key: WorkKeyOf) -> float:
         here, there = _work(one, key), _work(other, key)
         return 1.0 - sum(min(share, there.get(each, 0.0)) for each, share in here.items())
 
@@ -48,7 +48,7 @@ def are_told_apart(one: float, other: float, error: float) -> bool:
     return high > low * (1 + error)
 
 
-def _work(plan: Plan, key: Key) -> dict[Hashable, float]:
+def _work(plan: Plan, key: WorkKeyOf) -> dict[Hashable, float]:
     """Shares of the work (layers x samples), by ``key``."""
     work: dict[Hashable, float] = {}
     for pipeline in plan.pipelines:

@@ -19,15 +19,15 @@ from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.device_groups import DeviceGroups, GroupId
 from simulator.estimate.dollars import iteration_money
 from simulator.estimate.error_bar import iteration_provenance
-from simulator.estimate.gradient_sync import GradientSync, HopTimes, SumOrder, SyncJob
+from simulator.estimate.gradient_sync import HopTimes, SumOrder, SyncJob, SyncJobs
 from simulator.estimate.machine_layout import MachineLayout, lay_out
 from simulator.estimate.memory import MemoryModel, fullest_rows
 from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
 from simulator.estimate.optimizer_step import optimizer_seconds, vote_seconds
 from simulator.estimate.outer_steps import LOSS_NOTE, OuterStep, inner_jobs
 from simulator.estimate.result import Estimate, StageTime
-from simulator.estimate.schedule_1f1b import Durations, run_1f1b
-from simulator.estimate.schedule_replay import Replay, replay
+from simulator.estimate.schedule_1f1b import PassDurations, run_1f1b
+from simulator.estimate.schedule_replay import ScheduleReplay, replay
 from simulator.estimate.stage_messages import MessageTimes, sent_whole, tensors_sent
 from simulator.estimate.stage_times import (
     PipelineTimes,
@@ -40,8 +40,9 @@ from simulator.estimate.stage_times import (
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.shared_token_costs import SharedTokenCosts
+from simulator.models.layers import Recompute
 from simulator.network.network import Network
-from simulator.spec.plan import Place, Plan, Recompute, Stage
+from simulator.spec.plan import Place, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,7 @@ class IterationDetails:
     """One iteration event by event; equal pipelines share one object of times and passes."""
 
     pipelines: tuple[PipelineTimes, ...]
-    passes: tuple[Replay, ...]
+    passes: tuple[ScheduleReplay, ...]
     sync: tuple[tuple[float, SyncJob], ...]
     """Each gradient sync with its start, in the order of execution."""
     optimizer_s: Mapping[GroupId, float]
@@ -217,7 +218,7 @@ class EventEstimator:
         """Return the gradient sums of an iteration."""
         if layout.groups.plan.outer_every is not None:
             return inner_jobs(layout, self.sites, self._sync)
-        sync = GradientSync(
+        sync = SyncJobs(
             layout.groups.plan,
             layout,
             self.costs_of(layout.groups.plan),
@@ -260,7 +261,7 @@ class EventEstimator:
         rows = np.arange(len(groups)) + like
         return PassEnds(ends.last_backward[rows], ends.free[rows])
 
-    def _replay(self, plan: Plan, times: PipelineTimes) -> Replay:
+    def _replay(self, plan: Plan, times: PipelineTimes) -> ScheduleReplay:
         messaging = self.costs.runtime.messaging
         if messaging == "lockstep" and not (plan.schedule == "1f1b" and times.is_chain):
             messaging = "blocking"  # DeepSpeed has only unsplit 1F1B; its sends block.
@@ -407,7 +408,7 @@ TAIL_SHARE_MIN = 0.1
 """Share of an iteration from which the bottleneck text mentions sync and optimizer at its end."""
 
 
-def _durations(work: PlanTimes, rows: Ints) -> Durations:
+def _durations(work: PlanTimes, rows: Ints) -> PassDurations:
     """Return the durations of unsplit pipelines of equal depth as [stage, pipeline]."""
     hops, channels = work.layout.groups.hops, work.channels
     activation, gradient = np.zeros(len(work.seconds)), np.zeros(len(work.seconds))
@@ -415,10 +416,10 @@ def _durations(work: PlanTimes, rows: Ints) -> Durations:
     gradient[hops.target] = channels.gradient_s
     columns = (np.ascontiguousarray(work.seconds[rows, field]) for field in range(6))
     forward, backward, *messages = columns
-    return Durations(forward, backward, activation[rows], gradient[rows], *messages)
+    return PassDurations(forward, backward, activation[rows], gradient[rows], *messages)
 
 
-def _free_of(passes: Replay) -> Floats:
+def _free_of(passes: ScheduleReplay) -> Floats:
     return np.array([passes.free[device] for device in passes.device_of])
 
 

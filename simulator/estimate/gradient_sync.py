@@ -26,7 +26,7 @@ from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
 
-Zones = tuple[str, str]
+ZonePair = tuple[str, str]
 MASTER_BYTES = 4
 """Bytes of a weight that an owner broadcasts, or that an outer step sums."""
 
@@ -40,7 +40,7 @@ class SyncJob:
     rows: Ints
     """The device groups that hold them, in ring order."""
     seconds: float
-    egress_bytes: tuple[tuple[Zones, float], ...]
+    egress_bytes: tuple[tuple[ZonePair, float], ...]
     algorithm: str
     """``"ring"``, ``"hierarchical"``, ``"broadcast"``, or ``"tied"`` for a tensor of two layers."""
     broadcast: SyncJob | None = None
@@ -120,7 +120,7 @@ class HopTimes:
         )
 
 
-class GradientSync:
+class SyncJobs:
     """Builds the sync jobs of one plan."""
 
     def __init__(

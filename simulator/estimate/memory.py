@@ -15,9 +15,9 @@ from simulator.estimate.stage_messages import shares_sent
 from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import Runtime, platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.models.layers import Precision
+from simulator.models.layers import Precision, Recompute
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-from simulator.spec.plan import Place, Plan, Recompute
+from simulator.spec.plan import Place, Plan
 
 RESERVED_OVER_LIVE = 2.0
 """Transient memory that a caching allocator reserves, relative to the live transients.

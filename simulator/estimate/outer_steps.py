@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from simulator.arrays import Floats, Ints
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.device_groups import DeviceGroups
-from simulator.estimate.gradient_sync import GradientSync, HopTimes, SumOrder, SyncJob, Zones
+from simulator.estimate.gradient_sync import HopTimes, SumOrder, SyncJob, SyncJobs, ZonePair
 from simulator.estimate.machine_layout import MachineLayout, lay_out
 from simulator.estimate.optimizer_step import vote_seconds, whole_update_seconds
 from simulator.layer_costs.layer_costs import LayerCosts
@@ -34,7 +34,7 @@ class OuterStep:
     """Seconds that each device group sums."""
     update: Floats
     """Seconds of each device group's update."""
-    egress: tuple[tuple[Zones, float], ...]
+    egress: tuple[tuple[ZonePair, float], ...]
     """Bytes from zone to zone, as a share of each iteration."""
 
     @classmethod
@@ -48,7 +48,7 @@ class OuterStep:
         groups, plan = layout.groups, layout.groups.plan
         if plan.outer_every is None:
             return None
-        sync = GradientSync(plan, layout, costs, network, hop_times=hop_times, of_weights=True)
+        sync = SyncJobs(plan, layout, costs, network, hop_times=hop_times, of_weights=True)
         jobs, order = sync.jobs(per_layer=False), SumOrder(groups)
         for job in jobs:
             order.run(job, 0.0)

@@ -25,7 +25,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan, Stage, with_sizes
 from simulator.spec.provenance import Provenance
 
-FLOAT_BYTES = 4
+FP32_BYTES = 4
 STATE_BYTES_PER_PARAMETER = 24
 """The formula's total; weights, gradients and two Adam moments account for 16."""
 OVERHEAD_TP1_BYTES = 2e9
@@ -42,7 +42,7 @@ _End = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PaperResult:
+class FormulaResult:
     """The formula's result; its time terms add up to the iteration."""
 
     straggler_s: float
@@ -95,7 +95,7 @@ def paper_estimate(
     usd_per_hour: UsdPerHour,
     capacity_bytes: Callable[[Place], float],
     gpus_per_node: Callable[[Place], int],
-) -> PaperResult:
+) -> FormulaResult:
     """Estimate a plan by the closed formula; raise ``InputError`` if it does not apply.
 
     With outer steps, groups iterate by themselves (ADR 118).
@@ -124,7 +124,7 @@ def paper_estimate(
         sent.add(_sums(len(plan.pipelines), rows), 1 / plan.outer_every)
     egress = _egress(sent, network, problems)
     problems.raise_if_any()
-    return PaperResult(
+    return FormulaResult(
         **times,
         memory=_memory(plan, profile, capacity_bytes),
         money=_money(plan, sum(times.values()), egress, usd_per_hour),
@@ -248,8 +248,8 @@ def _rows(plan: Plan, profile: Profile, gpus_per_node: Callable[[Place], int]) -
                 ),
                 # As measured, on a small model: the formula does not scale it.
                 update_s=max(timing.optimizer_s or 0.0 for timing in timings),
-                output_bytes=FLOAT_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
-                gradient_bytes=FLOAT_BYTES * sum(whole.parameters[first:end]),
+                output_bytes=FP32_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
+                gradient_bytes=FP32_BYTES * sum(whole.parameters[first:end]),
                 smallest_tp=min(stage.tp for stage in column),
             )
         )
@@ -378,10 +378,10 @@ def _memory(
             # Micro batches in flight equal the remaining stages, even if the plan has fewer.
             in_flight = plan.micro_batch_size * (stages - index)
             known[key] = DeviceMemory(
-                parameters=FLOAT_BYTES * parameters,
-                gradients=FLOAT_BYTES * parameters,
-                optimizer=(STATE_BYTES_PER_PARAMETER - 2 * FLOAT_BYTES + outer) * parameters,
-                activations=FLOAT_BYTES * sum(sizes.kept_elements[first:end]) * in_flight,
+                parameters=FP32_BYTES * parameters,
+                gradients=FP32_BYTES * parameters,
+                optimizer=(STATE_BYTES_PER_PARAMETER - 2 * FP32_BYTES + outer) * parameters,
+                activations=FP32_BYTES * sum(sizes.kept_elements[first:end]) * in_flight,
                 workspace=0.0,
                 communication=0.0,
                 context=OVERHEAD_TP1_BYTES if stage.tp == 1 else OVERHEAD_BYTES,

@@ -80,14 +80,14 @@ def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> 
     return _alternating(forwards, backwards, warm_up)
 
 
-Held = tuple[int, ...]
+HeldCounts = tuple[int, ...]
 """Number of micro batches whose activations a device group holds, per stage that it runs; for
 zero-bubble, and then the number of those of which only the gradient of weights is missing."""
 
 
 def held_at_most(
     schedule: Schedule, *, device: int, stages: int, micro_batches: int, virtual_stages: int = 1
-) -> tuple[Held, ...]:
+) -> tuple[HeldCounts, ...]:
     """Return the activations that a device group holds at each moment that can be its peak.
 
     With one stage there is one such moment. With several, the stages peak at different moments,
@@ -97,7 +97,7 @@ def held_at_most(
         return ((micro_batches,),)
     if schedule == "1f1b":
         return ((min(micro_batches, stages - device),),)
-    seen: set[Held] = set()
+    seen: set[HeldCounts] = set()
     if schedule == "zero-bubble":
         full, divided = 0, 0
         for op in _zero_bubble(device, stages, micro_batches):
@@ -113,5 +113,5 @@ def held_at_most(
     return tuple(sorted(one for one in seen if not any(_exceeds(other, one) for other in seen)))
 
 
-def _exceeds(one: Held, other: Held) -> bool:
+def _exceeds(one: HeldCounts, other: HeldCounts) -> bool:
     return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))

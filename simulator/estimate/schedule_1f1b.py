@@ -21,7 +21,7 @@ from simulator.hardware.runtime_constants import Messaging
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Durations:
+class PassDurations:
     """Seconds of each pass and message; every array is [stage, pipeline].
 
     ``activation`` is the transfer to the next stage (the last row is unused), ``gradient`` the
@@ -53,7 +53,7 @@ _REPEATS = 1e-12
 
 
 def run_1f1b(
-    durations: Durations, *, micro_batches: int | Sequence[int], messaging: Messaging
+    durations: PassDurations, *, micro_batches: int | Sequence[int], messaging: Messaging
 ) -> Finish:
     """Return the end times of pipelines with the same number of stages.
 
@@ -85,13 +85,13 @@ def run_1f1b(
     return finish
 
 
-def _folded(durations: Durations, messaging: Messaging) -> Durations:
+def _folded(durations: PassDurations, messaging: Messaging) -> PassDurations:
     """Add the times that messages block a device to its passes; blocking transfers too."""
     blocking = messaging == "blocking"
     zero = np.zeros_like(durations.forward)
     forward = durations.receive_activation + durations.forward + durations.send_activation
     backward = durations.receive_gradient + durations.backward + durations.send_gradient
-    return Durations(
+    return PassDurations(
         forward=forward + durations.activation if blocking else forward,
         backward=backward + durations.gradient if blocking else backward,
         activation=zero if blocking else durations.activation,
@@ -118,7 +118,7 @@ class _Slots:
 
     grids: ClassVar[tuple[str, ...]] = ("free", "activation_at", "gradient_at")
 
-    def __init__(self, durations: Durations) -> None:
+    def __init__(self, durations: PassDurations) -> None:
         self.times = durations
         self.micro_batches = 1
         self.stages, pipelines = durations.forward.shape
@@ -131,8 +131,8 @@ class _Slots:
     def only(self, columns: Bools) -> Self:
         """Return a copy with only these pipelines."""
         other = copy(self)
-        other.times = Durations(
-            *(getattr(self.times, field.name)[:, columns] for field in fields(Durations))
+        other.times = PassDurations(
+            *(getattr(self.times, field.name)[:, columns] for field in fields(PassDurations))
         )
         for name in self.grids:
             setattr(other, name, getattr(self, name)[:, columns])
@@ -211,7 +211,7 @@ class _Eager(_Slots):
 
     grids = (*_Slots.grids, "tail")
 
-    def __init__(self, durations: Durations, tail: Floats) -> None:
+    def __init__(self, durations: PassDurations, tail: Floats) -> None:
         super().__init__(durations)
         self.tail = tail
 
@@ -245,7 +245,7 @@ class _Lockstep(_Slots):
 
     grids = (*_Slots.grids, "last_backward_end")
 
-    def __init__(self, durations: Durations) -> None:
+    def __init__(self, durations: PassDurations) -> None:
         super().__init__(durations)
         self.last_backward_end = np.zeros_like(self.free)
 

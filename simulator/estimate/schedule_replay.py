@@ -52,7 +52,7 @@ class PassSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ScheduleReplay:
     """All passes of a pipeline, and when its groups and devices finished."""
 
     spans: tuple[PassSpan, ...]
@@ -76,7 +76,7 @@ def replay(
     micro_batches: int,
     messaging: Messaging,
     virtual_stages: int = 1,
-) -> Replay:
+) -> ScheduleReplay:
     """Replay a pipeline pass by pass."""
     stages = max(group.stage for group in groups) + 1
     orders = device_orders(
@@ -138,7 +138,7 @@ def _execute(
     seconds: Sequence[Mapping[str, float]],
     *,
     blocking: bool,
-) -> Replay:
+) -> ScheduleReplay:
     """Run each device until it has to wait, in rounds, until all are done."""
     after: list[list[int]] = [[] for _ in groups]
     before: list[list[int]] = [[] for _ in groups]
@@ -193,4 +193,4 @@ def _execute(
     assert all(done == len(program) for done, program in zip(position, programs, strict=True)), (
         "the schedule deadlocks"
     )
-    return Replay(tuple(spans), tuple(last_backward), tuple(clock), device_of)
+    return ScheduleReplay(tuple(spans), tuple(last_backward), tuple(clock), device_of)

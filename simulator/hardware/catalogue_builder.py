@@ -19,7 +19,7 @@ from simulator.hardware.catalogue_overlay import (
 from simulator.hardware.types import (
     ANYWHERE,
     DISTANCES,
-    PRECISIONS,
+    GPU_PRECISIONS,
     Distance,
     DistanceLimits,
     Egress,
@@ -351,10 +351,10 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _rates(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or not value:
-        raise InvalidValue(f"is {quote(value)}", f"give a table of {', '.join(PRECISIONS)}")
+        raise InvalidValue(f"is {quote(value)}", f"give a table of {', '.join(GPU_PRECISIONS)}")
     for precision in value:
-        if precision not in PRECISIONS:
+        if precision not in GPU_PRECISIONS:
             raise InvalidValue(
-                f"has no precision {quote(precision)}", nearest(precision, PRECISIONS)
+                f"has no precision {quote(precision)}", nearest(precision, GPU_PRECISIONS)
             )
     return {key: valid_number(rate, None, 0.0, None, None) for key, rate in value.items()}

@@ -55,7 +55,7 @@ RUNTIMES: Mapping[str, Runtime] = {
 }
 
 
-Transport = Literal["nccl", "gloo"]
+TransportName = Literal["nccl", "gloo"]
 """The library that carries messages between ranks.
 
 Gloo's rings run against the order of the ranks; it sends nothing before it has heard that the
@@ -86,7 +86,7 @@ class Platform:
     on record lie inside (docs/accuracy.md); a cautious guess without a record."""
     fitted_on: str
     """Empty without a fit."""
-    transport: Transport = "nccl"
+    transport: TransportName = "nccl"
 
 
 PLATFORMS: Mapping[str, Platform] = {

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+GpuPrecision = Literal["fp32", "tf32", "bf16", "fp16"]
 TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 Distance = Literal["zone", "region", "continent", "world"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
+GPU_PRECISIONS: tuple[GpuPrecision, ...] = ("fp32", "tf32", "bf16", "fp16")
 DISTANCES: tuple[Distance, ...] = ("zone", "region", "continent", "world")
 
 ANYWHERE = "*"  # The region of a price that holds in every region.

@@ -20,15 +20,8 @@ from simulator.documents.fields import (
 )
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problems
-from simulator.spec.plan import (
-    Pipeline,
-    Place,
-    Plan,
-    Recompute,
-    Schedule,
-    Stage,
-    with_sizes,
-)
+from simulator.models.layers import Recompute
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage, with_sizes
 
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

@@ -22,10 +22,9 @@ from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.layer_costs.weight_part import kept_for_weights
-from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision
+from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision, Recompute
 from simulator.network.network import Network
 from simulator.spec.job import Job
-from simulator.spec.plan import Recompute
 from simulator.spec.provenance import Provenance
 
 _DIFFERENCE = 0.02

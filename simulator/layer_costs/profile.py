@@ -23,7 +23,7 @@ Collectives = Literal["inside", "apart"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class TimingMeasurement:
     """How ``sailorctl profile model`` measured a timing, and how sure it is."""
 
     device: str
@@ -53,7 +53,7 @@ class Timing:
     """What each layer takes beyond that while one of its passes runs."""
     collectives: Collectives = "inside"
     """Whether the seconds include the TP all-reduces."""
-    measurement: Measurement | None = None
+    measurement: TimingMeasurement | None = None
 
     @property
     def relative_error(self) -> float:

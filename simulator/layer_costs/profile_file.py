@@ -19,7 +19,13 @@ from simulator.documents.fields import (
 from simulator.documents.files import Document
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
-from simulator.layer_costs.profile import Collectives, LayerSizes, Measurement, Profile, Timing
+from simulator.layer_costs.profile import (
+    Collectives,
+    LayerSizes,
+    Profile,
+    Timing,
+    TimingMeasurement,
+)
 from simulator.layer_costs.published_profile import profile_from_json
 from simulator.models.layers import PRECISIONS, Precision
 
@@ -152,7 +158,7 @@ def _key(table: Table, catalogue: Catalogue) -> tuple[str | None, int | None, in
     )
 
 
-def _measurement(timing: Table, count: int | None) -> Measurement | None:
+def _measurement(timing: Table, count: int | None) -> TimingMeasurement | None:
     table = timing.table("measured")
     if table is None:
         return None
@@ -160,7 +166,7 @@ def _measurement(timing: Table, count: int | None) -> Measurement | None:
         _row(table, key, count, least=0.0, required=False)
         for key in ("forward_spread", "backward_spread")
     ]
-    found = Measurement(
+    found = TimingMeasurement(
         device=table.text("device", default=""),
         driver=table.text("driver", default=""),
         torch=table.text("torch", default=""),

@@ -13,8 +13,8 @@ import numpy as np
 from simulator.arrays import Floats
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.roofline import LayerTimes
+from simulator.models.layers import Recompute
 from simulator.models.shared_tokens import with_shared_tokens
-from simulator.spec.plan import Recompute
 from simulator.spec.provenance import Provenance
 
 _ERROR = 0.25

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.documents.problems import InputError, Problem, Problems, nearest
 from simulator.models.architecture import Architecture, Rotary
-from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
+from simulator.models.layers import Layer, Model, PassPoint, TensorSpec, Term
 
 FORMAT = "sailor-model-1"
 _LEVELS_MAX = 10_000
@@ -43,7 +43,7 @@ def inline_description(model: Model) -> str:
 
 def _lean(value: Any) -> Any:
     """Turn dataclasses into dicts, leaving out fields with their default value."""
-    if isinstance(value, Model | Layer | Moment | Term | TensorSpec | Architecture | Rotary):
+    if isinstance(value, Model | Layer | PassPoint | Term | TensorSpec | Architecture | Rotary):
         return {
             f.name: _lean(item)
             for f in fields(value)
@@ -127,7 +127,7 @@ def _check_ties(layers: Sequence[Layer], problems: Problems) -> None:
                 problems.add(f"{place}.tied_to", "has another shape", "tie equal tensors only")
 
 
-Reader = Callable[["_DescriptionReader", object, str], Any]
+ReadField = Callable[["_DescriptionReader", object, str], Any]
 """Reads a value at a place, and reports what is wrong with it."""
 
 
@@ -141,7 +141,7 @@ class _DescriptionReader:
         self,
         data: object,
         of: type,
-        readers: Mapping[str, Reader],
+        readers: Mapping[str, ReadField],
         *,
         place: str,
     ) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class _DescriptionReader:
         }
 
 
-def _integer(least: int | None, *, absent: bool = False) -> Reader:
+def _integer(least: int | None, *, absent: bool = False) -> ReadField:
     def read(reading: _DescriptionReader, value: object, place: str) -> int | None:
         low = -_COUNT_MAX if least is None else least
         if absent and value is None:
@@ -183,7 +183,7 @@ def _number(reading: _DescriptionReader, value: object, place: str) -> object:
     return value
 
 
-def _text(*known: str, absent: bool = False) -> Reader:
+def _text(*known: str, absent: bool = False) -> ReadField:
     def read(reading: _DescriptionReader, value: object, place: str) -> object:
         if absent and value is None:
             return None
@@ -202,7 +202,7 @@ def _boolean(reading: _DescriptionReader, value: object, place: str) -> object:
     return value
 
 
-def _several(reader: Reader) -> Reader:
+def _several(reader: ReadField) -> ReadField:
     def read(reading: _DescriptionReader, value: object, place: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             reading.problems.add(place, f"is {value!r:.40}", "give a list")
@@ -217,7 +217,7 @@ def _several(reader: Reader) -> Reader:
     return read
 
 
-def _record(of: type[T], least: int | None) -> Reader:
+def _record(of: type[T], least: int | None) -> ReadField:
     readers = _readers(of, least)
 
     def read(reading: _DescriptionReader, value: object, place: str) -> T | None:
@@ -228,15 +228,15 @@ def _record(of: type[T], least: int | None) -> Reader:
     return read
 
 
-def _readers(of: type, least: int | None = 0) -> dict[str, Reader]:
+def _readers(of: type, least: int | None = 0) -> dict[str, ReadField]:
     """The reader of each field of a dataclass, by the field's type."""
     hints = get_type_hints(of)
     # Moments may free kept tensors, so only their counts may be negative.
-    low = None if of is Moment else least
+    low = None if of is PassPoint else least
     return {f.name: _reader(hints[f.name], 1 if f.name in _POSITIVE else low) for f in fields(of)}
 
 
-def _reader(hint: Any, least: int | None) -> Reader:
+def _reader(hint: Any, least: int | None) -> ReadField:
     absent = type(None) in get_args(hint)
     kind = next(part for part in get_args(hint) if part is not type(None)) if absent else hint
     if get_origin(kind) is Literal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.models.layers import Layer, Moment, TensorSpec, Term
+from simulator.models.layers import Layer, PassPoint, TensorSpec, Term
 from simulator.models.transformer_block import TransformerConfig, kept_by_norm, norm_tensors
 
 EMBEDDING = "embedding"
@@ -42,7 +42,7 @@ def token_embedding(n: TransformerConfig) -> Layer:
         flops=tuple(flops),
         kept=(*kept, *_dropout_mask(n)),
         checkpoint=(),
-        moments=(Moment("lookup", lookup), Moment("positions", positions)),
+        moments=(PassPoint("lookup", lookup), PassPoint("positions", positions)),
         # Read and write the row; read positions, read and write the sum.
         traffic=(Term("rows", per_token=2 * width + 3 * h),),
         output_per_token=h,
@@ -95,7 +95,7 @@ def language_head(n: TransformerConfig) -> Layer:
     )
 
 
-def _loss_moments(n: TransformerConfig) -> tuple[Moment, ...]:
+def _loss_moments(n: TransformerConfig) -> tuple[PassPoint, ...]:
     width, vocab = n.embedding_width, n.vocab
     projection = (
         Term("gradient of the input", per_token=width),
@@ -103,15 +103,15 @@ def _loss_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     )
     if n.kernels.loss == "in_place":
         return (
-            Moment("loss", (Term("logits", per_token=vocab, ways=vocab),)),
-            Moment("projection", projection),
+            PassPoint("loss", (Term("logits", per_token=vocab, ways=vocab),)),
+            PassPoint("projection", projection),
         )
     # PyTorch allocates gradients of log-probabilities and logits in fp32, and frees the
     # log-probabilities before the projection's backward.
     logits = Term("gradients of logits", per_token=2 * vocab, ways=vocab, item="fp32")
     cast = Term("gradient of logits", per_token=vocab, ways=vocab)
     freed = Term("freed: log-probabilities", per_token=-vocab, ways=vocab, item="fp32")
-    return (Moment("loss", (logits,)), Moment("projection", (cast, freed, *projection)))
+    return (PassPoint("loss", (logits,)), PassPoint("projection", (cast, freed, *projection)))
 
 
 def patch_embedding(n: TransformerConfig) -> Layer:
@@ -131,7 +131,7 @@ def patch_embedding(n: TransformerConfig) -> Layer:
         kept=(Term("images", per_sample=n.image_values), *_dropout_mask(n)),
         checkpoint=(),
         moments=(
-            Moment(
+            PassPoint(
                 "patches",
                 (
                     Term("gradients of the output", per_token=2 * h),
@@ -172,7 +172,7 @@ def class_head(n: TransformerConfig) -> Layer:
         ),
         checkpoint=(),
         moments=(
-            Moment(
+            PassPoint(
                 "norm",
                 (
                     # Gradients of the norm's output (zero except for the first token) and input.

@@ -19,6 +19,7 @@ from simulator.models.architecture import Architecture
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "full"]
+"""Whether activations are kept for the backward pass, or recomputed in it."""
 LayerKind = Literal["embedding", "block", "head"]
 # "float" has the width of the training precision; the others have a fixed width.
 Item = Literal["float", "fp32", "mask", "index"]
@@ -83,7 +84,7 @@ def _bytes(terms: tuple[Term, ...], **setup: Unpack[CostSetup]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PassPoint:
     """A point in a pass: transient tensors, less kept ones that do not exist at that point."""
 
     name: str
@@ -135,7 +136,7 @@ class Layer:
     # What is kept under full recomputation instead; empty: the layer is never recomputed.
     checkpoint: tuple[Term, ...]
     # The transient peak is the largest of these moments.
-    moments: tuple[Moment, ...]
+    moments: tuple[PassPoint, ...]
     # Elements read and written in the forward pass, parameters apart.
     traffic: tuple[Term, ...]
     # Elements per token that a pipeline boundary after this layer sends.

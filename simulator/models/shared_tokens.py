@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from simulator.models.layers import Layer, LayerKind, Model, Moment, Term
+from simulator.models.layers import Layer, LayerKind, Model, PassPoint, Term
 
 _ANY = 2**20
 """More pieces than there are ranks."""
@@ -70,7 +70,7 @@ def _own(terms: Iterable[Term], gathered: frozenset[str], moment: str = "") -> I
         yield replace(term, ways=_ANY) if is_own else term
 
 
-def _with_gathered_gradient(moments: Iterable[Moment], hidden: int) -> Iterator[Moment]:
+def _with_gathered_gradient(moments: Iterable[PassPoint], hidden: int) -> Iterator[PassPoint]:
     """Add the gradient of all tokens behind the last product, which each rank gathers.
 
     It arrives by rank, and is put in the order of samples, for which there are two of it.
@@ -82,7 +82,7 @@ def _with_gathered_gradient(moments: Iterable[Moment], hidden: int) -> Iterator[
                 yield replace(moment, terms=(*moment.terms, gathered))
             case "mlp activation":
                 others = tuple(term for term in moment.terms if term.name != "gradients")
-                yield Moment("gather", (*others, replace(gathered, per_token=2 * hidden)))
+                yield PassPoint("gather", (*others, replace(gathered, per_token=2 * hidden)))
                 yield moment
             case _:
                 yield moment

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.models.layers import Layer, Moment, TensorSpec, Term, When
+from simulator.models.layers import Layer, PassPoint, TensorSpec, Term, When
 
 Activation = Literal["gelu", "relu", "swiglu"]
 
@@ -186,7 +186,7 @@ def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
     )
 
 
-def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
+def _block_moments(n: TransformerConfig) -> tuple[PassPoint, ...]:
     """Return the points of a block's passes at which memory can peak.
 
     Negative terms are kept tensors that are freed, or not made yet.
@@ -213,7 +213,7 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     scores = 1 if n.attention_dropout else 2
     return (
         *_drawing_moments(n),
-        Moment(
+        PassPoint(
             "mlp down projection",
             (
                 skip,
@@ -223,8 +223,10 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
                 Term("gradient of the weight", fixed=f * h, ways=f),
             ),
         ),
-        Moment("mlp activation", (skip, *at_mlp, Term("gradients", per_token=columns * f, ways=f))),
-        Moment(
+        PassPoint(
+            "mlp activation", (skip, *at_mlp, Term("gradients", per_token=columns * f, ways=f))
+        ),
+        PassPoint(
             "attention scores",
             (
                 skip,
@@ -236,7 +238,7 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     )
 
 
-def _drawing_moments(n: TransformerConfig) -> tuple[Moment, ...]:
+def _drawing_moments(n: TransformerConfig) -> tuple[PassPoint, ...]:
     """Return the moment of the forward pass at which the dropout of the scores is drawn.
 
     It holds two integers of 32 bits for each score beside the scores before the softmax; what a
@@ -246,7 +248,7 @@ def _drawing_moments(n: TransformerConfig) -> tuple[Moment, ...]:
         return ()
     heads = n.heads
     return (
-        Moment(
+        PassPoint(
             "attention dropout",
             (
                 Term("scores", per_pair=heads, ways=heads, when="eager"),

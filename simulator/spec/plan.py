@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-Recompute = Literal["none", "full"]
-"""Whether activations are kept for the backward pass, or recomputed in it."""
+from simulator.models.layers import Recompute
+
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 
 

@@ -11,7 +11,7 @@ from simulator.traces.trace import GpuCounts, LostSlots
 
 EPS = 1e-6
 """Rounding tolerance, in iterations, for one that ends exactly at a boundary."""
-Activity = Literal["training", "reconfiguring", "idle"]
+JobActivity = Literal["training", "reconfiguring", "idle"]
 Ending = Literal["trace", "steps", "budget"]
 
 
@@ -165,7 +165,7 @@ class RunSegment:
 
     start_s: float
     end_s: float
-    kind: Activity
+    kind: JobActivity
     plan: int | None
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from simulator.traces.play_types import (
     EPS,
     NO_LIMITS,
-    Activity,
     AvailabilitySpan,
     Decision,
     Ending,
     Fits,
+    JobActivity,
     PlanFigures,
     Policy,
     PolicyInput,
@@ -330,7 +330,7 @@ class _Run:
         self.carry_s = 0.0
         self.is_cold = True
 
-    def _add_segment(self, start_s: float, end_s: float, kind: Activity) -> None:
+    def _add_segment(self, start_s: float, end_s: float, kind: JobActivity) -> None:
         if end_s > start_s:
             self.segments.append(RunSegment(start_s, end_s, kind, self.plan))
 

@@ -27,7 +27,7 @@ TIMES_END_S = 253_402_300_800
 """Seconds from 1970 to the year 10000, where dates end."""
 Counts = Mapping[str, int]
 """GPUs by pool, named ``<gpu>@<zone>``."""
-Nodes = Mapping[str, tuple[str, ...]]
+NodesByKind = Mapping[str, tuple[str, ...]]
 """The names of the nodes by pool, where the log has them."""
 
 
@@ -38,7 +38,7 @@ class Series:
     points: tuple[tuple[float, Counts], ...]
     """Ordered by time, the first at 0."""
     end_s: float
-    nodes: tuple[Nodes, ...]
+    nodes: tuple[NodesByKind, ...]
     """Of each point."""
     begins: datetime | None = None
     """The date and time of second 0, if the log has it."""
@@ -123,7 +123,7 @@ def merged(series: Sequence[Series]) -> Series:
     end_s = min(each.end_s for each in series)
     moments = sorted({at_s for each in series for at_s, _ in each.points if at_s < end_s})
     points: list[tuple[float, Counts]] = []
-    nodes: list[Nodes] = []
+    nodes: list[NodesByKind] = []
     for now_s in moments:
         counts: dict[str, int] = {}
         names: dict[str, tuple[str, ...]] = {}
@@ -167,14 +167,14 @@ def _entry(pool: str, gpus: int, nodes: Sequence[str] | None) -> dict[str, Any]:
     return {**entry, "spot": True} if pool.endswith(" spot") else entry
 
 
-_Point = tuple[float, Counts, Nodes]
+_Point = tuple[float, Counts, NodesByKind]
 _Points = list[_Point]
 
 
 def _from_zero(points: _Points) -> Iterator[_Point]:
     """Yield the last entry of each moment, counted from the first, if it changes something."""
     start_s = points[0][0]
-    before: tuple[Counts, Nodes] | None = None
+    before: tuple[Counts, NodesByKind] | None = None
     for number, (at_s, counts, nodes) in enumerate(points):
         follows = number + 1 < len(points) and points[number + 1][0] == at_s
         if not follows and (counts, nodes) != before:

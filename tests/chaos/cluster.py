@@ -18,7 +18,7 @@ from unittest.mock import patch
 from agents.daemon.failpoints import FAIL_AT
 from agents.daemon.process_cleanup import children_of, kill, reap
 from sailord.local.cluster import KINDS, EmulatedNode, LocalCluster
-from sailord.local.paths import LOOPBACK, Place
+from sailord.local.paths import LOOPBACK, LocalFolders
 from sailord.local.shaped_network import NodeAddress
 from tests.chaos.etcd_members import Members
 from tests.chaos.faulty import TROUBLE
@@ -38,7 +38,7 @@ MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 
 
 @dataclass(frozen=True, slots=True)
-class ChaosPlace(Place):
+class ChaosPlace(LocalFolders):
     """A place where each node's snapshots have their own file system, if mounts are possible."""
 
     proxies: Proxies = field(kw_only=True)
@@ -47,7 +47,7 @@ class ChaosPlace(Place):
 
     def make(self) -> None:
         """Write the configuration."""
-        Place.make(self)
+        LocalFolders.make(self)
         path = self.folder / "sailord.toml"
         text = path.read_text(encoding="utf-8")
         self.proxies.open()
@@ -76,7 +76,7 @@ class ChaosPlace(Place):
         host: str = LOOPBACK,
         head: str = LOOPBACK,
     ) -> Path:
-        config = Place.write_agent(self, name, gpu, zone, spot=spot, host=host, head=head)
+        config = LocalFolders.write_agent(self, name, gpu, zone, spot=spot, host=host, head=head)
         text = config.read_text(encoding="utf-8")
         text = self.proxies.of_agent(text, name)
         config.write_text(text.replace("orphan_s = 10.0", f"orphan_s = {ORPHAN_S}"))
@@ -87,12 +87,12 @@ class ChaosPlace(Place):
     def forget_memory(self, name: str) -> None:
         if self.has_mounts:
             unmount(self.memory / name)
-        Place.forget_memory(self, name)
+        LocalFolders.forget_memory(self, name)
 
     def remove(self) -> None:
         for folder in self.memory.glob("*") if self.has_mounts else ():
             unmount(folder)
-        Place.remove(self)
+        LocalFolders.remove(self)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import Manifest
 from sailord.checkpoints.object_storage import Storage
 from sailord.checkpoints.verify import faults_of
-from sailord.local.paths import MEMORY, Place
+from sailord.local.paths import MEMORY, LocalFolders
 from tests.chaos.sockets import listening, sockets_of
 from worker.checkpoint.manifest import PREFIX
 
@@ -26,7 +26,7 @@ def in_memory(memory: Path) -> Iterator[str]:
             yield f"slot {path}"
 
 
-def in_shared_memory(place: Place) -> Iterator[str]:
+def in_shared_memory(place: LocalFolders) -> Iterator[str]:
     """Yield semaphores and segments that no living process of the cluster maps.
 
     ``/dev/shm`` must be the cluster's own.

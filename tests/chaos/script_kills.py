@@ -22,7 +22,7 @@ from typing import Any
 
 from agents.daemon.process_cleanup import kill_all
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.tour.step_log import LoggedStep, StepLog
 from tests.processes import SAILORCTL, wait_for
 
@@ -59,7 +59,7 @@ def main() -> int:
             found = kill_nodes(folder / "c", work, script, arguments, asked.kills, asked.seed)
         finally:
             kill_all(folder / "c")
-            Place(folder / "c", port=0).remove()
+            LocalFolders(folder / "c", port=0).remove()
     steps = found.pop("steps")
     if not steps:
         print(json.dumps(found))
@@ -89,7 +89,7 @@ def kill_nodes(
 ) -> dict[str, Any]:
     """Train on a cluster and kill nodes; return what came of it."""
     dice = random.Random(seed)
-    place = Place(folder)
+    place = LocalFolders(folder)
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
         submit = [*SAILORCTL, "submit", script, "--id", "own"]

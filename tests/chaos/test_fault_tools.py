@@ -15,7 +15,7 @@ import pytest
 from agents.daemon.process_cleanup import mark
 from agents.snapshots.upload import upload_pieces
 from sailord.checkpoints.object_storage import Away, open_storage
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.agents.sealing import write_snapshot
 from tests.chaos import leaks
 from tests.chaos.faulty import TROUBLE, Faulty
@@ -60,7 +60,9 @@ def test_unmapped_shared_memory_is_found(tmp_path):
     left = Path("/dev/shm") / f"sailor-test-{os.getpid()}"
     left.touch()
     try:
-        assert f"shared memory {left}" in list(leaks.in_shared_memory(Place(tmp_path, port=0)))
+        assert f"shared memory {left}" in list(
+            leaks.in_shared_memory(LocalFolders(tmp_path, port=0))
+        )
     finally:
         left.unlink()
 

@@ -27,7 +27,7 @@ class QueueingRun(Run):
         self.stock[FLEX] = 1000
         self.has_deadline = False
 
-    def feed(self, event: model.Event) -> None:
+    def feed(self, event: model.CapacityEvent) -> None:
         if isinstance(event, model.TargetSet) and self.works and not self.state.stop:
             if not self.calm and self.chances.random() < 0.1:
                 self.wish = self.chances.choice((0, 0, 1, 2, 3))

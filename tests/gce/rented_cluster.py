@@ -21,7 +21,7 @@ from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
 from sailord.capacity.core.model import CapacityRecord
 from sailord.client import Client
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
 from tests.fakes.google_identity import GoogleIdentity
@@ -71,7 +71,7 @@ class MetadataServers:
 class Machines(Hooks):
     """The cloud's machines as agents on this machine."""
 
-    place: Place
+    place: LocalFolders
     notice_s: float = NOTICE_S
     lease_s: float = 2.0
     google: GoogleIdentity = field(default_factory=GoogleIdentity)
@@ -131,7 +131,7 @@ def write_tls(vm: Vm, folder: Path) -> str:
 class RentedCluster:
     """A test's view of a cluster that rents its machines."""
 
-    place: Place
+    place: LocalFolders
     cloud: Cloud
     machines: Machines
     client: Client
@@ -195,7 +195,7 @@ class RentedCluster:
         return wait_until(closed)
 
 
-def read_books(place: Place) -> CapacityRecord:
+def read_books(place: LocalFolders) -> CapacityRecord:
     """Return the stored state of machines and cost, as the next leader would read it."""
 
     async def read() -> CapacityRecord:
@@ -226,7 +226,9 @@ def rented_cluster(
     ``capacity`` is that table of sailord's file. With ``tls`` sailord signs the instances'
     certificates. Nothing outlives it.
     """
-    place = Place(folder, memory_gib=1.455, tls=tls)  # So that two instances can train the model.
+    place = LocalFolders(
+        folder, memory_gib=1.455, tls=tls
+    )  # So that two instances can train the model.
     place.make()
     machines = Machines(place, notice_s, lease_s, agents_come=agents_come)
     cloud = Cloud(
@@ -255,7 +257,9 @@ def rented_cluster(
         place.remove()
 
 
-def configure(place: Place, address: str, capacity: str, groups: Sequence[Group] = ()) -> None:
+def configure(
+    place: LocalFolders, address: str, capacity: str, groups: Sequence[Group] = ()
+) -> None:
     """Write the files of a sailord that rents from the cloud at an address."""
     catalogue = place.folder / "catalogue.toml"
     text = catalogue.read_text()

@@ -24,7 +24,7 @@ from sailord.providers.interface import (
     Observation,
     Pool,
     Preemption,
-    Quota,
+    QuotaUsage,
     Refused,
 )
 
@@ -180,7 +180,7 @@ class Run:
             self.at(ALONE_S, end_alone)
         self.at(away_s, come_back)
 
-    def feed(self, event: model.Event) -> None:
+    def feed(self, event: model.CapacityEvent) -> None:
         if not self.leads:
             return
         there = self.state.machines.keys(), self.state.asks.keys()
@@ -203,7 +203,7 @@ class Run:
                 self.perform(command)
         self.check_money()
 
-    def perform(self, command: model.Command) -> None:
+    def perform(self, command: model.CapacityCommand) -> None:
         match command:
             case model.Create():
                 self.count_doubles(command.ask.pool)
@@ -383,7 +383,7 @@ class Run:
         """Withdraw a request; nothing waits here."""
         raise AssertionError(f"{ask} does not wait")
 
-    def feed_later(self, seconds: float, event: model.Event) -> None:
+    def feed_later(self, seconds: float, event: model.CapacityEvent) -> None:
         self.at(seconds, lambda: self.feed(event))
 
     def make(self, ask: InstanceRequest, count: int) -> tuple[Instance, ...]:
@@ -420,9 +420,11 @@ class Run:
         here = (m.instance.pool for m in self.machines.values() if m.ends_at is None)
         return sum(pool.gpus for pool in here if pool.zone == zone)
 
-    def quotas(self) -> tuple[Quota, ...]:
+    def quotas(self) -> tuple[QuotaUsage, ...]:
         return tuple(
-            Quota(f"GPUS-{zone}", tuple(p for p in POOLS if p.zone == zone), limit, self.used(zone))
+            QuotaUsage(
+                f"GPUS-{zone}", tuple(p for p in POOLS if p.zone == zone), limit, self.used(zone)
+            )
             for zone, limit in self.limits.items()
         )
 

@@ -15,7 +15,7 @@ from agents.store.interface import Entry, StoreUnavailable
 from sailord.capacity.core.model import CapacityPolicy, CapacityRecord
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.main import main
 from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Instance
@@ -91,7 +91,7 @@ def test_sailord_check_asks_the_provider(tmp_path, behave, code, words):
     cloud = Cloud(offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)})
     for name, value in (behave or {}).items():
         setattr(cloud, name, value)
-    place = Place(tmp_path / "c")
+    place = LocalFolders(tmp_path / "c")
     place.make()
     file = str(place.folder / "sailord.toml")
     try:
@@ -111,7 +111,7 @@ def test_sailord_check_warns_of_unreadable_prices(tmp_path, monkeypatch):
         offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},
         denied={"billing"},
     )
-    place = Place(tmp_path / "c")
+    place = LocalFolders(tmp_path / "c")
     place.make()
     try:
         with gce_server(cloud) as address:

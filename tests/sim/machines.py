@@ -16,8 +16,8 @@ from agents.protocol.records import (
     GenerationRecord,
     JobId,
     JobRecord,
-    Measured,
     NodeId,
+    NodeMeasurements,
     NodeRecord,
     Order,
     Point,
@@ -356,7 +356,9 @@ class Agent(Process):
                 gang.broken,
                 gang.failure,
                 is_bug=gang.is_bug,
-                measured=Measured(busy=((rank, self.world.step_s * self.machine.times_slower),)),
+                measured=NodeMeasurements(
+                    busy=((rank, self.world.step_s * self.machine.times_slower),)
+                ),
                 sealing=gang.sealing,
                 contradicted=gang.contradicted,
             )

@@ -19,7 +19,13 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.run_file import read_run
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from simulator.validate_runs import Comparison, Report, order_figures, rank_correlation, validate
+from simulator.validate_runs import (
+    Comparison,
+    ValidationReport,
+    order_figures,
+    rank_correlation,
+    validate,
+)
 from tests.simulator.worlds import cases
 
 FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
@@ -59,7 +65,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(RUN) | changes
 
 
-def report_of(*runs: dict[str, Any]) -> Report:
+def report_of(*runs: dict[str, Any]) -> ValidationReport:
     return validate(
         Document("runs.json", {"runs": list(runs)}),
         measurements=Measurements(),

@@ -20,11 +20,11 @@ from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.families import build_model
-from simulator.models.layers import Model
+from simulator.models.layers import Model, Recompute
 from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage, with_sizes
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage, with_sizes
 
 GPUS = ("V100-16", "A100-40", "GH-96", "RTX-3090", "T4")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b", "europe-west4-a")

@@ -16,7 +16,7 @@ from worker.layout.tensor_table import tensors_of
 from worker.script.losses import default_loss
 from worker.script.recipe import Recipe
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
-from worker.training.precision import FP64, Precision
+from worker.training.precision import FP64, NumberFormats
 from worker.training.trainer import RankTrainer
 
 STEPS = 3
@@ -45,7 +45,7 @@ def recipe_of(model: Any, **changes: Any) -> Recipe:
     return Recipe(model=model, **given)
 
 
-def trained(recipe: Recipe, job: Job, plan: Plan, precision: Precision = FP64) -> Training:
+def trained(recipe: Recipe, job: Job, plan: Plan, precision: NumberFormats = FP64) -> Training:
     """Train under a plan with all ranks as threads."""
 
     def body(transport: ThreadTransport) -> Any:

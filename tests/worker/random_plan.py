@@ -6,8 +6,9 @@ import itertools
 from dataclasses import replace
 from random import Random
 
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage, with_sizes
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage, with_sizes
 
 HERE = Place("cpu", "this", "here")
 OWN_SIZES = 0.4

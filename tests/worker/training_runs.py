@@ -22,7 +22,7 @@ from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
-from worker.training.precision import Precision
+from worker.training.precision import NumberFormats
 from worker.training.step_report import StepReport
 from worker.training.trainer import RankTrainer
 
@@ -122,7 +122,7 @@ def trained(
     plan: Plan,
     *,
     steps: int = 1,
-    precision: Precision | None = None,
+    precision: NumberFormats | None = None,
     compare: bool = True,
     data: Any = None,
 ) -> Run:

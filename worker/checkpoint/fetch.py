@@ -38,7 +38,7 @@ LISTINGS_MAX = 32
 SAID_BYTES_MAX = 500
 """The most bytes of a peer's refusal that are shown."""
 
-Body = bytearray | memoryview
+PieceBytes = bytearray | memoryview
 """Writable, as torch wants it; writing to it changes no file."""
 
 
@@ -63,7 +63,7 @@ class PieceNotFoundError(Exception):
         """The nodes that may have had it: they were there, and do not answer now."""
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """A place that may have files of a snapshot."""
 
     @property
@@ -73,7 +73,7 @@ class Source(Protocol):
     def files(self) -> Mapping[str, snapshot_file.Header]:
         """Return its sealed files."""
 
-    def read(self, file: str, offset: int, size: int) -> Body:
+    def read(self, file: str, offset: int, size: int) -> PieceBytes:
         """Read some bytes of a file."""
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class FetchedPieces:
 
     header: snapshot_file.Header
     """The header of one of the files; job and progress are the same in all of them."""
-    bodies: dict[PieceKey, Body]
+    bodies: dict[PieceKey, PieceBytes]
     bytes_by_source: dict[str, int]
     problems: tuple[str, ...]
     """Problems that another source made up for."""
@@ -96,14 +96,14 @@ class FetchedPieces:
 class _Candidate:
     """A piece in one file of one source."""
 
-    source: Source
+    source: PieceSource
     file: str
     piece: snapshot_file.Piece
 
 
 def fetch(
     keys: Iterable[PieceKey],
-    groups: Sequence[Sequence[Source]],
+    groups: Sequence[Sequence[PieceSource]],
     *,
     model: str,
     check_cancelled: Callable[[], None] = lambda: None,
@@ -145,7 +145,7 @@ class _Search:
     check_cancelled: Callable[[], None]
     missing: set[PieceKey]
     header: snapshot_file.Header | None = None
-    bodies: dict[PieceKey, Body] = field(default_factory=dict)
+    bodies: dict[PieceKey, PieceBytes] = field(default_factory=dict)
     bytes_by_source: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     unreachable: set[str] = field(default_factory=set)
@@ -156,7 +156,7 @@ class _Search:
 
     def take_from(
         self,
-        source: Source,
+        source: PieceSource,
         answer: Future[Mapping[str, snapshot_file.Header]],
         pool: ThreadPoolExecutor,
     ) -> None:
@@ -180,7 +180,7 @@ class _Search:
             self.unreachable.add(error.node)
 
     def _matching(
-        self, source: Source, files: Mapping[str, snapshot_file.Header]
+        self, source: PieceSource, files: Mapping[str, snapshot_file.Header]
     ) -> dict[str, snapshot_file.Header]:
         others = [file for file, header in files.items() if header.model != self.model]
         self.problems += [f"{source.name}: {file} is of another model" for file in others]
@@ -189,7 +189,7 @@ class _Search:
         return matching
 
     def candidates(
-        self, source: Source, files: Mapping[str, snapshot_file.Header]
+        self, source: PieceSource, files: Mapping[str, snapshot_file.Header]
     ) -> Iterator[list[_Candidate]]:
         """Yield, for each file, the missing pieces that were not tried there; each piece once."""
         listed: set[PieceKey] = set()
@@ -204,7 +204,9 @@ class _Search:
             self.tried |= {(source.name, file, candidate.piece.key) for candidate in wanted}
             yield wanted
 
-    def read(self, candidates: list[_Candidate]) -> tuple[Body | SourceError, list[_Candidate]]:
+    def read(
+        self, candidates: list[_Candidate]
+    ) -> tuple[PieceBytes | SourceError, list[_Candidate]]:
         """Read adjacent pieces with one request."""
         first, last = candidates[0].piece, candidates[-1].piece
         try:
@@ -214,7 +216,7 @@ class _Search:
         except SourceError as error:
             return error, candidates
 
-    def keep(self, body: Body | SourceError, candidates: list[_Candidate]) -> None:
+    def keep(self, body: PieceBytes | SourceError, candidates: list[_Candidate]) -> None:
         """Keep the pieces whose checksums match."""
         if isinstance(body, SourceError):
             self.note(body)
@@ -275,7 +277,7 @@ class LocalSource:
     def files(self) -> Mapping[str, snapshot_file.Header]:
         return {found.path.name: found.header for found in snapshot_file.sealed_files(self.folder)}
 
-    def read(self, file: str, offset: int, size: int) -> Body:
+    def read(self, file: str, offset: int, size: int) -> PieceBytes:
         try:
             with (self.folder / file).open("rb") as opened:
                 # Pages are read when they are used. No writer is left: the workers of the previous
@@ -361,7 +363,7 @@ class PeerSource:
         except snapshot_file.SnapshotError as error:
             raise SourceError(str(error)) from None
 
-    def read(self, file: str, offset: int, size: int) -> Body:
+    def read(self, file: str, offset: int, size: int) -> PieceBytes:
         body = bytearray(size)
         for first in range(offset, offset + size, REQUEST_BYTES_MAX):
             count = min(REQUEST_BYTES_MAX, offset + size - first)
@@ -471,7 +473,7 @@ class DurableSource:
             raise snapshot_file.SnapshotError(f"{name} is not the object that was committed")
         return snapshot_file.parse_head(head, name=name)
 
-    def read(self, file: str, offset: int, size: int) -> Body:
+    def read(self, file: str, offset: int, size: int) -> PieceBytes:
         try:
             return bytearray(self._range(file, offset, size))
         except Exception as error:  # Storage backends raise any exception.

@@ -16,7 +16,7 @@ from worker.checkpoint.placement import PieceKey, StateShape
 from worker.checkpoint.snapshot_file import SavedProgress, layer_from_number, layer_number
 from worker.layout.rank_layout import piece_layout
 from worker.training.flat_buffers import LayerBuffer
-from worker.training.precision import LossScale, Precision
+from worker.training.precision import LossScale, NumberFormats
 from worker.training.trainer import TrainingProgress
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
@@ -48,7 +48,7 @@ def fill_buffers(
     buffers: Mapping[int, LayerBuffer],
     bodies: Mapping[PieceKey, bytearray | memoryview],
     shape: StateShape,
-    precision: Precision,
+    precision: NumberFormats,
 ) -> None:
     """Copy pieces into a rank's buffers: all weights, and the moments that it keeps."""
     with torch.no_grad():

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SendMessage = Callable[[dict[str, Any]], None]
 """Sends a message to the parent."""
-Body = Callable[[int, SendMessage], None]
+RankBody = Callable[[int, SendMessage], None]
 """What a rank runs, given its number."""
 
 OnMessage = Callable[[int, dict[str, Any]], None]
@@ -87,7 +87,7 @@ class _RankProcess:
         return None if self.last_message is None else str(self.last_message["kind"])
 
 
-def run_ranks(body: Body, *, ranks: int, board: ActivityBoard, on_message: OnMessage) -> None:
+def run_ranks(body: RankBody, *, ranks: int, board: ActivityBoard, on_message: OnMessage) -> None:
     """Run ``body`` in one process per rank until all have exited; pass on their messages.
 
     Whatever happens, no process is left behind.
@@ -162,7 +162,7 @@ class _RankProcesses:
     ranks: list[_RankProcess] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
-    def fork(self, body: Body, count: int) -> None:
+    def fork(self, body: RankBody, count: int) -> None:
         """Start all ranks."""
         parent = os.getpid()
         for number in range(count):
@@ -293,7 +293,7 @@ def _who_noticed(cause: _RankProcess, others: list[_RankProcess]) -> str:
 # -- in the rank's process -------------------------------------------------------------------------
 
 
-def _run_rank(body: Body, number: int, writing: int, parent: int) -> NoReturn:
+def _run_rank(body: RankBody, number: int, writing: int, parent: int) -> NoReturn:
     """Run a rank from the fork to the exit of the process."""
     code = 1
     try:
@@ -313,7 +313,7 @@ def _run_rank(body: Body, number: int, writing: int, parent: int) -> NoReturn:
         os._exit(code)
 
 
-def _run_body(body: Body, number: int, send: SendMessage) -> int:
+def _run_body(body: RankBody, number: int, send: SendMessage) -> int:
     try:
         body(number, send)
     except InputError as error:

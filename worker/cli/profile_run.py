@@ -71,7 +71,7 @@ def profile(options: ProfileOptions) -> None:
         name=name,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
-    progress = Progress(is_terminal=sys.stderr.isatty())
+    progress = ProgressLine(is_terminal=sys.stderr.isatty())
     if before is not None:
         # Found out before minutes are spent.
         before.merged_with(_empty_like(before, job, name), place=str(path))
@@ -146,7 +146,7 @@ def _summary(found: Profile, device: Device) -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgressLine:
     """Prints a line for each micro batch; on a terminal also how far the present one is."""
 
     is_terminal: bool

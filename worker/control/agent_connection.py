@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-Status = dict[str, Any]
+StatusFields = dict[str, Any]
 AgentMessage = dict[str, Any]
 
 _CONNECT_S = 0.1
@@ -40,8 +40,8 @@ class AgentConnection:
     orphan_s: float
     on_message: Callable[[AgentMessage], None]
     """Called in the connection's thread."""
-    _status: Status = field(default_factory=dict)
-    _to_deliver: deque[Status] = field(default_factory=deque)
+    _status: StatusFields = field(default_factory=dict)
+    _to_deliver: deque[StatusFields] = field(default_factory=deque)
     """Reports that must be delivered."""
     _changed: bool = False
     _sent_at: float = 0.0
@@ -57,7 +57,7 @@ class AgentConnection:
         """Start the thread."""
         threading.Thread(target=self._serve, name="agent connection", daemon=True).start()
 
-    def report(self, status: Status, must_deliver: bool) -> None:
+    def report(self, status: StatusFields, must_deliver: bool) -> None:
         """Report the status; unless ``must_deliver``, a later report may replace it."""
         with self._lock:
             self._status = status
@@ -119,7 +119,7 @@ class AgentConnection:
                 status, self._changed = self._status, False
             self._write(status)
 
-    def _write(self, status: Status) -> None:
+    def _write(self, status: StatusFields) -> None:
         assert self._socket is not None
         self._socket.sendall(json.dumps(status).encode() + b"\n")
         self._sent_at = time.monotonic()

@@ -20,7 +20,7 @@ from worker.checkpoint.fetch import (
     LocalSource,
     PeerSource,
     PeerTls,
-    Source,
+    PieceSource,
 )
 from worker.checkpoint.reader import Reader
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotTarget
@@ -102,7 +102,7 @@ class Assignment:
         place = rank_places(self.plan)[rank]
         return self.plan.pipelines[place.pipeline].stages[place.stage].places[0].node
 
-    def sources(self) -> list[list[Source]]:
+    def sources(self) -> list[list[PieceSource]]:
         """Return the sources of the restore point, the nearest and cheapest first."""
         restore, spec = self.restore, self.spec
         if restore.source == "start":
@@ -110,7 +110,9 @@ class Assignment:
         point = {"generation": restore.generation, "step": restore.step}
         peers = spec["peers"]
         zone = peers.get(spec["node"], {}).get("zone")
-        groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
+        groups: list[list[PieceSource]] = [
+            [LocalSource.at(Path(spec["memory"]), self.job, **point)]
+        ]
         tls, reader = PeerTls.of(spec.get("tls")), Reader.of(spec)
         for is_near in (True, False):
             groups.append(

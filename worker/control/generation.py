@@ -54,7 +54,7 @@ FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
 EVALUATIONS_MAX = 32
 """How many evaluations each status repeats, since the leader may be down for some seconds."""
-Report = Callable[[dict[str, Any], bool], None]
+ReportStatus = Callable[[dict[str, Any], bool], None]
 """Reports the worker's status to the agent; with True, the report must be delivered."""
 
 
@@ -67,7 +67,7 @@ class GenerationRun:
     """One rank's run of one generation."""
 
     assignment: Assignment
-    report: Report
+    report: ReportStatus
     state: str = "fetching"
     step: int = 0
     _extra_status: dict[str, Any] = field(default_factory=dict)

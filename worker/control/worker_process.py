@@ -20,7 +20,7 @@ from worker.control.work_folder import enter
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class GenerationLoop:
     """The process: its current generation and the next one."""
 
     spec: Mapping[str, Any]
@@ -78,7 +78,7 @@ def main(spec: Mapping[str, Any]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     enter(spec.get("work", {}))
-    return WorkerProcess(spec).run()
+    return GenerationLoop(spec).run()
 
 
 # The fork server imports this module on behalf of the workers that it forks.

@@ -15,7 +15,7 @@ from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
 from worker.data.batch_tree import parts_of
 
-Limits = Mapping[str, int]
+ValueLimits = Mapping[str, int]
 """The least integers that are too large, by entry of a sample: ``input_ids`` and ``labels``."""
 
 
@@ -32,7 +32,7 @@ def limits_of(module: nn.Module, *, labels: bool) -> dict[str, int]:
     return found
 
 
-def check_sample(item: Any, limits: Limits, place: str) -> None:
+def check_sample(item: Any, limits: ValueLimits, place: str) -> None:
     """Raise ``InputError`` if a sample is missing, empty, or outside the model's vocabulary."""
     if item is None:
         raise InputError(Problem(place, "is None", "leave it out of the data set"))

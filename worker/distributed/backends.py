@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from worker.distributed.operations import Operation
+from worker.distributed.operations import StartedOperation
 
 _Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
 _UNUSED_TAG = 2
@@ -88,7 +88,7 @@ class Backends(Protocol):
     def enter_thread(self) -> None:
         """Prepare a new thread for calls to the library."""
 
-    def wait(self, operation: Operation, has_failed: Callable[[], bool]) -> bool:
+    def wait(self, operation: StartedOperation, has_failed: Callable[[], bool]) -> bool:
         """Wait for an operation; return False if it goes on although the generation has failed."""
 
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
@@ -128,7 +128,7 @@ class GlooBackends:
     def enter_thread(self) -> None:
         """Gloo needs nothing."""
 
-    def wait(self, operation: Operation, has_failed: Callable[[], bool]) -> bool:
+    def wait(self, operation: StartedOperation, has_failed: Callable[[], bool]) -> bool:
         """Wait for an operation, also for one that gloo never ends.
 
         What a rank sends while its peer's connection closes may wait for the whole timeout, in
@@ -214,7 +214,7 @@ class NcclBackends:
     def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
         return group._reduce_scatter_base(into, parts)
 
-    def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
+    def wait(self, operation: StartedOperation, _: Callable[[], bool]) -> bool:
         operation.work.wait()
         return True
 

@@ -18,7 +18,7 @@ from worker.distributed.stalls import Position
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class StartedOperation:
     """One collective or transfer."""
 
     group: str
@@ -46,18 +46,18 @@ class OperationLog:
         self._now = now
         self._keeps_unfinished = keeps_unfinished
         self._turns = 0
-        self._unfinished: dict[str, deque[Operation]] = {}
+        self._unfinished: dict[str, deque[StartedOperation]] = {}
         """By group: only operations of one group end in the order in which they were started."""
         self._lock = threading.Lock()
         """Held by the thread that adds an operation or drops those which are over."""
-        self._waiting: Operation | None = None
+        self._waiting: StartedOperation | None = None
 
-    def begin(self, group: str, what: str, *, is_transfer: bool = False) -> Operation:
+    def begin(self, group: str, what: str, *, is_transfer: bool = False) -> StartedOperation:
         """Number an operation that is about to be started."""
         number = self.counts[group] + 1
         self.counts[group] = number
         self._turns += 1
-        operation = Operation(group, number, what, self._now(), self._turns, is_transfer)
+        operation = StartedOperation(group, number, what, self._now(), self._turns, is_transfer)
         if self._keeps_unfinished:
             with self._lock:
                 # The handle of a finished operation would keep its tensors in memory.
@@ -70,13 +70,13 @@ class OperationLog:
         """Number an operation that blocks the host with any library, such as opening a group."""
         number = self.counts[group] + 1
         self.counts[group] = number
-        self._waiting = Operation(group, number, what, self._now())
+        self._waiting = StartedOperation(group, number, what, self._now())
         try:
             yield
         finally:
             self._waiting = None
 
-    def begin_wait(self, operation: Operation) -> None:
+    def begin_wait(self, operation: StartedOperation) -> None:
         """Record that the host waits for an operation, unless waits do not block it."""
         if self._keeps_unfinished:
             return
@@ -96,7 +96,7 @@ class OperationLog:
         what = f"{operation.what}, number {operation.number}"
         return Position(dict(self.counts), (operation.group, operation.number), what)
 
-    def oldest(self) -> tuple[Operation, float] | None:
+    def oldest(self) -> tuple[StartedOperation, float] | None:
         """Return what this rank waits for, and for how many seconds.
 
         That is what the host waits for or, where waits do not block it, the first operation that
@@ -121,7 +121,7 @@ class OperationLog:
             # ended.
             first.begun_s = max(first.begun_s, self._now())
 
-    def _first(self) -> Operation | None:
+    def _first(self) -> StartedOperation | None:
         """Return the operation that was started first of those kept; called with the lock."""
         firsts = (operations[0] for operations in self._unfinished.values() if operations)
         return min(firsts, key=lambda each: each.turn, default=None)
@@ -134,5 +134,5 @@ class MembersByName(dict[str, tuple[int, ...]]):
         return tuple(int(part) for part in name.replace(" to ", "-").split("-"))
 
 
-def _is_over(operation: Operation) -> bool:
+def _is_over(operation: StartedOperation) -> bool:
     return operation.work is not None and bool(operation.work.is_completed())

@@ -13,7 +13,7 @@ from worker.distributed.interface import Collective, Pending, Reduction
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 
 
-class Groups(Protocol):
+class GroupTransport(Protocol):
     """What a collective needs of the transport that opened its group."""
 
     rank: int
@@ -31,7 +31,7 @@ class Groups(Protocol):
 class ProcessCollective(Collective):
     """One rank's view of a process group."""
 
-    def __init__(self, transport: Groups, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, transport: GroupTransport, name: str, ranks: tuple[int, ...]) -> None:
         self.size = len(ranks)
         self.index = ranks.index(transport.rank)
         self._transport = transport

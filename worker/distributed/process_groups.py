@@ -26,12 +26,12 @@ from worker.distributed.interface import (
     TransportError,
     VoteRecord,
 )
-from worker.distributed.operations import MembersByName, Operation, OperationLog
+from worker.distributed.operations import MembersByName, OperationLog, StartedOperation
 from worker.distributed.peer_monitor import PeerMonitor
 from worker.distributed.process_collective import ProcessCollective
 from worker.distributed.stalls import Blame, Position, find_blame
 
-Result = TypeVar("Result")
+ReturnedT = TypeVar("ReturnedT")
 
 _CAUSE_S = 2.0
 """Seconds to wait for the monitor to report the cause after a transfer has failed."""
@@ -195,9 +195,9 @@ class ProcessTransport:
         with self._lock:
             self._groups[name] = group
 
-    def _in_own_thread(self, act: Callable[[], Result], doing: str) -> Result:
+    def _in_own_thread(self, act: Callable[[], ReturnedT], doing: str) -> ReturnedT:
         """Run a call in a thread, left behind after a loss, a cancellation or the deadline."""
-        found: list[Result] = []
+        found: list[ReturnedT] = []
         errors: list[BaseException] = []
 
         def run() -> None:
@@ -308,7 +308,7 @@ class ProcessTransport:
         """Register external groups that are aborted together with ours."""
         self._external = external
 
-    def run_guarded(self, act: Callable[[], Result], doing: str) -> Result:
+    def run_guarded(self, act: Callable[[], ReturnedT], doing: str) -> ReturnedT:
         """Run ``act``; raise a broken connection as the cause that this rank knows."""
         try:
             return act()
@@ -327,7 +327,7 @@ class ProcessTransport:
         assert self._monitor.failure is not None
         raise _seen_from(self._monitor.failure, doing) from error
 
-    def wait(self, operation: Operation) -> None:
+    def wait(self, operation: StartedOperation) -> None:
         """Wait for an operation; raise the failure that this rank knows, if it does not succeed."""
 
         def act() -> None:
@@ -344,7 +344,7 @@ class ProcessTransport:
     def _watch(self) -> None:
         """Investigate operations that take long; abort those that block the device too long."""
         self._library.enter_thread()
-        investigated: Operation | None = None
+        investigated: StartedOperation | None = None
         while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
             oldest = self.operations.oldest()
             if self._monitor.failure is not None:
@@ -443,7 +443,7 @@ class _PendingWork:
 
     __slots__ = ("_operation", "_transport")
 
-    def __init__(self, transport: ProcessTransport, operation: Operation) -> None:
+    def __init__(self, transport: ProcessTransport, operation: StartedOperation) -> None:
         self._transport, self._operation = transport, operation
 
     def wait(self) -> None:

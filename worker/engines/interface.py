@@ -13,7 +13,7 @@ from worker.distributed.interface import Collective
 from worker.layout.rank_layout import Holdings
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer
-from worker.training.precision import Precision
+from worker.training.precision import NumberFormats
 from worker.training.snapshot_hook import SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.trainer import TrainingProgress
@@ -27,7 +27,7 @@ class TrainingEngine(Protocol):
     plan: Plan
     rank: int
     device: torch.device
-    precision: Precision
+    precision: NumberFormats
     holdings: Holdings
     buffers: Mapping[int, LayerBuffer]
     world_group: Collective | None

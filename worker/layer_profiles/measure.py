@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from worker.layer_profiles.device import Device, refusing_too_much
-from worker.layer_profiles.sampling import Row, median_and_spread, sample
+from worker.layer_profiles.sampling import SecondsRow, median_and_spread, sample
 from worker.layer_profiles.short_model import ShortModel
 from worker.models.random_numbers.microbatch_context import MicroBatch
 
@@ -63,13 +63,13 @@ def measure(
     with refusing_too_much(device):
         x, current = short.micro_batch(micro_batch)
 
-        def take() -> list[Row]:
+        def take() -> list[SecondsRow]:
             marks: list[Any] = []
             for _ in range(device.queued):
                 short.round(x, current, lambda: marks.append(device.mark()))
             return rounds(device.seconds(marks), layers=len(short.layers))
 
-        def host_row() -> Row:
+        def host_row() -> SecondsRow:
             device.seconds([device.mark()])  # So that the host does not wait for a full queue.
             marks: list[float] = []
             short.round(x, current, lambda: marks.append(device.host_now()))
@@ -83,7 +83,7 @@ def measure(
     return figures(rows, kept, transient, host)
 
 
-def rounds(seconds: Sequence[float], *, layers: int) -> list[Row]:
+def rounds(seconds: Sequence[float], *, layers: int) -> list[SecondsRow]:
     """Split the seconds between the marks of queued rounds; those between rounds do not count.
 
     The first of several is left out: before it the device waited for the host.
@@ -94,10 +94,10 @@ def rounds(seconds: Sequence[float], *, layers: int) -> list[Row]:
 
 
 def figures(
-    rows: Sequence[Row],
+    rows: Sequence[SecondsRow],
     kept: Sequence[int],
     transient: Sequence[int],
-    host: Sequence[Row] = (),
+    host: Sequence[SecondsRow] = (),
 ) -> Figures:
     """Sum up the rounds: forward passes in order, backward passes in reverse.
 
@@ -132,7 +132,7 @@ def measure_optimizer(
             return None
         weights, run = found
 
-        def take() -> list[Row]:
+        def take() -> list[SecondsRow]:
             marks = [device.mark()]
             for _ in range(device.queued):
                 run()

@@ -11,7 +11,7 @@ import torch
 
 from simulator.arrays import Floats
 from simulator.documents.problems import InputError, Problem, Problems
-from simulator.layer_costs.profile import LayerSizes, Measurement, Profile, Timing
+from simulator.layer_costs.profile import LayerSizes, Profile, Timing, TimingMeasurement
 from simulator.models.layers import CostSetup
 from simulator.spec.job import Job
 from worker.layer_profiles.device import Device, refusing_too_much
@@ -217,7 +217,7 @@ def _timing(
         kept_bytes=np.array(rows["kept_bytes"], dtype=float),
         transient_bytes=np.array(rows["transient_bytes"], dtype=float),
         collectives="apart" if tp > 1 else "inside",
-        measurement=Measurement(
+        measurement=TimingMeasurement(
             device=device.name,
             driver=device.driver,
             torch=str(torch.__version__),

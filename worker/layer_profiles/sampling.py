@@ -12,7 +12,7 @@ SAMPLES_MOST = 200
 CONFIDENT = 0.01
 """Measuring ends when the median of a round's total is known to within 1 %."""
 
-Row = Sequence[float]
+SecondsRow = Sequence[float]
 """The seconds of the parts of one round."""
 
 
@@ -42,17 +42,17 @@ def _interquartile_range(values: Sequence[float]) -> float:
 
 
 def sample(
-    take: Callable[[], Sequence[Row]],
+    take: Callable[[], Sequence[SecondsRow]],
     *,
     now: Callable[[], float],
     until_s: float,
     told: Callable[[int], None] = lambda _: None,
-) -> list[Row]:
+) -> list[SecondsRow]:
     """Take rounds until the median of their totals is known well, or the time is out.
 
     ``take`` returns the rounds that were queued together; ``told`` is called with their number.
     """
-    rows: list[Row] = []
+    rows: list[SecondsRow] = []
     while True:
         rows += take()
         told(len(rows))

@@ -37,7 +37,7 @@ from worker.training.precision import LossScale, loss_seed, on_device, precision
 from worker.training.step_vote import square_sum
 from worker.types import LogicalTensor
 
-Mark = Callable[[], None]
+MarkPart = Callable[[], None]
 
 
 def distinct_layers(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -67,7 +67,7 @@ class _Marked:
     """A layer that notes the end of its forward pass."""
 
     layer: HeldLayer
-    mark: Mark
+    mark: MarkPart
     index: int
     tensors: tuple[LocalTensor, ...]
 
@@ -152,7 +152,7 @@ class ShortModel:
         is_tensor = isinstance(current.inputs, Tensor)
         return current.inputs if is_tensor else torch.empty(0, device=self.device), current
 
-    def round(self, x: Tensor, current: MicroBatch, mark: Mark) -> None:
+    def round(self, x: Tensor, current: MicroBatch, mark: MarkPart) -> None:
         """Compute all layers forward and backward, marking the begin and the end of each pass."""
         runner = StageRunner(
             [_Marked(each, mark, each.index, each.tensors) for each in self.layers],

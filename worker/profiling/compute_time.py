@@ -24,18 +24,18 @@ by name or id. It is read before every step."""
 STEPS_KEPT = 8
 """The reported time is the median of the last 8 steps, since one step may be delayed by chance."""
 
-Mark = float | torch.cuda.Event
-Kind = Literal["F", "B", "update"]
+TimeMark = float | torch.cuda.Event
+ComputeKind = Literal["F", "B", "update"]
 """A forward or a backward pass, or the optimizer step."""
 
 
 class TimedPiece(NamedTuple):
     """One piece of a step's work."""
 
-    kind: Kind
+    kind: ComputeKind
     micro_batch: int
-    begun: Mark
-    ended: Mark
+    begun: TimeMark
+    ended: TimeMark
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class TimedStep:
     """What one rank computed in a step."""
 
     number: int
-    begun: Mark
-    voted: Mark | None = None
+    begun: TimeMark
+    voted: TimeMark | None = None
     """When it read the result of the vote, which all ranks get at once."""
     pieces: list[TimedPiece] = field(default_factory=list)
 
@@ -76,18 +76,18 @@ class ComputeTimer:
         self.times_slower = times_slower
         self._keep = keep
         self._slowdown = 1.0
-        self._begun: Mark = 0.0
+        self._begun: TimeMark = 0.0
         self._least_s: dict[int, float] = {}
         """The least time on a core of each piece of a step, by its number."""
         self._used = (0.0, 0.0)
         """This thread's seconds on a core, and those that it waited for one, when work began."""
-        self._kind: Kind = "F"
+        self._kind: ComputeKind = "F"
         self._micro_batch = 0
         self._step = TimedStep(0, 0.0)
         self._previous: TimedStep | None = None
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
 
-    def piece(self, kind: Kind, micro_batch: int = 0) -> Self:
+    def piece(self, kind: ComputeKind, micro_batch: int = 0) -> Self:
         """Return the context of the next piece of work."""
         self._kind, self._micro_batch = kind, micro_batch
         return self
@@ -130,7 +130,7 @@ class ComputeTimer:
         enough = len(self._steps) > STEPS_KEPT // 2
         return statistics.median(self._steps) if enough else None
 
-    def _now(self) -> Mark:
+    def _now(self) -> TimeMark:
         if not self._is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
@@ -159,7 +159,7 @@ class ComputeTimer:
         time.sleep(max(self._slowdown * least_s - used - waited, 0.0))
 
 
-def seconds_between(begin: Mark, end: Mark) -> float:
+def seconds_between(begin: TimeMark, end: TimeMark) -> float:
     """Return the time from one mark to another; the device has passed both."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)

@@ -19,8 +19,8 @@ import torch
 
 from worker.profiling.compute_time import (
     ComputeTimer,
-    Mark,
     TimedStep,
+    TimeMark,
     seconds_between,
     slowed_by_file,
 )
@@ -31,7 +31,7 @@ PASSES_MAX = 512
 STEPS_MAX = 2
 
 
-class KeptSteps:
+class KeptStepsFile:
     """The last kept steps of one rank in one generation, and their file."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ def plain_step(step: TimedStep, *, at: float) -> dict[str, Any]:
     """Return a step as plain values; times are seconds from its beginning on this rank."""
     assert step.voted is not None
 
-    def at_s(mark: Mark) -> float:
+    def at_s(mark: TimeMark) -> float:
         return round(seconds_between(step.begun, mark), 6)
 
     passes = [each for each in step.pieces if each.kind != "update"][:PASSES_MAX]
@@ -82,4 +82,4 @@ def plain_step(step: TimedStep, *, at: float) -> dict[str, Any]:
 
 def timer_of_rank(device: torch.device, node: str, folder: Path) -> ComputeTimer:
     """Return the timer of a rank that an agent has started; ``folder`` is the rank's own."""
-    return ComputeTimer(device, times_slower=slowed_by_file(node), keep=KeptSteps(folder).offer)
+    return ComputeTimer(device, times_slower=slowed_by_file(node), keep=KeptStepsFile(folder).offer)

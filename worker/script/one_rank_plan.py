@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 _MICRO_BATCH_MAX = 8
 

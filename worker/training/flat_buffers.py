@@ -23,7 +23,7 @@ from worker.layout.rank_layout import (
     unsplit_layout,
 )
 from worker.models.apply_plan import HeldLayer
-from worker.training.precision import Precision
+from worker.training.precision import NumberFormats
 from worker.types import LogicalTensor
 
 
@@ -136,7 +136,7 @@ class LayerBuffer:
         )
         return (*self.split.slots, *moved)
 
-    def take_over_parameters(self, precision: Precision) -> None:
+    def take_over_parameters(self, precision: NumberFormats) -> None:
         """Copy the parameters' values into the buffers, and make the parameters views of them."""
         for parameter, view in zip(self.parameters, self.views(self.master), strict=True):
             view.copy_(parameter.detach())
@@ -183,7 +183,7 @@ def layer_buffers(
     *,
     atoms: int,
     held: range,
-    precision: Precision,
+    precision: NumberFormats,
     moments: int,
     owned: Sequence[Bucket],
     device: torch.device,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.layout.rank_layout import TensorSlot
 from worker.training.flat_buffers import LayerBuffer
-from worker.training.precision import Precision
+from worker.training.precision import NumberFormats
 from worker.types import LogicalTensor
 
 StateKind = str
@@ -87,7 +87,7 @@ def merge_ranks(
 
 
 def load_full_tensors(
-    buffer: LayerBuffer, logical: Mapping[TensorKey, Tensor], precision: Precision
+    buffer: LayerBuffer, logical: Mapping[TensorKey, Tensor], precision: NumberFormats
 ) -> None:
     """Fill a layer's buffers with its shards of full tensors."""
     for kind, flat in flats_by_kind(buffer).items():

@@ -51,15 +51,15 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
     return clip_norm / norm
 
 
-Groups = Sequence[tuple[slice, ParameterGroup]]
+ParameterRanges = Sequence[tuple[slice, ParameterGroup]]
 """Ranges of a flat buffer, and the group of each."""
-GroupsOf = Callable[[int, Sequence[TensorSlot], int], Groups]
+GroupsOf = Callable[[int, Sequence[TensorSlot], int], ParameterRanges]
 """Returns the groups of a layer's flat buffer, given its slots and its length."""
 
 
 def groups_in(
     slots: Sequence[TensorSlot], length: int, group_of: Callable[[str], ParameterGroup]
-) -> Groups:
+) -> ParameterRanges:
     """Return the groups of a flat buffer; neighbours of one group are one range."""
     found: list[tuple[slice, ParameterGroup]] = []
     if not slots:
@@ -115,7 +115,7 @@ class OptimizerStep:
 
     def apply_by_group(
         self,
-        groups: Groups,
+        groups: ParameterRanges,
         weight: Tensor,
         gradient: Tensor,
         moments: tuple[Tensor, ...],

@@ -27,7 +27,7 @@ Shapes = dict[Hashable, tuple[int, ...]]
 """The shape of a boundary tensor, by the signature of its micro batch: what it depends on."""
 
 
-class Outbox:
+class TensorSender:
     """Sends to some ranks without blocking."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Outbox:
         self._sending.clear()
 
 
-class Inbox:
+class TensorReceiver:
     """Receives tensors from one rank.
 
     A shape that ``shapes`` lacks is received first: the sender sends it before the first tensor of

@@ -39,9 +39,9 @@ from worker.models.random_numbers.microbatch_context import MicroBatch, batch_on
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.input_requests import requests_of
-from worker.training.pipeline_p2p import Inbox, Outbox, Shapes
+from worker.training.pipeline_p2p import Shapes, TensorReceiver, TensorSender
 from worker.training.pipeline_stage import StageRunner
-from worker.training.precision import Precision
+from worker.training.precision import NumberFormats
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class PipelineRank:
         data: DataSource,
         *,
         random_seed: int,
-        precision: Precision,
+        precision: NumberFormats,
         device: torch.device,
         recorder: Recorder,
         busy: ComputeTimer,
@@ -124,11 +124,11 @@ class PipelineRank:
 
         def inbox(
             kind: str, others: tuple[RankPlace, ...], shapes: Shapes | None = None
-        ) -> Inbox | None:
+        ) -> TensorReceiver | None:
             source = senders.get(kind)
             if source is None:
                 return None
-            return Inbox(
+            return TensorReceiver(
                 transport,
                 source,
                 dtype=self._wire,
@@ -137,9 +137,11 @@ class PipelineRank:
                 sharing=sharing(others),
             )
 
-        def outbox(receivers: tuple[RankPlace, ...], *, tells_shapes: bool = True) -> Outbox:
+        def outbox(receivers: tuple[RankPlace, ...], *, tells_shapes: bool = True) -> TensorSender:
             targets = [target.rank for target in receivers_of(place, receivers)]
-            return Outbox(transport, targets, tells_shapes=tells_shapes, sharing=sharing(receivers))
+            return TensorSender(
+                transport, targets, tells_shapes=tells_shapes, sharing=sharing(receivers)
+            )
 
         self._inputs, self._results = inbox("F", before), outbox(after)
         # A gradient has the shape of its activation.
@@ -359,7 +361,7 @@ class PipelineRank:
         with self._recorder.span("receive", micro_batch=op.micro_batch):
             return box.take(self._input_signature(op)).to(self._dtype)
 
-    def _inbox_for(self, op: Op) -> Inbox | None:
+    def _inbox_for(self, op: Op) -> TensorReceiver | None:
         if not self._is_sent(op):
             return None
         return self._inputs if op.kind == "F" else self._gradients

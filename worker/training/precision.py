@@ -16,7 +16,7 @@ GRID, GRID_END = 2.0**-12, 2.0**3
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class NumberFormats:
     """The number formats of a job: one to compute in, one for master weights and gradient sums."""
 
     name: str
@@ -48,21 +48,21 @@ class Precision:
             into.copy_(master)
 
 
-FP64 = Precision("fp64", torch.float64, torch.float64)
-EXACT = Precision("exact", torch.float64, torch.float64, on_grid=True)
+FP64 = NumberFormats("fp64", torch.float64, torch.float64)
+EXACT = NumberFormats("exact", torch.float64, torch.float64, on_grid=True)
 _BY_NAME = {
-    "fp32": Precision("fp32", torch.float32, torch.float32),
-    "bf16": Precision("bf16", torch.bfloat16, torch.float32),
-    "fp16": Precision("fp16", torch.float16, torch.float32, scales_loss=True),
+    "fp32": NumberFormats("fp32", torch.float32, torch.float32),
+    "bf16": NumberFormats("bf16", torch.bfloat16, torch.float32),
+    "fp16": NumberFormats("fp16", torch.float16, torch.float32, scales_loss=True),
 }
 
 
-def precision_of(job: Job) -> Precision:
+def precision_of(job: Job) -> NumberFormats:
     """Return the number formats of a job."""
     return EXACT if job.model.family == "exact" else _BY_NAME[job.precision]
 
 
-def on_device(precision: Precision, device: torch.device) -> Precision:
+def on_device(precision: NumberFormats, device: torch.device) -> NumberFormats:
     """Return the number formats on a device; one without bf16 in hardware computes in fp32."""
     if precision.compute == torch.bfloat16 and not has_bf16(device):
         return replace(precision, compute=torch.float32, wire_as=torch.bfloat16)
@@ -85,13 +85,13 @@ class LossScale:
     good_steps: int = 0
 
     @classmethod
-    def first(cls, precision: Precision, job: Job) -> LossScale:
+    def first(cls, precision: NumberFormats, job: Job) -> LossScale:
         """Return the scale of the first step, a power of two."""
         tokens = job.global_batch * job.sequence
         first = FIRST_PER_TOKEN * 2.0 ** math.ceil(math.log2(tokens))
         return cls(first if precision.scales_loss else 1.0)
 
-    def restored(self, precision: Precision, job: Job) -> LossScale:
+    def restored(self, precision: NumberFormats, job: Job) -> LossScale:
         """Return the scale with which a job continues that was saved with this one.
 
         Imported state and that of other formats has none: fp16 begins anew then.
@@ -99,7 +99,7 @@ class LossScale:
         is_known = precision.scales_loss and self != LossScale()
         return self if is_known else LossScale.first(precision, job)
 
-    def after(self, precision: Precision, *, overflow: bool) -> LossScale:
+    def after(self, precision: NumberFormats, *, overflow: bool) -> LossScale:
         """Return the scale of the next step; scales are powers of two, which round nothing.
 
         It never leaves 1 where the format has the range of fp32.
@@ -115,7 +115,7 @@ class LossScale:
         return replace(self, good_steps=self.good_steps + 1)
 
 
-def loss_seed(job: Job, precision: Precision, scale: LossScale) -> float:
+def loss_seed(job: Job, precision: NumberFormats, scale: LossScale) -> float:
     """Return the factor on the sum of a micro batch's losses before the backward pass.
 
     It is a constant of the job and so independent of the plan: unscaled sums over a whole batch

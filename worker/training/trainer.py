@@ -41,8 +41,8 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import TensorKey, load_full_tensors
 from worker.training.gradient_sync import GradientSync
 from worker.training.optimizer import (
-    Groups,
     OptimizerStep,
+    ParameterRanges,
     clip_factor,
     groups_in,
     is_fused,
@@ -50,7 +50,7 @@ from worker.training.optimizer import (
 )
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
-from worker.training.precision import LossScale, Precision, loss_seed, on_device, precision_of
+from worker.training.precision import LossScale, NumberFormats, loss_seed, on_device, precision_of
 from worker.training.same_samples import check_same_sample
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_report import StepReport
@@ -112,7 +112,7 @@ class RankTrainer:
         *,
         device: torch.device | str = "cpu",
         recorder: Recorder | None = None,
-        precision: Precision | None = None,
+        precision: NumberFormats | None = None,
         weights: Callable[[int], ShardValues] | None = None,
         busy: ComputeTimer | None = None,
         module: ModuleSource | None = None,
@@ -367,7 +367,7 @@ class RankTrainer:
     def _schedules(self, step: int) -> tuple[float, ...]:
         return (1.0,) if self._module is None else self._module.schedules(step)
 
-    def _groups_of(self, layer: int, slots: Sequence[TensorSlot], length: int) -> Groups:
+    def _groups_of(self, layer: int, slots: Sequence[TensorSlot], length: int) -> ParameterRanges:
         """Return the groups of the tensors in one of the flat buffers of a layer."""
         module = self._module
         if module is None:

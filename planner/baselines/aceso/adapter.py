@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from planner.baselines.aceso.cost import AcesoInputs, AcesoPlan, Key, Row
+from planner.baselines.aceso.cost import AcesoInputs, AcesoKey, AcesoPlan, AcesoRow
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.baselines.shared.machines import bytes_per_s_within
@@ -30,7 +30,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
     recompute = equal_gpus.recompute_of(job)
     degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
-    rows: defaultdict[str, dict[Key, Row]] = defaultdict(dict)
+    rows: defaultdict[str, dict[AcesoKey, AcesoRow]] = defaultdict(dict)
     sent = [costs.output_bytes(layer) / MB for layer in range(costs.layer_count)]
     received = [TOKEN_BYTES * job.sequence / MB, *sent[:-1]]
     for key in ((b, t) for b in SAMPLES for t in degrees):

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-Key = tuple[int, int]
+AcesoKey = tuple[int, int]
 """Samples of a replica's micro batch and tensor degree, by which profiles are looked up."""
-Row = tuple[float, ...]
+AcesoRow = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AcesoInputs:
     """Aceso's inputs: a profile of every operator on one GPU kind, and two bandwidths."""
 
-    forward_ms: Mapping[Key, Row]
-    backward_ms: Mapping[Key, Row]
-    in_mb: Mapping[Key, Row]
-    out_mb: Mapping[Key, Row]
-    weights_mb: Mapping[Key, Row]
-    kept_mb: Mapping[Key, Row]
-    scratch_forward_mb: Mapping[Key, Row]
-    scratch_backward_mb: Mapping[Key, Row]
+    forward_ms: Mapping[AcesoKey, AcesoRow]
+    backward_ms: Mapping[AcesoKey, AcesoRow]
+    in_mb: Mapping[AcesoKey, AcesoRow]
+    out_mb: Mapping[AcesoKey, AcesoRow]
+    weights_mb: Mapping[AcesoKey, AcesoRow]
+    kept_mb: Mapping[AcesoKey, AcesoRow]
+    scratch_forward_mb: Mapping[AcesoKey, AcesoRow]
+    scratch_backward_mb: Mapping[AcesoKey, AcesoRow]
     within_mb_per_ms: float
     between_mb_per_ms: float
     gpus: int
@@ -105,7 +105,7 @@ class AcesoModel:
         self._memory: dict[tuple[AcesoStage, int, int], float] = {}
         self._judged: dict[AcesoConfig, AcesoJudged] = {}
 
-    def key(self, stage: AcesoStage, micro_batch: int) -> Key | None:
+    def key(self, stage: AcesoStage, micro_batch: int) -> AcesoKey | None:
         """The profile's key of a stage; ``None`` if it was not measured."""
         samples, rest = divmod(micro_batch, stage.d)
         key = samples, stage.t

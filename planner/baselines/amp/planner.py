@@ -24,7 +24,7 @@ from typing import Literal
 from planner.baselines.shared.equal_gpus import tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
-    Nodes,
+    EqualNodes,
     divisors,
     equal_nodes,
     even_plan,
@@ -37,7 +37,7 @@ from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Plan
 
-Partition = Literal["equal", "program"]
+PartitionWay = Literal["equal", "program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class AmpInputs:
     """Of one sample, behind each layer."""
     parameters: Mapping[int, Sequence[float]]
     """On one rank, by TP degree."""
-    partition: Partition
+    partition: PartitionWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, AmpPlan
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
+def inputs_from(case: Case, nodes: EqualNodes, mode: Mode) -> AmpInputs:
     """AMP's inputs for these nodes."""
     width = FLOAT_BYTES[case.job.precision]
     degrees = whole_degrees(case, nodes)
@@ -252,7 +252,7 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
     )
 
 
-def to_plan(plan: AmpPlan, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(plan: AmpPlan, case: Case, nodes: EqualNodes) -> Plan | str:
     """The degrees as a plan."""
     if plan.tp not in tp_degrees(case, nodes.gpus_per_node):
         return f"TP {plan.tp} does not suit the job"

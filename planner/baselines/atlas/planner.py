@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from planner.baselines.shared.equal_nodes import (
     Degrees,
-    Nodes,
+    EqualNodes,
     equal_nodes,
     even_plan,
     fits,
@@ -104,7 +104,7 @@ def search(
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
+def inputs_from(case: Case, nodes: EqualNodes, mode: Mode) -> AtlasInputs | None:
     """The regions of one GPU kind, by name; ``None`` if no machine is usable."""
     degrees = whole_degrees(case, nodes)
     if not nodes.places or not degrees:
@@ -130,7 +130,7 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
     )
 
 
-def to_plan(layout: AtlasLayout, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(layout: AtlasLayout, case: Case, nodes: EqualNodes) -> Plan | str:
     """The layout as a plan: the zones of a region are filled one after the other."""
     free: dict[str, list[Place]] = {}
     for place in nodes.groups(layout.tp):
@@ -161,7 +161,9 @@ class AtlasPlanner:
                 continue
             plans: dict[AtlasLayout, Plan | str] = {}
 
-            def shape_fits(pp: int, size: int, nodes: Nodes = nodes, tp: int = inputs.tp) -> bool:
+            def shape_fits(
+                pp: int, size: int, nodes: EqualNodes = nodes, tp: int = inputs.tp
+            ) -> bool:
                 """Judge one pipeline in any place: it has the most in flight."""
                 cuts = equal_cuts(case.costs.layer_count, pp)
                 one = Degrees(tp, 1, pp, size)
@@ -169,7 +171,7 @@ class AtlasPlanner:
 
             def seconds(
                 layout: AtlasLayout,
-                nodes: Nodes = nodes,
+                nodes: EqualNodes = nodes,
                 plans: dict[AtlasLayout, Plan | str] = plans,
             ) -> float:
                 plan = plans[layout] = to_plan(layout, case, nodes)

@@ -15,7 +15,7 @@ STAGES_MAX = 12
 SENTINEL_S = 1e6
 """Stands for a forbidden pair in the published matching; real costs were taken to be smaller."""
 
-Partition = tuple[tuple[int, ...], ...]
+DevicePartition = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class DtfmPlan:
     seconds: float
     data_parallel_s: float
     pipeline_s: float
-    partition: Partition
+    partition: DevicePartition
     order: tuple[int, ...]
 
 
@@ -67,17 +67,17 @@ class DtfmCosts:
         for table in (self.send, self.share):
             np.fill_diagonal(table, 0.0)
 
-    def plan(self, partition: Partition) -> DtfmPlan:
+    def plan(self, partition: DevicePartition) -> DtfmPlan:
         """The plan with the cheapest order of these groups."""
         shares = self.data_parallel(partition)
         pipeline, order = self.pipeline(partition)
         return DtfmPlan(shares + 2 * pipeline, shares, pipeline, partition, order)
 
-    def data_parallel(self, partition: Partition) -> float:
+    def data_parallel(self, partition: DevicePartition) -> float:
         """The busiest device of all groups exchanges its share with every other of its group."""
         return max(float(self.share[np.ix_(g, g)].sum(axis=1).max()) for g in partition)
 
-    def pipeline(self, partition: Partition) -> tuple[float, tuple[int, ...]]:
+    def pipeline(self, partition: DevicePartition) -> tuple[float, tuple[int, ...]]:
         """The cheapest open path through all groups."""
         count = len(partition)
         between = np.zeros((count, count))

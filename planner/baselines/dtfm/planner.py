@@ -24,10 +24,10 @@ import numpy as np
 from planner.baselines.dtfm.cost import (
     SENTINEL_S,
     STAGES_MAX,
+    DevicePartition,
     DtfmCosts,
     DtfmInputs,
     DtfmPlan,
-    Partition,
 )
 from planner.baselines.shared import equal_gpus, proposals
 from planner.compare.interface import Case, Mode, ProposedPlan
@@ -78,7 +78,7 @@ def accepted_up_to(child: float, first: float, second: float, mode: Mode) -> flo
     return max(first, second)
 
 
-def groups(labels: Sequence[int], count: int) -> Partition:
+def groups(labels: Sequence[int], count: int) -> DevicePartition:
     """The devices of each label, in order."""
     found: list[list[int]] = [[] for _ in range(count)]
     for device, label in enumerate(labels):

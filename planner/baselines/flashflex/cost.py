@@ -10,7 +10,7 @@ GB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PlacedGpu:
     """One GPU: its machine, its speed, its memory, and its links to others in the machine."""
 
     machine: int
@@ -23,7 +23,7 @@ class Device:
 class FlashFlexInputs:
     """FlashFlex's inputs."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[PlacedGpu, ...]
     between_bytes_per_s: float
     layers: int
     """Blocks only: embedding and head are not counted."""

@@ -20,10 +20,10 @@ import numpy as np
 
 from planner.baselines.flashflex.cost import (
     GB,
-    Device,
     FlashFlexInputs,
     FlashFlexPipeline,
     FlashFlexPlan,
+    PlacedGpu,
     fits,
     pipeline_seconds,
     plan_seconds,
@@ -163,7 +163,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
     job = case.job
     devices = []
     for machine, (place, size) in enumerate(m for fleet in kinds for m in fleet.machines):
-        device = Device(
+        device = PlacedGpu(
             machine,
             peak_flops(case.cluster.catalogue.gpu(place.gpu), job.precision),
             case.sites.capacity_bytes(place) / GB,

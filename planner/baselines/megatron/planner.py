@@ -17,7 +17,7 @@ from itertools import pairwise
 from planner.baselines.shared.equal_gpus import recompute_of, tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
-    Nodes,
+    EqualNodes,
     divisors,
     equal_nodes,
     even_plan,
@@ -87,7 +87,7 @@ def search(inputs: MegatronInputs, shape_fits: Callable[[Degrees], bool]) -> Deg
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes) -> MegatronInputs:
+def inputs_from(case: Case, nodes: EqualNodes) -> MegatronInputs:
     """The rule's numbers for these nodes of a case."""
     costs, sizes = case.costs, micro_batch_sizes(case.job)
     degrees = tp_degrees(case, nodes.gpus_per_node)
@@ -107,13 +107,13 @@ def inputs_from(case: Case, nodes: Nodes) -> MegatronInputs:
     )
 
 
-def to_plan(shape: Degrees, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(shape: Degrees, case: Case, nodes: EqualNodes) -> Plan | str:
     """The shape as a plan."""
     cuts = equal_cuts(case.costs.layer_count, shape.pp)
     return even_plan(shape, nodes.groups(shape.tp), cuts, case.job)
 
 
-def shape_for(case: Case, nodes: Nodes, mode: Mode) -> Degrees | None:
+def shape_for(case: Case, nodes: EqualNodes, mode: Mode) -> Degrees | None:
     """The rule's shape for these nodes."""
     inputs = inputs_from(case, nodes)
     if mode == "published":

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from planner.baselines.metis.cost import (
     BYTES_PER_MS,
-    Key,
     MetisInputs,
+    MetisKey,
     MetisNode,
     MetisPlan,
+    MetisStrategy,
     Ranks,
-    Strategy,
     replica_shares,
 )
 from planner.baselines.shared import equal_gpus
@@ -34,8 +34,8 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
     job, costs = case.job, case.costs
     recompute = equal_gpus.recompute_of(job)
     states = state_bytes_per_parameter(job)
-    layer_ms: dict[Key, tuple[float, ...]] = {}
-    layer_mb: dict[Key, tuple[float, ...]] = {}
+    layer_ms: dict[MetisKey, tuple[float, ...]] = {}
+    layer_mb: dict[MetisKey, tuple[float, ...]] = {}
     tp_max = 1
     for fleet in kinds:
         for t in equal_gpus.tp_degrees(case, max(size for _, size in fleet.machines)):
@@ -141,7 +141,7 @@ def to_plan(own: MetisPlan, inputs: MetisInputs, job: Job, kinds: Sequence[Fleet
 
 
 def _shares(
-    inputs: MetisInputs, kinds: Sequence[str], strategy: Strategy, samples: int
+    inputs: MetisInputs, kinds: Sequence[str], strategy: MetisStrategy, samples: int
 ) -> tuple[int, ...]:
     """Samples of a micro batch that each replica of a stage takes."""
     if len(set(kinds)) == 1:

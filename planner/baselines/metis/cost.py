@@ -11,9 +11,9 @@ from planner.baselines.metis.balancer import binary_digits, share_samples
 
 BYTES_PER_MS = 2.0**20
 """What a GB/s moves in a millisecond, as Metis converts it."""
-Strategy = tuple[int, int]
+MetisStrategy = tuple[int, int]
 """Data and tensor degree of a stage."""
-Key = tuple[str, int, int]
+MetisKey = tuple[str, int, int]
 """GPU kind, tensor degree and samples of a micro batch, by which profiles are looked up."""
 
 
@@ -32,10 +32,10 @@ class MetisNode:
 class MetisInputs:
     """Metis' inputs."""
 
-    layer_ms: Mapping[Key, tuple[float, ...]]
+    layer_ms: Mapping[MetisKey, tuple[float, ...]]
     """Forward and backward of each layer."""
-    layer_mb: Mapping[Key, tuple[float, ...]]
-    sync_ms: Mapping[Key, float]
+    layer_mb: Mapping[MetisKey, tuple[float, ...]]
+    sync_ms: Mapping[MetisKey, float]
     """What a whole micro batch takes beyond its layers."""
     optimizer_ms: float
     batch_ms: float
@@ -87,7 +87,7 @@ class MetisPlan:
 
     kinds: tuple[str, ...]
     groups: tuple[int, ...]
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[MetisStrategy, ...]
     batches: int
     cuts: tuple[int, ...]
     stages_costed: int
@@ -121,7 +121,7 @@ def gb_per_s(homes: Sequence[tuple[int, MetisNode]], repairs: MetisRepairs) -> f
 
 
 def replica_shares(
-    inputs: MetisInputs, kinds: Sequence[str], strategy: Strategy, samples: int
+    inputs: MetisInputs, kinds: Sequence[str], strategy: MetisStrategy, samples: int
 ) -> list[tuple[str, int]]:
     """The kind of each replica's first device, and its samples by that device's speed."""
     d, t = strategy
@@ -133,7 +133,7 @@ def replica_shares(
 def group_ms(
     inputs: MetisInputs,
     kinds: Sequence[str],
-    strategy: Strategy,
+    strategy: MetisStrategy,
     *,
     batches: int,
     layers: tuple[int, int],
@@ -196,7 +196,7 @@ def stage_mb(
     inputs: MetisInputs,
     ranks: Ranks,
     stage: int,
-    strategy: Strategy,
+    strategy: MetisStrategy,
     batches: int,
     layers: tuple[int, int],
     *,
@@ -226,7 +226,7 @@ def stage_mb(
     return sum(node.memory_mb for _, node in ranks.groups[stage]), 0.001 + 5 * held
 
 
-def _held_mb(inputs: MetisInputs, key: Key, layers: tuple[int, int]) -> float:
+def _held_mb(inputs: MetisInputs, key: MetisKey, layers: tuple[int, int]) -> float:
     """Memory of a GPU, by the next larger profiled micro batch, or twice the next smaller one."""
     kind, t, share = key
     larger = 1 << max(share - 1, 0).bit_length()

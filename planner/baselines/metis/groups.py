@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-Block = tuple[int, ...]
+SizeBlock = tuple[int, ...]
 """Group sizes that move as a unit when the stages are permuted."""
 
 
@@ -39,7 +39,7 @@ def _ascending(shapes: Sequence[int], count: int, total: int) -> Iterator[tuple[
             yield (shape, *rest)
 
 
-def merged(blocks: list[Block], most: int) -> list[Block]:
+def merged(blocks: list[SizeBlock], most: int) -> list[SizeBlock]:
     """Pair up equal smallest blocks until there are few enough, or no two smallest are equal.
 
     Each round pairs all of the smallest, but for one where their number is odd.
@@ -55,7 +55,7 @@ def merged(blocks: list[Block], most: int) -> list[Block]:
     return blocks
 
 
-def distinct_orders(blocks: Sequence[Block]) -> Iterator[tuple[Block, ...]]:
+def distinct_orders(blocks: Sequence[SizeBlock]) -> Iterator[tuple[SizeBlock, ...]]:
     """Every distinct order of the blocks once, each from the last by one shift to the front.
 
     The order of Williams' loopless generation of multiset permutations by prefix shifts.

@@ -22,8 +22,8 @@ from planner.baselines.metis.cost import (
     MetisInputs,
     MetisPlan,
     MetisRepairs,
+    MetisStrategy,
     Ranks,
-    Strategy,
     group_ms,
     plan_ms,
     stage_mb,
@@ -87,7 +87,7 @@ def strategies(
 ) -> Iterator[MetisPlan]:
     """Degrees inside the stages, from all data towards all tensor parallel, that fit in memory."""
     ranks = Ranks(inputs, kinds, groups)
-    chosen: list[Strategy] = [(group, 1) for group in groups]
+    chosen: list[MetisStrategy] = [(group, 1) for group in groups]
     room: list[float] | None = None
     while True:
         samples = [inputs.batch // d // batches for d, _ in chosen]
@@ -115,7 +115,7 @@ def strategies(
 def partition(
     inputs: MetisInputs,
     ranks: Ranks,
-    chosen: Sequence[Strategy],
+    chosen: Sequence[MetisStrategy],
     batches: int,
     *,
     repairs: MetisRepairs = FIXED,

@@ -25,9 +25,9 @@ from planner.compare.interface import Case, Mode, ProposedPlan
 from planner.problem.job_options import recompute_choices
 from simulator.arrays import Floats, Ints
 from simulator.estimate.memory import state_bytes_per_parameter
-from simulator.models.layers import FLOAT_BYTES
+from simulator.models.layers import FLOAT_BYTES, Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Plan, Recompute
+from simulator.spec.plan import Plan
 
 SYNC_FACTOR = 4.0
 """Times that a replica moves its parameters per batch (quirk, kept: a ring moves them twice)."""

@@ -21,12 +21,12 @@ RING_USD_PER_BYTE = 0.01 / 1e9
 
 End = tuple[int, int, int]
 """A replica's side of a link: zone, GPU kind, TP degree."""
-Run = tuple[End, int]
+EndRun = tuple[End, int]
 """Replicas side by side that are alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MeasuredGpu:
     """A measured GPU kind."""
 
     name: str
@@ -46,7 +46,7 @@ class Sosp25Inputs:
 
     global_batch: int
     float_bytes: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MeasuredGpu, ...]
     """By name: the first of them is treated apart."""
     zones: tuple[tuple[str, str, tuple[int, ...]], ...]
     """(zone, its region, GPUs of each kind)."""
@@ -81,14 +81,14 @@ class PipelineTail:
     sync_s: float
     usd_per_s: float
     traffic_usd: float
-    column: tuple[Run, ...]
+    column: tuple[EndRun, ...]
     rest: PipelineTail | None = None
 
     @property
     def usd(self) -> float:
         return self.usd_per_s * self.seconds + self.traffic_usd
 
-    def columns(self) -> Iterator[tuple[Run, ...]]:
+    def columns(self) -> Iterator[tuple[EndRun, ...]]:
         part: PipelineTail | None = self
         while part is not None:
             yield part.column
@@ -109,7 +109,7 @@ def stage_part(
     inputs: Sosp25Inputs,
     b: int,
     cut: tuple[int, int],
-    column: tuple[Run, ...],
+    column: tuple[EndRun, ...],
     region: Sosp25Region,
 ) -> PipelineTail:
     """One stage, treated as a whole plan."""
@@ -137,7 +137,11 @@ def stage_part(
 
 
 def _sync_s(
-    inputs: Sosp25Inputs, column: tuple[Run, ...], region: Sosp25Region, size: float, replicas: int
+    inputs: Sosp25Inputs,
+    column: tuple[EndRun, ...],
+    region: Sosp25Region,
+    size: float,
+    replicas: int,
 ) -> float:
     """The gradient all-reduce over the links of the slowest kind, as their largest speeds rank."""
     ends = {(region.home if region.home is not None else end[0], *end[1:]): 0 for end, _ in column}
@@ -184,7 +188,7 @@ def joined(
     )
 
 
-def pairs(column: tuple[Run, ...], after: tuple[Run, ...]) -> dict[tuple[End, End], int]:
+def pairs(column: tuple[EndRun, ...], after: tuple[EndRun, ...]) -> dict[tuple[End, End], int]:
     """Number of replicas by sender and receiver; the k-th replica sends to the k-th."""
     found: dict[tuple[End, End], int] = {}
     left, right = list(column), list(after)

@@ -33,7 +33,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.baselines.sailor_sosp25.cost import End, Kind, Sosp25Inputs
+from planner.baselines.sailor_sosp25.cost import End, MeasuredGpu, Sosp25Inputs
 from planner.baselines.sailor_sosp25.search import Sosp25Goal, Sosp25Plan, search
 from planner.baselines.shared.equal_gpus import (
     Fleet,
@@ -82,7 +82,7 @@ def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs
     )
 
 
-def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
+def _kind(case: Case, fleet: Fleet, mode: Mode) -> MeasuredGpu:
     seconds: dict[tuple[int, int], Floats] = {}
     update_s: dict[tuple[int, int], float] = {}
     job, costs, profile = case.job, case.costs, case.costs.profile
@@ -114,7 +114,7 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
                 update_s[tp, b] = times.optimizer_s_per_parameter * each
     price = case.sites.price_usd_per_gpu_hour(fleet.place) or 0.0
     capacity = float(case.cluster.catalogue.gpu(fleet.gpu).memory_bytes)
-    return Kind(fleet.gpu, price / 3600, capacity, seconds, update_s)
+    return MeasuredGpu(fleet.gpu, price / 3600, capacity, seconds, update_s)
 
 
 class _Links:

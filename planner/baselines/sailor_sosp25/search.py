@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from planner.baselines.sailor_sosp25.cost import (
+    EndRun,
     PipelineTail,
-    Run,
     Sosp25Inputs,
     Sosp25Region,
     joined,
@@ -27,7 +27,7 @@ STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
 """Ways to run a stage after which it stops; three kinds have millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
 """GPUs that are left in each zone of a region, by kind."""
-Order = tuple[str, ...]
+KindOrder = tuple[str, ...]
 """Regions that stages go through."""
 
 
@@ -48,7 +48,7 @@ class Sosp25Plan:
     usd: float
     micro_batch: int
     cuts: tuple[int, ...]
-    columns: tuple[tuple[Run, ...], ...]
+    columns: tuple[tuple[EndRun, ...], ...]
 
     @property
     def gpus(self) -> int:
@@ -80,7 +80,7 @@ class _Walk:
     goal: Sosp25Goal
     mode: Mode
     regions: dict[str, tuple[int, ...]] = field(init=False)
-    orders: list[Order] = field(init=False)
+    orders: list[KindOrder] = field(init=False)
     known: dict[object, PipelineTail | None] = field(default_factory=dict)
     stages: dict[object, PipelineTail] = field(default_factory=dict)
     times: dict[object, float] = field(default_factory=dict)
@@ -156,7 +156,13 @@ class _Walk:
     # -- the program over stages -----------------------------------------------------------------
 
     def solve(
-        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self,
+        shape: Sosp25Shape,
+        s: int,
+        replicas: int,
+        order: KindOrder,
+        left: Left,
+        usd_max: float,
     ) -> PipelineTail | None:
         """The stages from ``s`` on, using the rest of the first region and all of the others."""
         zones = itertools.chain(left, *map(self._all_of, order[1:]))
@@ -176,7 +182,13 @@ class _Walk:
         return self.known[key]
 
     def _last(
-        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self,
+        shape: Sosp25Shape,
+        s: int,
+        replicas: int,
+        order: KindOrder,
+        left: Left,
+        usd_max: float,
     ) -> PipelineTail | None:
         best: PipelineTail | None = None
         seen = set()
@@ -197,7 +209,13 @@ class _Walk:
         return best
 
     def _before_others(
-        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self,
+        shape: Sosp25Shape,
+        s: int,
+        replicas: int,
+        order: KindOrder,
+        left: Left,
+        usd_max: float,
     ) -> PipelineTail | None:
         if self.goal.by_cost and self.mode == "published":
             return None  # Kept: with cost as the goal, plans of several stages are dropped.
@@ -216,8 +234,14 @@ class _Walk:
         return best
 
     def _tries(
-        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
-    ) -> Iterator[tuple[float, int, PipelineTail, Order, Left]]:
+        self,
+        shape: Sosp25Shape,
+        s: int,
+        replicas: int,
+        order: KindOrder,
+        left: Left,
+        usd_max: float,
+    ) -> Iterator[tuple[float, int, PipelineTail, KindOrder, Left]]:
         """Ways to run stage ``s``: a bound of the time, the stage, and the GPUs left after it."""
         before = math.nan
         most = math.ceil(self.inputs.global_batch / (shape.b * replicas))
@@ -251,7 +275,7 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         stage: PipelineTail,
-        order: Order,
+        order: KindOrder,
         left: Left,
         usd_max: float,
     ) -> PipelineTail | None:
@@ -304,12 +328,12 @@ class _Walk:
 
     def _taken(
         self, region: str, left: Left, tps: Sequence[int], counts: Sequence[int], *, is_last: bool
-    ) -> tuple[tuple[Run, ...], Left]:
+    ) -> tuple[tuple[EndRun, ...], Left]:
         """The replicas by kind and zone, and the GPUs left; no replicas if some find no room."""
         self.tried += 1
         if self.tried > STAGES_TRIED_MAX[self.mode]:
             raise _SpentError
-        column: list[Run] = []
+        column: list[EndRun] = []
         rest = [list(zone) for zone in left]
         for kind, (tp, count) in enumerate(zip(tps, counts, strict=True)):
             wanted = count
@@ -343,7 +367,7 @@ class _Walk:
         return self.times[key]
 
     def _stage(
-        self, shape: Sosp25Shape, s: int, column: tuple[Run, ...], region: str
+        self, shape: Sosp25Shape, s: int, column: tuple[EndRun, ...], region: str
     ) -> PipelineTail:
         zones = tuple(dict.fromkeys(zone for (zone, _, _), _ in column))
         home = None

@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from planner.baselines.sailor_sosp25.cost import Kind, Sosp25Inputs
+from planner.baselines.sailor_sosp25.cost import MeasuredGpu, Sosp25Inputs
 from planner.compare.interface import Mode
 from simulator.spec.plan import equal_cuts
 
@@ -19,7 +19,7 @@ SPEEDUP_LEAST = 1.5
 
 
 def stage_fits(
-    inputs: Sosp25Inputs, kind: Kind, tp: int, b: int, cut: tuple[int, int], following: int
+    inputs: Sosp25Inputs, kind: MeasuredGpu, tp: int, b: int, cut: tuple[int, int], following: int
 ) -> bool:
     """The memory check: one micro batch in flight for the stage and for each that follows."""
     first, end = cut

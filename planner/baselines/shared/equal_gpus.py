@@ -15,8 +15,9 @@ from planner.baselines.shared.machines import (
 )
 from planner.compare.interface import Case
 from simulator.inputs.plan_check import split_in_proportion, tp_problem
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 FLEET_MESSAGE_BYTES = 64e6
 """At which the single bandwidth of a fleet is measured."""

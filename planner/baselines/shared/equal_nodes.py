@@ -14,12 +14,13 @@ from planner.baselines.shared.machines import machines_of
 from planner.compare.interface import Case
 from simulator.cluster.cluster import Cluster
 from simulator.estimate.memory import MemoryModel
+from simulator.models.layers import Recompute
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class EqualNodes:
     """Machines cut into nodes of one size, ordered by GPU kind, zone and machine type."""
 
     gpus_per_node: int
@@ -55,7 +56,7 @@ def gpu_kinds(cluster: Cluster) -> tuple[str, ...]:
     return tuple(sorted({pool.gpu for pool in cluster.pools if pool.gpus > 0}))
 
 
-def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
+def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> EqualNodes:
     """Cut the machines of these kinds into nodes of the size that leaves the fewest GPUs out.
 
     A machine of twice the size is two nodes; one that is too small is left out.
@@ -65,9 +66,9 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
     machines = [machine for machine in machines_of(cluster) if machine[0].gpu in wanted]
     sizes = sorted({min(pool.gpus, pool.gpus_per_machine) for pool in pools}, reverse=True)
     if not sizes:
-        return Nodes(1, ())
+        return EqualNodes(1, ())
     size = max(sizes, key=lambda size: sum(gpus - gpus % size for _, gpus in machines))
-    return Nodes(size, tuple(place for place, gpus in machines for _ in range(gpus // size)))
+    return EqualNodes(size, tuple(place for place, gpus in machines for _ in range(gpus // size)))
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -75,7 +76,7 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
-def whole_degrees(case: Case, nodes: Nodes) -> list[int]:
+def whole_degrees(case: Case, nodes: EqualNodes) -> list[int]:
     """The TP degrees that divide a node."""
     size = nodes.gpus_per_node
     return [tp for tp in tp_degrees(case, size) if size % tp == 0]

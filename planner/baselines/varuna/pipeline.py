@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from planner.compare.interface import Mode
 
-Pass = tuple[str, int]
+PassOfBatch = tuple[str, int]
 """Forward ``F``, recomputation ``R`` or backward ``B``, and the micro batch."""
 
 MICRO_BATCHES_MAX = 2048
@@ -20,7 +20,7 @@ MICRO_BATCHES_MAX = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class VarunaTimes:
     """The inputs of the simulation, in microseconds."""
 
     forward_us: tuple[float, ...]
@@ -40,7 +40,7 @@ class Pipeline:
         return len(self.forward_us)
 
 
-def turns(pipeline: Pipeline, stage: int, mode: Mode) -> list[Pass]:
+def turns(pipeline: VarunaTimes, stage: int, mode: Mode) -> list[PassOfBatch]:
     """1F1B: warm-up, one forward and one backward in turn, the remaining backwards."""
     behind, count = pipeline.stages - 1 - stage, pipeline.micro_batches
     warm_up = min(behind, count)
@@ -54,7 +54,7 @@ def turns(pipeline: Pipeline, stage: int, mode: Mode) -> list[Pass]:
     return order
 
 
-def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
+def own_orders(pipeline: VarunaTimes) -> list[list[PassOfBatch]]:
     """Varuna's own schedule of all stages, computed on a clock where a forward takes one tick.
 
     A backward takes two ticks. Backward goes first, then recomputation, then forward; a stage may
@@ -64,7 +64,7 @@ def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
     # "H": the second half of a backward.
     waiting = [{kind: deque[int]() for kind in "HBRF"} for _ in range(pipeline.stages)]
     waiting[0]["F"].extend(range(pipeline.micro_batches))
-    orders: list[list[Pass]] = [[] for _ in range(pipeline.stages)]
+    orders: list[list[PassOfBatch]] = [[] for _ in range(pipeline.stages)]
     while any(queue for stage in waiting for queue in stage.values()):
         tick = []
         for stage, queues in enumerate(waiting):
@@ -85,7 +85,7 @@ def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
     return orders
 
 
-def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
+def simulate_us(pipeline: VarunaTimes, mode: Mode = "fixed") -> float | None:
     """Iteration time by running every stage's passes; ``None`` for a deadlock.
 
     A pipeline with more micro batches than the limit is extrapolated at its steady pace.
@@ -105,16 +105,16 @@ def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
 class _Run:
     """One simulation; an event is the end of a pass (0) or the arrival of a message (1)."""
 
-    def __init__(self, pipeline: Pipeline, mode: Mode) -> None:
+    def __init__(self, pipeline: VarunaTimes, mode: Mode) -> None:
         self.pipeline, self.mode = pipeline, mode
         self.left = [deque(order) for order in self._orders()]
         self.busy = [False] * pipeline.stages
         self.activations = [deque[int]() for _ in range(pipeline.stages)]
         self.activations[0].extend(range(pipeline.micro_batches))
         self.gradients = [deque[int]() for _ in range(pipeline.stages)]
-        self.events: list[tuple[float, int, int, Pass]] = []
+        self.events: list[tuple[float, int, int, PassOfBatch]] = []
 
-    def _orders(self) -> list[list[Pass]]:
+    def _orders(self) -> list[list[PassOfBatch]]:
         if self.pipeline.recomputes:
             return own_orders(self.pipeline)
         return [turns(self.pipeline, s, self.mode) for s in range(self.pipeline.stages)]

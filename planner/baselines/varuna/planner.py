@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from planner.baselines.shared.equal_nodes import (
     Degrees,
-    Nodes,
+    EqualNodes,
     divisors,
     equal_nodes,
     even_plan,
@@ -29,12 +29,13 @@ from planner.baselines.shared.equal_nodes import (
 )
 from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
-from planner.baselines.varuna.pipeline import Pipeline, simulate_us
+from planner.baselines.varuna.pipeline import VarunaTimes, simulate_us
 from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import state_bytes_per_parameter
-from simulator.spec.plan import Plan, Recompute
+from simulator.models.layers import Recompute
+from simulator.spec.plan import Plan
 
-Row = Sequence[float]
+VarunaRow = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class VarunaInputs:
     memory_bytes: float
     between_bytes_per_s: float
     within_bytes_per_s: float
-    forward_us: Mapping[int, Row]
+    forward_us: Mapping[int, VarunaRow]
     """By micro batch; the sizes to try are its keys."""
-    backward_us: Mapping[int, Row]
-    held_bytes: Mapping[int, Row]
+    backward_us: Mapping[int, VarunaRow]
+    held_bytes: Mapping[int, VarunaRow]
     """Parameters with all their state, and the activations of one micro batch."""
-    output_bytes: Mapping[int, Row]
-    gradient_bytes: Row
+    output_bytes: Mapping[int, VarunaRow]
+    gradient_bytes: VarunaRow
     recomputes: bool = False
 
     @property
@@ -76,7 +77,7 @@ def stage_bytes_max(inputs: VarunaInputs, pp: int, micro_batch_size: int) -> flo
     )
 
 
-def pipeline_of(inputs: VarunaInputs, depth: Degrees) -> Pipeline:
+def pipeline_of(inputs: VarunaInputs, depth: Degrees) -> VarunaTimes:
     """The simulator's inputs for a plan; messages and synchronisation in whole microseconds."""
     size, each = depth.micro_batch_size, inputs.layer_count // depth.pp
     firsts = range(0, inputs.layer_count, each)
@@ -84,7 +85,7 @@ def pipeline_of(inputs: VarunaInputs, depth: Degrees) -> Pipeline:
     message_bytes = inputs.output_bytes[size][each] if depth.pp > 1 else 0.0
     gradient_bytes = max(sum(inputs.gradient_bytes[first : first + each]) for first in firsts)
     ring_bytes = 2 * (depth.dp - 1) / depth.dp * gradient_bytes
-    return Pipeline(
+    return VarunaTimes(
         tuple(sum(inputs.forward_us[size][first : first + each]) for first in firsts),
         tuple(sum(inputs.backward_us[size][first : first + each]) for first in firsts),
         micro_batches=math.ceil(inputs.global_batch // depth.dp / size),
@@ -119,7 +120,7 @@ def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Degr
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
+def inputs_from(case: Case, nodes: EqualNodes) -> VarunaInputs:
     """Varuna's inputs for nodes of one GPU kind."""
     costs, place = case.costs, nodes.places[0]
     state = state_bytes_per_parameter(case.job) * costs.parameters(1)
@@ -152,7 +153,7 @@ def _recompute(case: Case) -> Recompute:
     return "none" if case.job.recompute == "none" else "full"
 
 
-def to_plan(depth: Degrees, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(depth: Degrees, case: Case, nodes: EqualNodes) -> Plan | str:
     """The depth as a plan."""
     each = case.costs.layer_count // depth.pp
     # Ranks run over the stages first: a pipeline's stages are adjacent.

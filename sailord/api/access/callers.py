@@ -23,7 +23,7 @@ from agents.rpc.signing import (
 )
 from agents.rpc.tls import peer_of
 from sailord.config import Config
-from sailord.tokens import ROLES, Role, TokenFile
+from sailord.tokens import ROLES, AccessTokenFile, Role
 
 CALLER = "sailor-caller"
 PASSED_ON = "Sailor-Caller"
@@ -41,7 +41,7 @@ class Caller:
     role: Role
 
 
-def caller_with(tokens: TokenFile, header: str) -> Caller | None:
+def caller_with(tokens: AccessTokenFile, header: str) -> Caller | None:
     """The caller that an ``Authorization`` header proves."""
     kind, _, shown = header.partition(" ")
     found = tokens.find(shown.encode("utf-8", "replace")) if kind == "Bearer" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sailord.api.answers.goodput_types import CauseView, GoodputView, ShareCause, ShareView
 from sailord.goodput.core.causes import TEXTS, label_of
 from sailord.goodput.core.ledger import Account, Ledger, gpus_of
-from sailord.goodput.core.shares import Kind, Shares, newest_first, rest_of
+from sailord.goodput.core.shares import ShareKind, Shares, newest_first, rest_of
 
 NOTHING: Shares = {}
 SMALL_USD = 1e-6
@@ -48,7 +48,9 @@ def goodput_view(
     )
 
 
-def _shares(ledger: Ledger, shares: Shares, kind: Kind, most: int | None) -> tuple[ShareView, ...]:
+def _shares(
+    ledger: Ledger, shares: Shares, kind: ShareKind, most: int | None
+) -> tuple[ShareView, ...]:
     """The shares of a kind, then what the ledger has beyond all of them, if anything."""
     known = newest_first(shares, kind)
     found = [

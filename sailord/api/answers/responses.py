@@ -7,7 +7,7 @@ import json
 from aiohttp import web
 
 from agents.protocol.codec import plain
-from sailord.api.answers.types import Problems
+from sailord.api.answers.types import RequestProblems
 from simulator.documents.problems import Problem
 
 BODY_BYTES_MAX = 1 << 20
@@ -33,7 +33,7 @@ def answer(
 
 def refusal(status: int, *problems: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """A response that lists what is wrong and what to do."""
-    return answer(Problems(problems), status=status, headers=headers)
+    return answer(RequestProblems(problems), status=status, headers=headers)
 
 
 def too_many(what: str) -> Refusal:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agents.protocol.records import KeptStep, KeptSteps, Pass
+from agents.protocol.records import KeptStep, KeptSteps, TimedPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class MeasuredGroup:
 
     stage: int
     rank: int
-    passes: tuple[Pass, ...]
+    passes: tuple[TimedPass, ...]
     """At most 512."""
     update: tuple[float, ...]
     """Beginning and end of the optimizer step; empty: none was applied."""

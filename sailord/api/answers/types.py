@@ -21,7 +21,7 @@ PhaseName = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Problems:
+class RequestProblems:
     """Why a request was refused."""
 
     problems: tuple[Problem, ...]

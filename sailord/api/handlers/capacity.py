@@ -9,14 +9,14 @@ from typing import Literal
 
 from aiohttp import web
 
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.api.answers.responses import answer
 from sailord.api.answers.types import CapacityGlance
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity.core.model import CapacityState, Cooldown, Pace, Stop
+from sailord.capacity.core.model import CapacityState, Cooldown, Pace, StopCause
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.supply import obtainable
@@ -108,7 +108,7 @@ class MoneyView:
     usd_per_hour_max: float | None
     usd_max: float | None
     usd_left: float | None
-    stop: Stop
+    stop: StopCause
     """Of a total budget: whether unused instances, or all, are deleted."""
     unpriced: tuple[str, ...]
     """Instances of unknown price; the sums leave them out."""
@@ -162,7 +162,7 @@ def capacity_view(
     capacity: CapacityState,
     offered: Sequence[Pool],
     state: State,
-    history: History,
+    history: LifetimeHistory,
 ) -> CapacityView:
     """Build the view."""
     machines = sorted(capacity.machines.values(), key=lambda m: (m.instance.pool, m.instance.name))
@@ -219,7 +219,9 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
     )
 
 
-def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History) -> PoolView:
+def _pool_view(
+    capacity: CapacityState, pool: Pool, asked: int, history: LifetimeHistory
+) -> PoolView:
     here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
     rest = capacity.cooldowns.get(pool)
     waits = [

@@ -27,7 +27,7 @@ from sailord.core.queries.replan_triggers import pending_rollback
 from sailord.notify.outbox import committed_id
 from simulator.documents.problems import InputError, Problem
 
-Role = Literal["newest", "ordered", "older", "discarded"]
+CheckpointRole = Literal["newest", "ordered", "older", "discarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CheckpointView:
     is_pinned: bool
     samples: int
     label_tokens: int
-    role: Role
+    role: CheckpointRole
     """``discarded``: a rollback left its steps, and the job has gone another way since."""
     at: float | None
     """When it was committed; null: not known any more."""
@@ -155,7 +155,7 @@ def _views(
     for manifest, durable in complete:
         point, progress = manifest.point, manifest.progress
         folder = folders.get(point)
-        role: Role = "newest" if durable == newest else "older"
+        role: CheckpointRole = "newest" if durable == newest else "older"
         if ordered is not None:
             role = "ordered" if point == ordered.point else "older"
         views.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,7 @@ from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
 from sailord.page.training_curve import TrainingCurve
 from sailord.providers.gce.config import GceConfig
-from sailord.tokens import TokenFile
+from sailord.tokens import AccessTokenFile
 
 BURST = 200.0
 PER_S = 50.0
@@ -37,8 +36,6 @@ PACKAGE_KEPT_S = 3600.0
 """A package is kept for so long after it was last uploaded or asked for, though no job has it."""
 
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(eq=False)
@@ -71,7 +68,7 @@ class ApiContext:
     packages_used_s: dict[str, float] = field(default_factory=dict)
     """When each package was last uploaded or asked for; those of the last hours."""
     verifier: Verifier = field(init=False)
-    tokens: TokenFile = field(init=False)
+    tokens: AccessTokenFile = field(init=False)
     instance_keys: KeySet | None = field(init=False)
     """Verify what rented instances prove before they enrol; ``None``: none enrol here."""
     pubsub_keys: KeySet | None = field(init=False)
@@ -94,7 +91,7 @@ class ApiContext:
         self.instance_keys = None
         if isinstance(provider, GceConfig) and tls is not None and tls.by is not None:
             self.instance_keys = KeySet(provider.identity_keys)
-        self.tokens = TokenFile(self.config.tokens, self.config.token)
+        self.tokens = AccessTokenFile(self.config.tokens, self.config.token)
 
     def use_package(self, name: str) -> None:
         """Note that a package is uploaded, or about to be submitted with a job."""

@@ -25,17 +25,17 @@ _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
 ALERTS_MAX = 500
 SEE = "docs/api.md describes the forms of webhooks"
 NO_WEBHOOKS = "no webhooks are configured here ([webhooks] in sailord.toml)"
-Form = Literal["plain", "pubsub", "alertmanager"]
+MessageForm = Literal["plain", "pubsub", "alertmanager"]
 
 
-async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
+async def read_message(request: web.Request) -> tuple[MessageForm, dict[str, Any]]:
     """Authenticate the sender as far as headers allow, and only then read the body.
 
     Returns its form, and the message; ``{}`` for a plain one, whose body the handler reads.
     """
     api = request.app[CONTEXT]
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
-    kind: Form = "plain"
+    kind: MessageForm = "plain"
     if hooks.secret is None and hooks.alertmanager_token is None and api.pubsub_keys is None:
         raise _unauthenticated(NO_WEBHOOKS)
     if header is not None:
@@ -66,7 +66,7 @@ def _unauthenticated(why: str) -> Refusal:
     return Refusal(401, Problem("the sender", why, SEE))
 
 
-async def _bearer_form(hooks: Webhooks, keys: KeySet | None, header: str) -> Form:
+async def _bearer_form(hooks: Webhooks, keys: KeySet | None, header: str) -> MessageForm:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
         raise _unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sailord.capacity.core.model import CapacityState, Stop
+from sailord.capacity.core.model import CapacityState, StopCause
 
 
 def spent_usd(state: CapacityState) -> float:
@@ -30,7 +30,7 @@ def unpriced(state: CapacityState) -> tuple[str, ...]:
     return tuple(sorted(m.instance.name for m in machines if m.usd_per_hour is None))
 
 
-def stop_due(state: CapacityState) -> Stop:
+def stop_due(state: CapacityState) -> StopCause:
     """Return what the total budget demands.
 
     ``""``: nothing yet; ``"parting"``: the job saves its state, unused instances go; ``"ended"``:

@@ -20,9 +20,9 @@ from planner.move_policy.deadline import (
 )
 from sailord.capacity.core.budget import usd_per_hour_limit
 from sailord.capacity.core.model import (
+    CapacityDecision,
     CapacityState,
     Choice,
-    Command,
     DeadlineOptions,
     JobProgress,
     Pace,
@@ -39,7 +39,6 @@ LATE_SHARE = 0.02
 """A forecast beyond the deadline by less than this share of what is left is noise."""
 RECORD_S = 60.0
 """The stored time with spot instances is rounded down to this, so that it is seldom stored."""
-Decision = tuple[CapacityState, tuple[Command, ...]]
 
 
 def pace_record(pace: Pace | None) -> PaceRecord | None:
@@ -56,7 +55,7 @@ def pace_of(record: PaceRecord | None, now: float) -> Pace | None:
     return Pace(record.job, record.spot_s, now, is_committed=record.is_committed)
 
 
-def keep_job_budget(state: CapacityState) -> Decision:
+def keep_job_budget(state: CapacityState) -> CapacityDecision:
     """Pause a job whose budget lasts for no more than what it needs to save its state.
 
     Once the total budget does, this also pauses a job that begins on instances that are still up.
@@ -93,7 +92,7 @@ def watches_deadline(state: CapacityState, job: str) -> bool:
     return pace is not None and pace.job == job and pace.can_rent and not state.stop
 
 
-def keep_deadline(state: CapacityState) -> Decision:
+def keep_deadline(state: CapacityState) -> CapacityDecision:
     """Set the target by the job's deadline, if it has one; tell when that changes."""
     job, options = state.progress, state.options
     if options is None and state.is_target_set and state.pace is not None:
@@ -292,7 +291,9 @@ def _named(target: Mapping[Pool, int]) -> str:
     return ", ".join(f"{count} on-demand {machine}" for machine, count in sorted(counts.items()))
 
 
-def _told(state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool) -> Decision:
+def _told(
+    state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool
+) -> CapacityDecision:
     """Keep the reason, and announce it if it has changed."""
     is_new = key != pace.said
     risk = is_late and not pace.is_risk_told

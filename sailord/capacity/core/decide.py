@@ -39,19 +39,18 @@ from sailord.providers.interface import (
     Granted,
     InDoubt,
     InstanceRequest,
-    Outcome,
     Pool,
     Queued,
     Refused,
+    RequestOutcome,
 )
 
 MACHINES_PER_REQUEST_MAX = 16
 COUNTS_S = 30.0
 """A longer gap between two counts of agents means that sailord or the store was down."""
-Decision = tuple[CapacityState, tuple[model.Command, ...]]
 
 
-def decide(state: CapacityState, event: model.Event) -> Decision:
+def decide(state: CapacityState, event: model.CapacityEvent) -> model.CapacityDecision:
     """Apply an event; return the new state and the commands that follow."""
     state, logged = _apply(replace(state, now=max(state.now, event.at)), event)
     if not state.prefix:
@@ -94,7 +93,7 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
 # ---- events -------------------------------------------------------------------------------------
 
 
-def _apply(state: CapacityState, event: model.Event) -> Decision:
+def _apply(state: CapacityState, event: model.CapacityEvent) -> model.CapacityDecision:
     match event:
         case model.TookOver():
             return _take_over(state, event)
@@ -129,7 +128,7 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
             assert_never(event)
 
 
-def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
+def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDecision:
     """Take over from the last leader: the outcome of its requests is unknown.
 
     They count as granted from now on: what one made earlier costs from its creation, once it is
@@ -160,7 +159,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
     return state, tuple(drain_of(m) for m in books.machines if m.is_drained and not m.why)
 
 
-def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
+def _take_answer(state: CapacityState, outcome: RequestOutcome) -> model.CapacityDecision:
     asked = state.asks.get(outcome.request_id)
     if asked is None:
         return state, ()  # An observation settled it, or it expired.
@@ -258,23 +257,23 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
 # ---- rules, in the order of decide --------------------------------------------------------------
 
 
-def _check_budget(state: CapacityState) -> Decision:
+def _check_budget(state: CapacityState) -> model.CapacityDecision:
     if state.observed_at is None:
         return state, ()  # What ended while no sailord was there counts until it is known.
     due = stop_due(state)
     if not due or state.stop in (due, "ended"):
         return state, ()  # A stop is final.
     why = f"${spent_usd(state):,.2f} of the total budget of ${state.policy.usd_max:,.2f} is spent"
-    told: tuple[model.Command, ...] = (model.Log(f"{why}: no further requests"),)
+    told: tuple[model.CapacityCommand, ...] = (model.Log(f"{why}: no further requests"),)
     if not state.stop:
         told = (*told, model.PauseJob(why))
         state = replace(state, paused="" if state.progress is None else state.progress.job)
     return replace(state, stop=due), told
 
 
-def _expire_doubts(state: CapacityState) -> Decision:
+def _expire_doubts(state: CapacityState) -> model.CapacityDecision:
     """Give up requests in doubt that no observation has shown within ``doubt_s``."""
-    told: list[model.Command] = []
+    told: list[model.CapacityCommand] = []
     made = Counter(m.instance.request_id for m in state.machines.values())
     for id_, asked in tuple(state.asks.items()):
         pool = asked.ask.pool
@@ -292,9 +291,9 @@ def _expire_doubts(state: CapacityState) -> Decision:
     return state, tuple(told)
 
 
-def _mark_unusable(state: CapacityState) -> Decision:
+def _mark_unusable(state: CapacityState) -> model.CapacityDecision:
     """Mark instances for deletion that are faulty, lost, drained or beyond the budget."""
-    told: list[model.Command] = []
+    told: list[model.CapacityCommand] = []
     for id_, machine in tuple(state.machines.items()):
         if machine.why or machine.is_missed or not machine.instance.request_id:
             continue
@@ -356,7 +355,7 @@ def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bo
     return since is not None and state.looked_at >= max(since, state.counting_since) + seconds
 
 
-def _delete(state: CapacityState) -> Decision:
+def _delete(state: CapacityState) -> model.CapacityDecision:
     """Delete marked instances; repeat every ``delete_again_s`` until they no longer exist."""
     due: list[str] = []
     machines = dict(state.machines)
@@ -372,14 +371,14 @@ def _delete(state: CapacityState) -> Decision:
     return replace(state, machines=machines), (model.DeleteInstances(tuple(sorted(due))),)
 
 
-def _grow(state: CapacityState) -> Decision:
+def _grow(state: CapacityState) -> model.CapacityDecision:
     """Request missing instances: one request at a time per pool, those that may wait last.
 
     What may wait is requested as a whole: else a part would be billed while the rest waits.
     """
     if state.stop or state.observed_at is None:
         return state, ()  # What exists is unknown before the first observation.
-    orders: list[model.Command] = []
+    orders: list[model.CapacityCommand] = []
     there, busy = supply(state), {asked.ask.pool for asked in state.asks.values()}
     for pool, wanted in sorted(state.target.items(), key=lambda each: (each[0].flex, each[0])):
         missing = wanted - there[pool]

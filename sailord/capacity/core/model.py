@@ -15,13 +15,13 @@ from sailord.providers.interface import (
     DeleteResult,
     InstanceRequest,
     Observation,
-    Outcome,
     Pool,
-    Quota,
+    QuotaUsage,
     RefusalKind,
+    RequestOutcome,
 )
 
-Stop = Literal["", "parting", "ended"]
+StopCause = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
 CooldownKind = Literal[RefusalKind, "boot"]
 """``boot``: its last instance started no agent; a granted request does not end this."""
@@ -231,7 +231,7 @@ class CapacityRecord:
     spent_usd: float = 0.0
     asks: tuple[PendingRequest, ...] = ()
     machines: tuple[RentedInstance, ...] = ()
-    stop: Stop = ""
+    stop: StopCause = ""
     stopped_at_usd: float | None = None
     """The total budget that was spent; a larger one lifts the stop."""
     boots: tuple[BootRecord, ...] = ()
@@ -254,7 +254,7 @@ class CapacityState:
     """Prefix of this leader's request ids, globally unique. Empty: not the leader."""
     requests: int = 0
     prices: Mapping[Pool, float] = field(default_factory=dict)
-    quotas: tuple[Quota, ...] | None = None
+    quotas: tuple[QuotaUsage, ...] | None = None
     """``None``: not read yet. A provider without quotas reports none."""
     target: Mapping[Pool, int] = field(default_factory=dict)
     is_target_set: bool = False
@@ -286,7 +286,7 @@ class CapacityState:
     """Cost of instances that no longer exist, ..."""
     spent_gpu_us: int = 0
     """... and the GPU microseconds that they were paid for."""
-    stop: Stop = ""
+    stop: StopCause = ""
     options: DeadlineOptions | None = None
     """Of the active job, if it has a deadline and there are instances of both contracts."""
     progress: JobProgress | None = None
@@ -328,7 +328,7 @@ class RequestAnswered:
     """A request was answered or timed out."""
 
     at: float
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class QuotasRead:
     """Quotas were read."""
 
     at: float
-    quotas: tuple[Quota, ...]
+    quotas: tuple[QuotaUsage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +417,7 @@ class Tick:
     at: float
 
 
-Event = (
+CapacityEvent = (
     TookOver
     | SteppedDown
     | Observed
@@ -491,4 +491,5 @@ class Log:
     text: str
 
 
-Command = Create | Cancel | DeleteInstances | Drain | PauseJob | Tell | Log
+CapacityCommand = Create | Cancel | DeleteInstances | Drain | PauseJob | Tell | Log
+CapacityDecision = tuple[CapacityState, tuple[CapacityCommand, ...]]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from sailord.capacity.core import boots
 from sailord.capacity.core.model import (
     ENDED_MAX,
+    CapacityCommand,
     CapacityState,
-    Command,
     Log,
     PendingRequest,
 )
@@ -43,7 +43,9 @@ def adopt(
     return replace(state, machines={**state.machines, instance.id: known})
 
 
-def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tuple[Command, ...]]:
+def observe(
+    state: CapacityState, seen: Observation
+) -> tuple[CapacityState, tuple[CapacityCommand, ...]]:
     """Apply an observation; settle the cost of instances that no longer exist.
 
     One that began before the last is ignored: it lacks what was rented in between.

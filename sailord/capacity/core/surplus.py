@@ -13,7 +13,7 @@ from sailord.capacity.core.supply import obtainable, supply
 from sailord.providers.interface import Pool
 
 
-def shrink(state: CapacityState) -> tuple[CapacityState, tuple[model.Command, ...]]:
+def shrink(state: CapacityState) -> tuple[CapacityState, tuple[model.CapacityCommand, ...]]:
     """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
 
     Above the hourly limit it goes at once. An unused instance whose memory the job may need is

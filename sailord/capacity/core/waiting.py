@@ -9,11 +9,16 @@ from dataclasses import replace
 
 from sailord.capacity.core.budget import is_affordable
 from sailord.capacity.core.cooldowns import cool_down
-from sailord.capacity.core.model import Cancel, CapacityState, Command, Log, PendingRequest
+from sailord.capacity.core.model import (
+    Cancel,
+    CapacityCommand,
+    CapacityDecision,
+    CapacityState,
+    Log,
+    PendingRequest,
+)
 from sailord.capacity.core.supply import supply
 from sailord.providers.interface import Observation
-
-Decision = tuple[CapacityState, tuple[Command, ...]]
 
 
 def queued(asked: PendingRequest, at: float) -> PendingRequest:
@@ -27,13 +32,13 @@ def queued(asked: PendingRequest, at: float) -> PendingRequest:
     )
 
 
-def follow_queue(state: CapacityState, seen: Observation) -> Decision:
+def follow_queue(state: CapacityState, seen: Observation) -> CapacityDecision:
     """Apply what an observation says of the queue.
 
     A request that left it without a word is in doubt: its instances should appear. One that was
     given up, and waits after all, counts again.
     """
-    told: list[Command] = []
+    told: list[CapacityCommand] = []
     made = {machine.instance.request_id for machine in state.machines.values()}
     made |= {instance.request_id for instance in seen.instances}
     for id_, ask in seen.queued.items():
@@ -59,12 +64,12 @@ def follow_queue(state: CapacityState, seen: Observation) -> Decision:
     return state, tuple(told)
 
 
-def withdraw(state: CapacityState) -> Decision:
+def withdraw(state: CapacityState) -> CapacityDecision:
     """Withdraw waiting requests that were not wanted for ``surplus_s``.
 
     At once where nothing at all is wanted, and above a budget.
     """
-    told: list[Command] = []
+    told: list[CapacityCommand] = []
     there = supply(state)
     for asked in tuple(state.asks.values()):
         if not asked.is_queued or not (state.is_target_set or state.stop):

@@ -11,7 +11,7 @@ from sailord.text.units import counted, number_ranges
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Stage
-from simulator.validate_runs import Comparison, Report, source_summary
+from simulator.validate_runs import Comparison, ValidationReport, source_summary
 
 GIB = 2**30
 ROWS_MAX = 40
@@ -135,7 +135,7 @@ def _devices(stage: Stage) -> str:
     )
 
 
-def validation_text(report: Report, estimator_name: str) -> str:
+def validation_text(report: ValidationReport, estimator_name: str) -> str:
     """Return measured and predicted values per case, then the figures of each source."""
     cases = [
         [

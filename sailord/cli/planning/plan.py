@@ -16,7 +16,7 @@ from planner.compare.judge_all import JudgedPlanner, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.event_planner import SMALL_BUDGET
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import (
     DEFAULT_BUDGETS,
@@ -302,7 +302,7 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
         memory = HostMemory.of(question.job, placed, nodes, question.cluster)
         told["host_memory"], lines = memory.to_json(), memory.lines
     if placed is not None and question.estimator == "event" and any(node.spot for node in nodes):
-        history, now_s, source = History(), 0.0, "assumed"
+        history, now_s, source = LifetimeHistory(), 0.0, "assumed"
         if trace is not None:
             history, now_s = history_of(trace, question.cluster)
             source = f"as in {trace.name}"

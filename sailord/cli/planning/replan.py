@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from planner.move_policy.decide_move import DEFAULT_RULES, Verdict, judge_move
+from planner.move_policy.decide_move import DEFAULT_RULES, MoveVerdict, judge_move
 from planner.move_policy.move_gain import offer_of
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.problem.inventory import missing_price
 from planner.problem.question import read_ahead
 from planner.replan.damage import RunningPlan
@@ -108,7 +108,7 @@ class _Result:
     matched: MatchedNodes
     gone: tuple[str, ...]
     """Nodes of the running plan that were lost."""
-    verdict: Verdict
+    verdict: MoveVerdict
     job: Job
     seconds: float
 
@@ -122,7 +122,7 @@ def _check(old: Plan, job: Job, cluster: Cluster, matched: MatchedNodes, name: s
 
 def _verdict(
     running: RunningPlan, found: Replan, matched: MatchedNodes, job: Job, life_s: float | None
-) -> Verdict:
+) -> MoveVerdict:
     """Judge the move without a history of node lifetimes: no node counts as new."""
     offer = offer_of(
         running,
@@ -132,7 +132,7 @@ def _verdict(
         age_s={node.id: math.inf for node in matched.now},
     )
     rules = DEFAULT_RULES if life_s is None else replace(DEFAULT_RULES, horizon_s=life_s)
-    return judge_move(offer, History(), now_s=0.0, rules=rules)
+    return judge_move(offer, LifetimeHistory(), now_s=0.0, rules=rules)
 
 
 def _document(result: _Result) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from planner.library.plan_library import KnownPlan
 from planner.problem.question import Answer, Question
 from planner.search.search_cache import SearchCache
 from planner.share.share_cluster import JobPart, SharedCluster, share_cluster
-from planner.share.split_machines import Machines
+from planner.share.split_machines import MachineCounts
 from sailord.cli.planning.question import BUDGET, read_question
 from sailord.cli.planning.several_jobs import WEIGHTS, job_names, refuse_deadlines, weights_of
 from sailord.cli.shared.described_job import JobFile
@@ -195,7 +195,7 @@ def _pools(found: SharedCluster) -> tuple[str, ...]:
     return found.parts[0].plans.names
 
 
-def _machines(cluster: Cluster, counts: Machines) -> str:
+def _machines(cluster: Cluster, counts: MachineCounts) -> str:
     """Machines by pool: 2 x 4 A100-40@us-central1-a, ..."""
     return ", ".join(
         f"{count} x {pool.gpus_per_machine} {pool.gpu}@{pool.zone}{' spot' * pool.spot}"

@@ -25,7 +25,7 @@ from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan
 from simulator.spec.plan import Plan
-from simulator.validate_runs import Report
+from simulator.validate_runs import ValidationReport
 from simulator.validate_runs import validate as validate_cases
 
 SHORTAGES_SHOWN_MAX = 6
@@ -145,7 +145,7 @@ def validate(
         raise SystemExit(FAILED)
 
 
-def tell_report(report: Report) -> None:
+def tell_report(report: ValidationReport) -> None:
     """Say on stderr what was not compared, and what of the file was not used."""
     by_note: dict[str, list[str]] = {}
     for case, note in report.notes:

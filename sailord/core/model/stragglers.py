@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
 
-Work = tuple[str, str]
+WorkKey = tuple[str, str]
 """A kind of GPU, and the predicted compute time of a rank."""
 
 
@@ -26,7 +26,7 @@ class StepSample:
         return self.measured_s / self.predicted_s
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkKey:
         """Equal for ranks of the same kind with the same layers, TP degree and micro batches."""
         return self.gpu, f"{self.predicted_s:.3g}"
 

@@ -14,7 +14,7 @@ from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import holders_reported, in_memory
 from sailord.core.queries.restore_point import (
     Holders,
-    Piece,
+    PieceNumber,
     newest_restore,
     piece_holders,
     whole_points,
@@ -90,7 +90,7 @@ def _alone_at(holders: Holders) -> dict[str, frozenset[Point]]:
     return {node: frozenset(points) for node, points in found.items()}
 
 
-def _keepers(pieces: Mapping[Piece, AbstractSet[str]]) -> dict[str, tuple[str, ...]]:
+def _keepers(pieces: Mapping[PieceNumber, AbstractSet[str]]) -> dict[str, tuple[str, ...]]:
     """Return by node, in order, all nodes that have a piece that it has, itself among them."""
     groups = list({frozenset(nodes) for nodes in pieces.values()})
     numbers: dict[str, list[int]] = {}

@@ -9,9 +9,9 @@ from agents.protocol.records import FIRST, Durable, GenerationRecord, NodeId, Po
 
 SealedByNode = Iterable[tuple[NodeId, Sealed]]
 """Snapshots in memory, each with its node."""
-Piece = tuple[int, int]
+PieceNumber = tuple[int, int]
 """A layer, and the number of one of its pieces."""
-Holders = Mapping[Point, Mapping[Piece, AbstractSet[str]]]
+Holders = Mapping[Point, Mapping[PieceNumber, AbstractSet[str]]]
 """By point and piece: who has it."""
 
 
@@ -61,7 +61,7 @@ def complete_points(
 
 def piece_holders(held: SealedByNode, domains: Mapping[NodeId, str] | None = None) -> Holders:
     """Return which failure domains (without ``domains``: nodes) have each piece of each point."""
-    holders: dict[Point, dict[Piece, set[str]]] = {}
+    holders: dict[Point, dict[PieceNumber, set[str]]] = {}
     for node, sealed in held:
         domain = node if domains is None else domains.get(node)
         if domain is None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import Speeds, StepSample, Straggler, Work
+from sailord.core.model.stragglers import Speeds, StepSample, Straggler, WorkKey
 
 PEERS_MIN = 2
 """A node is compared with others of its work or kind only if there are at least this many."""
@@ -68,9 +68,9 @@ def look(
 
 def _grouped(
     samples: Mapping[NodeId, StepSample],
-) -> tuple[dict[Work, list[float]], dict[str, list[float]]]:
+) -> tuple[dict[WorkKey, list[float]], dict[str, list[float]]]:
     """Return the factors by equal work and by kind of GPU, each sorted."""
-    by_work: defaultdict[Work, list[float]] = defaultdict(list)
+    by_work: defaultdict[WorkKey, list[float]] = defaultdict(list)
     by_gpu: defaultdict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples.values(), key=lambda each: each.factor):
         by_work[sample.work].append(sample.factor)

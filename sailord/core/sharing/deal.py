@@ -17,7 +17,7 @@ from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import unsaved_steps
 from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of, to_come
-from sailord.core.sharing.worth import Kind, Stake, Wanted, best_handover
+from sailord.core.sharing.worth import GpusOfNode, Stake, Wanted, best_handover
 
 NO_JOB = JobId("")
 """Has the first part's nodes while that has no job."""
@@ -113,7 +113,7 @@ def _predicted(record: GenerationRecord | None) -> dict[str, float]:
     return {} if record is None else {gpu: worth for gpu, worth in record.worths if worth > 0}
 
 
-def _kinds(parts: Parts) -> dict[NodeId, Kind]:
+def _kinds(parts: Parts) -> dict[NodeId, GpusOfNode]:
     return {
         # Of a node that a new leader has not seen yet the GPUs are not known.
         id_: (part.nodes[id_].record.gpu, max(part.nodes[id_].record.gpus, 1))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from agents.protocol.records import JobId, NodeId
 
-Kind = tuple[str, int]
+GpusOfNode = tuple[str, int]
 """The GPU kind of a node, and how many it has: nodes alike in both are worth the same."""
-Kinds = Mapping[NodeId, Kind]
+Kinds = Mapping[NodeId, GpusOfNode]
 Wanted = tuple[JobId, tuple[NodeId, ...]]
 """A job, and the nodes to give to it."""
 
@@ -46,7 +46,7 @@ class Stake:
         """How many nodes it keeps at least, besides those that stay: it trains on them."""
         return 1 if self.weight else 0
 
-    def worth(self, kinds: Iterable[Kind]) -> float:
+    def worth(self, kinds: Iterable[GpusOfNode]) -> float:
         """Return what nodes of these kinds are worth to it."""
         return sum(self.worths.get(gpu, 1.0) * count for gpu, count in kinds)
 

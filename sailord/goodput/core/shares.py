@@ -15,9 +15,9 @@ from typing import Literal
 
 from sailord.goodput.core.ledger import IN_STEP, Account, Ledger, booked_beside
 
-Kind = Literal["day", "job"]
-Key = tuple[Kind, str]
-KEPT_MAX: Mapping[Kind, int] = {"day": 62, "job": 50}
+ShareKind = Literal["day", "job"]
+ShareKey = tuple[ShareKind, str]
+KEPT_MAX: Mapping[ShareKind, int] = {"day": 62, "job": 50}
 """Shares that are kept of each kind, the last ones."""
 DAY_US = 86_400_000_000
 NO_JOB = ""
@@ -30,7 +30,7 @@ TINY_USD = 1e-12
 class Share:
     """The part of the ledger that belongs to one day or to one job; stored for the next leader."""
 
-    kind: Kind
+    kind: ShareKind
     name: str
     """The day, such as ``2026-05-01``, or the job's id."""
     since_us: int
@@ -38,12 +38,12 @@ class Share:
     accounts: tuple[Account, ...] = ()
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ShareKey:
         """What tells it from the others."""
         return self.kind, self.name
 
 
-Shares = Mapping[Key, Share]
+Shares = Mapping[ShareKey, Share]
 
 
 def divided(shares: Shares, old: Ledger, new: Ledger) -> Shares:
@@ -73,21 +73,21 @@ def resumed(shares: Iterable[Share], ledger: Ledger) -> Shares:
     return {key: replace(each, accounts=_without_step(each)) for key, each in found.items()}
 
 
-def too_many(shares: Shares) -> frozenset[Key]:
+def too_many(shares: Shares) -> frozenset[ShareKey]:
     """The shares that are not kept: the oldest of each kind beyond its number."""
-    found: list[Key] = []
+    found: list[ShareKey] = []
     for kind, most in KEPT_MAX.items():
         found += [each.key for each in newest_first(shares, kind)[most:]]
     return frozenset(found)
 
 
-def newest_first(shares: Shares, kind: Kind) -> list[Share]:
+def newest_first(shares: Shares, kind: ShareKind) -> list[Share]:
     """The shares of one kind."""
     some = (each for each in shares.values() if each.kind == kind)
     return sorted(some, key=lambda each: (each.until_us, each.name), reverse=True)
 
 
-def rest_of(shares: Shares, kind: Kind, ledger: Ledger) -> tuple[Account, ...]:
+def rest_of(shares: Shares, kind: ShareKind, ledger: Ledger) -> tuple[Account, ...]:
     """What the ledger has beyond the shares of a kind."""
     some = (share.accounts for share in shares.values() if share.kind == kind)
     return difference(ledger.accounts, itertools.chain.from_iterable(some))
@@ -99,7 +99,7 @@ def difference(some: Iterable[Account], others: Iterable[Account]) -> tuple[Acco
 
 
 def _book(
-    found: dict[Key, Share], key: Key, part: Iterable[Account], old: Ledger, new: Ledger
+    found: dict[ShareKey, Share], key: ShareKey, part: Iterable[Account], old: Ledger, new: Ledger
 ) -> None:
     """Book on one share; the step under way belongs to the last share of its kind alone."""
     kind, name = key

@@ -15,7 +15,7 @@ from sailord.core.queries.replan_triggers import usable
 from sailord.goodput.core.causes import Cause
 from sailord.goodput.core.ledger import IN_STEP, Beside, CauseLoad, Sight, StepProgress
 
-Price = Callable[[NodeRecord], float | None]
+PriceOf = Callable[[NodeRecord], float | None]
 """Dollars an hour of a node that is not rented; ``None``: unknown."""
 _BY_TAKING: Mapping[str, Cause] = {
     "idle": "moving_fetch",
@@ -79,7 +79,7 @@ def renting_of(capacity: CapacityState, now: float) -> Renting:
 
 def sight_of(
     state: State,
-    price: Price,
+    price: PriceOf,
     renting: Renting,
     *,
     trained: tuple[str, int] | None = None,

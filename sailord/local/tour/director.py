@@ -22,7 +22,7 @@ PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TourEvent:
     """An event and its measured cost."""
 
     kind: str
@@ -55,7 +55,7 @@ class Director:
     job: str
     ledger: StepLog
     say: Callable[[str], None]
-    events: list[Event] = field(default_factory=list)
+    events: list[TourEvent] = field(default_factory=list)
 
     # ---- events ---------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Director:
         assert last is not None
         begun = last.at if is_planned else at
         told = self._move(after)
-        event = Event(
+        event = TourEvent(
             kind,
             about,
             notice_s,

@@ -19,7 +19,7 @@ import click
 
 from sailord.client import ServerProblem
 from sailord.local.cluster import FIRST_NODES, ClusterError, LocalCluster
-from sailord.local.tour.director import Director, Event
+from sailord.local.tour.director import Director, TourEvent
 from sailord.local.tour.reference_run import ReferenceRun, largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
 from sailord.text.cluster_text import event_text, nodes_text
@@ -36,7 +36,7 @@ class JobResult:
     """The events and losses of one job."""
 
     job: str
-    events: tuple[Event, ...]
+    events: tuple[TourEvent, ...]
     losses: dict[int, float]
     difference: float
     """The largest relative difference to the reference run's losses."""

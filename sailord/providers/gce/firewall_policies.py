@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network, ip_network
 from typing import Any, Literal
 
-from sailord.providers.gce.firewalls import Rule, Tier, tcp_ports
+from sailord.providers.gce.firewalls import FirewallRule, Tier, tcp_ports
 
 ANYWHERE = IPv4Network("0.0.0.0/0")
 OF_NETWORK, OF_REGION, BEFORE = "NETWORK", "NETWORK_REGIONAL", "BEFORE_CLASSIC_FIREWALL"
@@ -29,7 +29,7 @@ _OTHER = tuple(
 
 
 def tiers(
-    own: tuple[Rule, ...],
+    own: tuple[FirewallRule, ...],
     policies: Sequence[Any],
     network: str,
     account: str | None,
@@ -63,7 +63,7 @@ def _tier(policy: Any, network: str, account: str | None, region: str) -> Tier:
     return Tier(shown, tuple(rule for rule in read if rule is not None))
 
 
-def _rule(one: Any, network: str, account: str | None) -> Rule | None:
+def _rule(one: Any, network: str, account: str | None) -> FirewallRule | None:
     match, accounts = one.match, set(one.target_service_accounts)
     is_for_us = all((
         one.direction == "INGRESS",
@@ -87,4 +87,4 @@ def _rule(one: Any, network: str, account: str | None) -> Rule | None:
     verdict: Literal["allow", "deny", "next"] = "allow"
     if one.action in ("deny", "goto_next"):
         verdict = "deny" if one.action == "deny" else "next"
-    return Rule(one.priority, verdict, ports, sources, by_tags, is_sure)
+    return FirewallRule(one.priority, verdict, ports, sources, by_tags, is_sure)

@@ -20,7 +20,7 @@ ALL_PORTS = frozenset(range(1, 65536))
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FirewallRule:
     """A rule for TCP packets that reach the cluster's instances."""
 
     priority: int
@@ -40,10 +40,12 @@ class Tier:
 
     policy: str
     """How ``gcloud compute`` shows the policy; empty: the network's own rules."""
-    rules: tuple[Rule, ...]
+    rules: tuple[FirewallRule, ...]
 
 
-def read_rules(resources: Iterable[Any], tags: Set[str], account: str | None) -> tuple[Rule, ...]:
+def read_rules(
+    resources: Iterable[Any], tags: Set[str], account: str | None
+) -> tuple[FirewallRule, ...]:
     """Read the rules that concern instances with these tags and this account."""
     accounts = {account} - {None}
     found = []
@@ -63,7 +65,7 @@ def read_rules(resources: Iterable[Any], tags: Set[str], account: str | None) ->
             ports = tcp_ports((each.I_p_protocol, each.ports) for each in protocols)
             if ports:
                 verdict: Literal["allow", "deny"] = "allow" if is_allowed else "deny"
-                found.append(Rule(one.priority, verdict, ports, sources, by_identity))
+                found.append(FirewallRule(one.priority, verdict, ports, sources, by_identity))
     return tuple(found)
 
 
@@ -111,7 +113,7 @@ def closed_ports(
     return {policy: frozenset(ports) for policy, ports in closed.items() if ports}
 
 
-def _concerns(rule: Rule, source: IPv4Network, *, is_node: bool, hopes: bool) -> bool:
+def _concerns(rule: FirewallRule, source: IPv4Network, *, is_node: bool, hopes: bool) -> bool:
     if not rule.is_sure:
         return hopes == (rule.verdict != "deny")
     if rule.verdict == "deny":

@@ -17,7 +17,7 @@ from sailord.providers.gce.quotas import (
     EVERY_GPU,
     FAMILY,
     PREEMPTIBLE,
-    Limits,
+    QuotaLimits,
     family_of,
     limits_by_region,
     needs_families,
@@ -119,7 +119,7 @@ async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> AsyncIterato
 
 
 async def _check_quotas(
-    api: GceClient, pools: Sequence[Pool], project: Limits, families: FamilyQuotas
+    api: GceClient, pools: Sequence[Pool], project: QuotaLimits, families: FamilyQuotas
 ) -> AsyncIterator[Finding]:
     by_region = await limits_by_region(api, {region_of(pool.zone) for pool in pools})
     told = await families.limits() if needs_families(pools, by_region) else FamilyLimits()

@@ -48,13 +48,13 @@ from sailord.providers.interface import (
     Instance,
     InstanceRequest,
     Observation,
-    Outcome,
     Pool,
     Provider,
     ProviderError,
     Queued,
-    Quota,
+    QuotaUsage,
     Refused,
+    RequestOutcome,
 )
 from simulator.documents.problems import Problem
 from simulator.hardware.catalogue import Catalogue
@@ -153,7 +153,7 @@ class GceProvider(Provider):
 
     # ---- creating -------------------------------------------------------------------------------
 
-    async def create(self, ask: InstanceRequest) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> RequestOutcome:
         """Make as many instances as available, and wait for the outcome."""
         assert ask.count > 0, "a request for no instance"
         config = self._config
@@ -181,7 +181,7 @@ class GceProvider(Provider):
             return InDoubt(ask.request_id, str(error))
         return await self._outcome(ask, refusal)
 
-    async def _queue(self, ask: InstanceRequest) -> Outcome:
+    async def _queue(self, ask: InstanceRequest) -> RequestOutcome:
         try:
             await flex_start.create(self._api, self._config, ask)
         except GceError as failure:
@@ -249,7 +249,7 @@ class GceProvider(Provider):
         ]
         return [(code, text) for code, text in dict.fromkeys(found) if code not in NO_CAUSE]
 
-    async def _outcome(self, ask: InstanceRequest, refusal: GceError | None) -> Outcome:
+    async def _outcome(self, ask: InstanceRequest, refusal: GceError | None) -> RequestOutcome:
         """Return what was made, by listing it."""
         names = set(instance_names(ask, self._config.cluster_name))
         try:
@@ -324,7 +324,7 @@ class GceProvider(Provider):
         rates, own = await self._billing.rates(), self._config.group_prices
         return prices_of(self.pools, self._catalogue, rates, own)
 
-    async def quotas(self) -> Sequence[Quota]:
+    async def quotas(self) -> Sequence[QuotaUsage]:
         """Return the GPU quotas of every region and of the project."""
         try:
             by_region = await limits_by_region(self._api, self._config.regions)

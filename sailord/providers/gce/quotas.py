@@ -9,7 +9,7 @@ from typing import Any
 from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import QUOTA_METRICS, region_of
 from sailord.providers.gce.family_quotas import FamilyLimits
-from sailord.providers.interface import Instance, Pool, Quota
+from sailord.providers.interface import Instance, Pool, QuotaUsage
 
 PREEMPTIBLE = "PREEMPTIBLE_"
 EVERY_GPU = "GPUS_ALL_REGIONS"
@@ -17,11 +17,11 @@ FAMILY = "GPUS_PER_GPU_FAMILY"
 OWN_METRIC = frozenset({"V100-16", "T4", "L4", "A100-40", "A100-80"})
 """GPUs with a metric of their own on demand; newer ones have a quota by family."""
 
-Limits = Mapping[str, tuple[float, float]]
+QuotaLimits = Mapping[str, tuple[float, float]]
 """Limit and usage, by metric."""
 
 
-async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, Limits]:
+async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, QuotaLimits]:
     """Read the quotas that some regions list."""
     return {
         region: read_limits((await api.call("Regions", "get", region=region)).quotas)
@@ -29,18 +29,18 @@ async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, 
     }
 
 
-def read_limits(quotas: Iterable[Any]) -> Limits:
+def read_limits(quotas: Iterable[Any]) -> QuotaLimits:
     """Read the quotas of a region or of a project."""
     return {one.metric: (one.limit, one.usage) for one in quotas}
 
 
 def quotas_of(
     pools: Sequence[Pool],
-    by_region: Mapping[str, Limits],
-    project: Limits,
+    by_region: Mapping[str, QuotaLimits],
+    project: QuotaLimits,
     families: FamilyLimits,
     rented: Iterable[Instance],
-) -> tuple[Quota, ...]:
+) -> tuple[QuotaUsage, ...]:
     """Return the quotas that limit the pools.
 
     Spot instances, and those that waited in Google's queue, use the preemptible quota of their
@@ -57,7 +57,7 @@ def quotas_of(
         elif family is not None:
             unlisted.setdefault((region, family), []).append(pool)
     found = [
-        Quota(f"{metric} in {region}", tuple(those), *by_region[region][metric])
+        QuotaUsage(f"{metric} in {region}", tuple(those), *by_region[region][metric])
         for (region, metric), those in sorted(drawn.items())
     ]
     there = tuple(rented)
@@ -72,14 +72,14 @@ def quotas_of(
         if limit is None:
             why = families.trouble or "Google lists none there"
         if limit is None or math.isfinite(limit):
-            found.append(Quota(name, tuple(those), limit, used, why))
+            found.append(QuotaUsage(name, tuple(those), limit, used, why))
     usual = tuple(pool for pool in pools if pool.is_on_demand)
     if EVERY_GPU in project and usual:
-        found.append(Quota(f"{EVERY_GPU} of the project", usual, *project[EVERY_GPU]))
+        found.append(QuotaUsage(f"{EVERY_GPU} of the project", usual, *project[EVERY_GPU]))
     return tuple(found)
 
 
-def needs_families(pools: Iterable[Pool], by_region: Mapping[str, Limits]) -> bool:
+def needs_families(pools: Iterable[Pool], by_region: Mapping[str, QuotaLimits]) -> bool:
     """Return whether a pool draws on the quota of a family."""
     return any(
         family_of(pool.gpu) is not None
@@ -94,7 +94,7 @@ def family_of(gpu: str) -> str | None:
     return None if gpu in OWN_METRIC else f"NVIDIA_{gpu.partition('-')[0].upper()}"
 
 
-def quota_metric(pool: Pool, limits: Limits) -> str:
+def quota_metric(pool: Pool, limits: QuotaLimits) -> str:
     """Return the metric of a pool's quota; a region may not list it."""
     usual = QUOTA_METRICS.get(pool.gpu, "")
     own = f"{PREEMPTIBLE}{usual}"

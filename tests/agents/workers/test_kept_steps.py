@@ -21,7 +21,7 @@ STEP = TimedStep(8, 1.0, 3.5, PIECES)
 
 
 def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
-    kept_steps.KeptSteps(tmp_path).offer(STEP)
+    kept_steps.KeptStepsFile(tmp_path).offer(STEP)
     found = read_kept_steps(tmp_path, now=7.0)
     assert found is not None
     (step,) = found.steps
@@ -49,7 +49,7 @@ def test_no_link_is_followed_out_of_the_folder(tmp_path: Path) -> None:
 
 def test_the_longest_file_of_a_worker_is_read(tmp_path: Path) -> None:
     pieces = [TimedPiece("B", 9999, 1e5 + i, 1e5 + i + 0.123456) for i in range(600)]
-    keeper = kept_steps.KeptSteps(tmp_path)
+    keeper = kept_steps.KeptStepsFile(tmp_path)
     for number in (1024, 2048):
         keeper.offer(TimedStep(number, 1.0, 2e5, pieces))
     found = read_kept_steps(tmp_path, now=7.0)

@@ -9,10 +9,10 @@ import pytest
 
 from planner.baselines.flashflex.cost import (
     GB,
-    Device,
     FlashFlexInputs,
     FlashFlexPipeline,
     FlashFlexPlan,
+    PlacedGpu,
     fits,
     hop_seconds,
     pipeline_seconds,
@@ -38,11 +38,11 @@ from tests.planner.baselines.golden_inputs import load_golden
 from tests.planner.baselines.small_case import pool, small_case
 
 TWO_KINDS = (pool("A100-40", 4, per_machine=4), pool("V100-16", 4, per_machine=4))
-FAST = Device(0, 150 * 2.0**40, 40.0, 200 * GB)
-SLOW = Device(1, 75 * 2.0**40, 16.0, 100 * GB)
+FAST = PlacedGpu(0, 150 * 2.0**40, 40.0, 200 * GB)
+SLOW = PlacedGpu(1, 75 * 2.0**40, 16.0, 100 * GB)
 
 
-def inputs_of(*devices: Device, **changes) -> FlashFlexInputs:
+def inputs_of(*devices: PlacedGpu, **changes) -> FlashFlexInputs:
     """The toy of the golden results on these devices."""
     given = {"between_bytes_per_s": 10 * GB, "layers": 12, "hidden": 1024, "sequence": 512}
     given |= {"vocabulary": 32000, "value_bytes": 4, "batch": 32}
@@ -50,14 +50,14 @@ def inputs_of(*devices: Device, **changes) -> FlashFlexInputs:
 
 
 HETERO = inputs_of(*[FAST] * 4, *[SLOW] * 4)
-HOMO = inputs_of(*[FAST] * 4, *[Device(1, 150 * 2.0**40, 40.0, 200 * GB)] * 4)
+HOMO = inputs_of(*[FAST] * 4, *[PlacedGpu(1, 150 * 2.0**40, 40.0, 200 * GB)] * 4)
 
 
 def test_a_stage_pays_for_work_and_tensor_traffic():
     # One sample of one token and one channel: 72 (1 + 1/6) of work on two devices of one flop
     # per second, and eight times a byte over a half-loaded link of two bytes per second.
     pair = inputs_of(
-        *[Device(0, 1.0, 1.0, 2.0)] * 2,
+        *[PlacedGpu(0, 1.0, 1.0, 2.0)] * 2,
         hidden=1, sequence=1, vocabulary=0, value_bytes=1,
     )  # fmt: skip
     assert stage_seconds(pair, (0, 1), 3) == pytest.approx(3 * (84 / 2 + 8 / 4))
@@ -65,14 +65,14 @@ def test_a_stage_pays_for_work_and_tensor_traffic():
 
 
 def test_a_hop_enters_by_the_best_link_and_spreads():
-    devices = [Device(m, 1.0, 1.0, 4.0) for m in (0, 0, 1)]
+    devices = [PlacedGpu(m, 1.0, 1.0, 4.0) for m in (0, 0, 1)]
     inputs = inputs_of(*devices, hidden=1, sequence=1, value_bytes=1, between_bytes_per_s=1.0)
     assert hop_seconds(inputs, (0,), (1, 2)) == 2 * (1 / 4 + 1 / 2)
 
 
 def test_a_pipeline_takes_the_longest_active_stage_of_every_column():
     inputs = inputs_of(
-        *[Device(m, 1.0, 1.0, 1.0) for m in range(3)],
+        *[PlacedGpu(m, 1.0, 1.0, 1.0) for m in range(3)],
         hidden=1, sequence=1, vocabulary=0, value_bytes=0,
     )  # fmt: skip
     # Stages of 84, 252 and 168; with two micro batches the columns are 1, 12, 23 and 3.
@@ -94,7 +94,7 @@ def test_a_pipeline_fits_where_each_stage_does():
     states, activations = stage_gb(HETERO, 12, 1, first=True, last=True)
     enough = states + activations
     for memory, wanted in ((enough + 1e-9, True), (enough - 1e-9, False)):
-        inputs = inputs_of(Device(0, 1.0, memory, 1.0))
+        inputs = inputs_of(PlacedGpu(0, 1.0, memory, 1.0))
         assert fits(inputs, FlashFlexPipeline(((0,),), (12,))) == wanted
 
 
@@ -146,7 +146,7 @@ def test_large_machines_are_cut_in_eights_or_refused():
 
 
 def test_wide_tp_groups_avoid_stages_without_blocks():
-    pairs = [Device(m, 150 * 2.0**40, 40.0, 200 * GB) for m in range(4) for _ in range(2)]
+    pairs = [PlacedGpu(m, 150 * 2.0**40, 40.0, 200 * GB) for m in range(4) for _ in range(2)]
     inputs = inputs_of(*pairs, layers=4)
     assert [len(group) for group in tp_groups(inputs, range(8), 32)] == [1] * 8
     plans = search(inputs, [1])

@@ -13,7 +13,7 @@ import pytest
 
 from planner.baselines.sailor_sosp25.cost import (
     End,
-    Kind,
+    MeasuredGpu,
     Sosp25Inputs,
     Sosp25Region,
     joined,
@@ -120,17 +120,21 @@ ROW: Floats = np.arange(5.0)
 FAST, SLOW_KIND = 0, 1
 
 
-def kind(name: str, each_s: float, *, capacity: float = 1e12, usd_per_s: float = 1.0) -> Kind:
+def kind(
+    name: str, each_s: float, *, capacity: float = 1e12, usd_per_s: float = 1.0
+) -> MeasuredGpu:
     """Four layers alike; two GPUs take 0.6 of the time of one, four hardly less than two."""
     seconds = {
         (tp, b): ROW * (each_s * b * share)
         for tp, share in ((1, 1.0), (2, 0.6), (4, 0.55))
         for b in (1, 2)
     }
-    return Kind(name, usd_per_s, capacity, seconds, dict.fromkeys(seconds, 0.5))
+    return MeasuredGpu(name, usd_per_s, capacity, seconds, dict.fromkeys(seconds, 0.5))
 
 
-def inputs(*kinds: Kind, zones: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Sosp25Inputs:
+def inputs(
+    *kinds: MeasuredGpu, zones: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> Sosp25Inputs:
     """Layers of 1 GB of parameters and of activations, on links of 1 GB/s."""
 
     def send_s(_: End, __: End, size: float) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from planner.baselines.shared.equal_nodes import Degrees
 from planner.baselines.varuna import pipeline as varuna_pipeline
-from planner.baselines.varuna.pipeline import Pipeline, own_orders, simulate_us, turns
+from planner.baselines.varuna.pipeline import VarunaTimes, own_orders, simulate_us, turns
 from planner.baselines.varuna.planner import (
     VarunaInputs,
     VarunaPlanner,
@@ -26,7 +26,7 @@ from tests.planner.baselines.small_case import pool, small_case
 
 MODES = ("fixed", "published")
 SIZES = (1, 2, 4, 8)
-EVEN = Pipeline((1.0,) * 3, (2.0,) * 3, 4, 0.0, 0.0, 4, 0.0)
+EVEN = VarunaTimes((1.0,) * 3, (2.0,) * 3, 4, 0.0, 0.0, 4, 0.0)
 
 
 def golden_inputs(toy: Toy, memory_bytes: float) -> VarunaInputs:
@@ -51,8 +51,8 @@ def golden_inputs(toy: Toy, memory_bytes: float) -> VarunaInputs:
     )
 
 
-def golden_pipeline(case: dict[str, Any]) -> Pipeline:
-    return Pipeline(
+def golden_pipeline(case: dict[str, Any]) -> VarunaTimes:
+    return VarunaTimes(
         tuple(case["fwd_us"]),
         tuple(case["bwd_us"]),
         case["microbatches"],
@@ -146,7 +146,7 @@ def test_its_own_schedule_recomputes_right_before_backward():
 def test_a_stage_that_waits_for_a_gradient_takes_a_forward_first():
     # The first gradient is there at 1 + 10 + 1 + 2 + 10 = 24, and the last forward must not wait
     # for it as planned: then all gradients come one behind the other, 3 apart.
-    far = Pipeline((1.0, 1.0), (2.0, 2.0), 4, 10.0, 0.0, 4, 0.0, recomputes=True)
+    far = VarunaTimes((1.0, 1.0), (2.0, 2.0), 4, 10.0, 0.0, 4, 0.0, recomputes=True)
     assert [kind for kind, _ in own_orders(far)[0]].index("R") < 4
     assert simulate_us(far) == 24 + 4 * 3
 
@@ -176,7 +176,7 @@ def small_inputs(**changes: object) -> VarunaInputs:
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_huge_batch_is_extrapolated_from_its_first_part(monkeypatch, recomputes):
-    pipeline = Pipeline((3.0, 5.0, 2.0), (6.0, 9.0, 7.0), 400, 1.0, 4.0, 2, 10.0, recomputes)
+    pipeline = VarunaTimes((3.0, 5.0, 2.0), (6.0, 9.0, 7.0), 400, 1.0, 4.0, 2, 10.0, recomputes)
     counts = (400, 401, 1000)
     one_by_one = [simulate_us(replace(pipeline, micro_batches=count)) for count in counts]
     monkeypatch.setattr(varuna_pipeline, "MICRO_BATCHES_MAX", 100)

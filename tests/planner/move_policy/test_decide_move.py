@@ -9,12 +9,12 @@ import pytest
 
 from planner.move_policy.decide_move import (
     DEFAULT_RULES,
+    MoveVerdict,
     Offer,
-    Verdict,
     expected_life_s,
     judge_move,
 )
-from planner.move_policy.node_lifetimes import PRIOR_LIFE_S, History, PoolRecord
+from planner.move_policy.node_lifetimes import PRIOR_LIFE_S, LifetimeHistory, PoolRecord
 
 POOL = "A100-40@us-central1-a"
 LOOK_S = 5.0
@@ -40,7 +40,7 @@ def offer(**changes: object) -> Offer:
 class World:
     """A job on eight nodes and a ninth that comes and goes; the job takes it if that pays."""
 
-    history: History = History()  # noqa: RUF009 - it is frozen
+    history: LifetimeHistory = LifetimeHistory()  # noqa: RUF009 - it is frozen
     has_ninth: bool = False
     up_since_s: float | None = None
     voluntary: int = 0
@@ -103,7 +103,7 @@ def test_a_stable_new_node_is_used_within_minutes(flaps_for_s: float) -> None:
 def test_a_necessary_move_ignores_its_cost() -> None:
     verdict = judge_move(
         offer(gain_per_s=-5.0, cost=1e9, needed="pipeline 3 lost a node"),
-        History(),
+        LifetimeHistory(),
         now_s=0.0,
         last_move_s=0.0,
     )
@@ -112,16 +112,18 @@ def test_a_necessary_move_ignores_its_cost() -> None:
 
 
 def test_a_plan_that_is_no_better_is_not_moved_to() -> None:
-    assert not judge_move(offer(gain_per_s=0.0), History(), now_s=0.0).moves
+    assert not judge_move(offer(gain_per_s=0.0), LifetimeHistory(), now_s=0.0).moves
 
 
-def after_calm(hours: float) -> History:
-    return History().seen(0.0, up={POOL: 9}, lost={}).seen(3600 * hours, up={POOL: 9}, lost={})
+def after_calm(hours: float) -> LifetimeHistory:
+    return (
+        LifetimeHistory().seen(0.0, up={POOL: 9}, lost={}).seen(3600 * hours, up={POOL: 9}, lost={})
+    )
 
 
-def in_a_storm(now_s: float = 3600.0) -> History:
+def in_a_storm(now_s: float = 3600.0) -> LifetimeHistory:
     """A loss and an addition each minute for an hour."""
-    history = History()
+    history = LifetimeHistory()
     for second in range(0, int(now_s), 60):
         history = history.seen(float(second), up={POOL: 8}, lost={})
         history = history.seen(second + 30.0, up={POOL: 9}, lost={})
@@ -154,10 +156,10 @@ def test_the_gain_forgone_is_limited_however_bad_the_outlook() -> None:
 
 def test_the_wait_grows_as_the_expected_gain_shrinks() -> None:
     def waits_s(events: int) -> float:
-        history = History().seen(0.0, up={POOL: 9}, lost={})
+        history = LifetimeHistory().seen(0.0, up={POOL: 9}, lost={})
         for number in range(events):
             history = history.seen(60.0 * number, up={POOL: 9}, lost={POOL: 1})
-        verdict: Verdict = judge_move(offer(), history, now_s=3600.0)
+        verdict: MoveVerdict = judge_move(offer(), history, now_s=3600.0)
         return 0.0 if verdict.moves else verdict.ask_again_s or 0.0
 
     found = [waits_s(events) for events in (0, 10, 20, 40, 60)]
@@ -181,8 +183,8 @@ def test_the_loss_of_a_newcomer_counts_as_a_cost() -> None:
 def test_without_newcomers_the_next_move_waits_until_the_gain_forgone_equals_its_cost() -> None:
     """Prices and links that swing back and forth do not move the job each time."""
     swing = offer(newcomers={}, newcomer_age_s=math.inf)
-    assert judge_move(swing, History(), now_s=100.0).moves
-    soon = judge_move(swing, History(), now_s=100.0, last_move_s=90.0)
+    assert judge_move(swing, LifetimeHistory(), now_s=100.0).moves
+    soon = judge_move(swing, LifetimeHistory(), now_s=100.0, last_move_s=90.0)
     assert not soon.moves
     assert soon.ask_again_s == pytest.approx(1200 / 12 - 10)
 
@@ -196,12 +198,16 @@ def test_a_job_that_is_nearly_done_stays() -> None:
 
 def test_an_event_counts_once_however_many_nodes_it_takes() -> None:
     few, many = (
-        History().seen(0.0, up={POOL: 16}, lost={}).seen(600.0, up={POOL: 0}, lost={POOL: lost})
+        LifetimeHistory()
+        .seen(0.0, up={POOL: 16}, lost={})
+        .seen(600.0, up={POOL: 0}, lost={POOL: lost})
         for lost in (1, 16)
     )
     assert few.record(POOL, 700.0).losses_per_s == many.record(POOL, 700.0).losses_per_s
     few, many = (
-        History().seen(0.0, up={POOL: 16}, lost={}).seen(600.0, up={POOL: 16}, lost={POOL: lost})
+        LifetimeHistory()
+        .seen(0.0, up={POOL: 16}, lost={})
+        .seen(600.0, up={POOL: 16}, lost={POOL: lost})
         for lost in (1, 16)
     )
     # What it takes at a time says how likely it is to take a node of a small plan.
@@ -210,7 +216,7 @@ def test_an_event_counts_once_however_many_nodes_it_takes() -> None:
 
 
 def test_lifetimes_follow_observations_and_old_ones_fade() -> None:
-    history = History().seen(0.0, up={POOL: 10}, lost={})
+    history = LifetimeHistory().seen(0.0, up={POOL: 10}, lost={})
     assert history.record(POOL, 0.0).node_life_s == PRIOR_LIFE_S
     calm = history.record(POOL, 6 * 3600.0)
     assert calm.node_life_s > 5 * PRIOR_LIFE_S
@@ -230,7 +236,7 @@ def test_lifetimes_follow_observations_and_old_ones_fade() -> None:
 def test_the_gain_of_nodes_in_more_pools_ends_sooner() -> None:
     def life_s(**nodes: int) -> float:
         found = offer(newcomers=nodes, before={}, after=nodes)
-        return expected_life_s(found, History(), now_s=0.0)
+        return expected_life_s(found, LifetimeHistory(), now_s=0.0)
 
     assert life_s(a=1) == pytest.approx(2 * life_s(a=1, b=1), rel=0.5)
     assert life_s(a=1) > life_s(a=1, b=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import offer_of
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.damage import RunningPlan
 from planner.replan.nodes import PlannerNode, nodes_of
 from planner.replan.replanner import Replan, Replanner
@@ -46,7 +46,9 @@ def moved(
 def reason_to_stay(running: RunningPlan, found: Replan, **ages: float) -> str:
     age_s = {node.id: 1e6 for node in NODES} | ages
     verdict = judge_move(
-        offer_of(running, found, NODES, goal="throughput", age_s=age_s), History(), now_s=1e6
+        offer_of(running, found, NODES, goal="throughput", age_s=age_s),
+        LifetimeHistory(),
+        now_s=1e6,
     )
     return "" if verdict.moves else verdict.reason
 

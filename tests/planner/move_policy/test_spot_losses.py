@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.move_policy.spot_losses import SpotLosses, history_of, spot_losses
 from planner.replan.nodes import PlannerNode
 from simulator.cluster.cluster import Cluster, Pool
@@ -40,11 +40,11 @@ def plan_on(*pipelines: tuple[PlannerNode, ...]) -> Plan:
 
 
 def losses(
-    *pipelines: tuple[PlannerNode, ...], history: History | None = None
+    *pipelines: tuple[PlannerNode, ...], history: LifetimeHistory | None = None
 ) -> SpotLosses | None:
     nodes = sorted({n for some in pipelines for n in some})
     return spot_losses(
-        plan_on(*pipelines), ESTIMATE, nodes, history or History(), now_s=0.0, down_s=10.0,
+        plan_on(*pipelines), ESTIMATE, nodes, history or LifetimeHistory(), now_s=0.0, down_s=10.0,
         restore_s=100.0,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import pytest
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import PlannerNode
-from planner.replan.state_map import State, held_by_node
+from planner.replan.state_map import TrainingState, held_by_node
 from planner.replan.transfers import Routes, transfers_of
 from simulator.estimate.machine_layout import lay_out
 from simulator.hardware.catalogue import load_catalogue
@@ -33,8 +33,10 @@ def node(name: str, zone: str = ZONES[0], gpus: int = 4) -> PlannerNode:
     return PlannerNode(name, "A100-40", "A100-40x4", zone, gpus)
 
 
-def state(rng: random.Random) -> State:
-    return State(np.array([float(rng.randint(1, 9)) for _ in range(LAYERS)] + [1.0]) * 1e9, 4)
+def state(rng: random.Random) -> TrainingState:
+    return TrainingState(
+        np.array([float(rng.randint(1, 9)) for _ in range(LAYERS)] + [1.0]) * 1e9, 4
+    )
 
 
 def routes() -> Routes:
@@ -67,7 +69,9 @@ def random_plan(
     return Plan(1, tuple(pipelines), schedule, chunks)
 
 
-def usd_of(plan: Plan, running: Plan | None, nodes: list[PlannerNode], the_state: State) -> float:
+def usd_of(
+    plan: Plan, running: Plan | None, nodes: list[PlannerNode], the_state: TrainingState
+) -> float:
     """What a placed plan costs to reach, unit by unit for every device group."""
     held = held_by_node(running, nodes, the_state)
     by_id = {one.id: one for one in nodes}
@@ -374,7 +378,7 @@ def test_replanning_to_the_same_plan_moves_no_bytes() -> None:
     rng = random.Random(4)
     nodes = [node(name, zone) for name, zone in zip("abcdef", ZONES * 3, strict=True)]
     for _ in range(100):
-        the_state = State(np.array([rng.random() for _ in range(LAYERS)] + [0.1]) * 1e9, 4)
+        the_state = TrainingState(np.array([rng.random() for _ in range(LAYERS)] + [0.1]) * 1e9, 4)
         ask = {"state": the_state, "routes": routes()}
         plan = random_plan(rng, dict.fromkeys(ZONES, 12))
         running = None if plan is None else assign(plan, nodes, running=None, **ask)

@@ -23,7 +23,7 @@ from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
 from planner.replan.nodes import PlannerNode, nodes_of, nodes_used
 from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import Replanner
-from planner.replan.state_map import State, layers_of, placed_groups, spans_by_device
+from planner.replan.state_map import TrainingState, layers_of, placed_groups, spans_by_device
 from planner.replan.transfers import Transfers, transfers_of
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster
@@ -71,7 +71,7 @@ def test_devices_hold_what_the_runtime_puts_on_them(examples: int) -> None:
         nodes = [node(f"n{i}", rng.choice(ZONES)) for i in range(6)]
         room = {zone: sum(4 for one in nodes if one.zone == zone) for zone in ZONES}
         # No tensor is shared by the first and the last layer.
-        the_state = State(np.append(state(rng).bytes_by_unit[:-1], 0.0), 4)
+        the_state = TrainingState(np.append(state(rng).bytes_by_unit[:-1], 0.0), 4)
         ask = {"state": the_state, "routes": routes()}
         plans = [random_plan(rng, room, None, rng.choice([1, 2, 3])) for _ in range(2)]
         before, after = (p and assign(p, nodes, running=None, **ask) for p in plans)
@@ -166,7 +166,7 @@ def test_a_lost_node_takes_all_chunks_of_its_group() -> None:
 
 def test_a_group_goes_to_the_node_that_holds_most_of_all_its_chunks() -> None:
     """Not of the first one alone, which is the smaller part here."""
-    ask = {"state": State(np.array([1.0, 1, 1, 9, 1, 1, 0]) * 1e9, 4), "routes": routes()}
+    ask = {"state": TrainingState(np.array([1.0, 1, 1, 9, 1, 1, 0]) * 1e9, 4), "routes": routes()}
     running = Plan(1, (Pipeline(1, (*on("a", (0, 3)), *on("b", (3, 6)))),))
     bare = [replace(stage, places=(stage.place.site,)) for stage in CHUNKED.pipelines[0].stages]
     cuts = [(0, 1), (1, 2), (2, 4), (4, 6)]

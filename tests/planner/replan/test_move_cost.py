@@ -15,7 +15,7 @@ from planner.replan.move_cost import (
 )
 from planner.replan.nodes import PlannerNode
 from planner.replan.past_moves import PastMove
-from planner.replan.state_map import State
+from planner.replan.state_map import TrainingState
 from planner.replan.transfers import RestoreTransfer, Transfer, Transfers
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network import MeasuredNetwork, Network
@@ -31,7 +31,7 @@ GB = 1e9
 NODES = [PlannerNode(f"n{i}", "A100-40", "A100-40x4", ZONES[0], 4) for i in range(40)]
 FAR = PlannerNode("far", "A100-40", "A100-40x4", ZONES[1], 4)
 FARTHER = replace(FAR, id="farther")
-STATE = State(np.array([8 * GB, 8 * GB, 0.0]), 4)
+STATE = TrainingState(np.array([8 * GB, 8 * GB, 0.0]), 4)
 
 
 def moved(*ways: tuple[str, str, float], restored: float = 0.0) -> Transfers:

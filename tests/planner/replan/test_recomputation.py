@@ -9,9 +9,10 @@ from planner.replan.replanner import Replanner
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
+from simulator.models.layers import Recompute
 from simulator.models.presets import preset
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Plan, Stage
 
 POOL = Pool("us-central1-a", "T4", "T4x8", 8, 16)
 CUTS = (0, 13, 25, 38, 50)

@@ -15,9 +15,10 @@ from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan, check_plan_for_job
 from simulator.inputs.plan_file import plan_to_json, read_plan
+from simulator.models.layers import Recompute
 from simulator.models.presets import preset
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 PLACE = Place("A100-40", "a2-highgpu-8g", "us-central1-a")
 CLUSTER = Cluster(

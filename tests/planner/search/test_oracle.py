@@ -19,7 +19,8 @@ from planner.search.stage_limits import StageTimeTables
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.layer_costs.profile import LayerSizes, Timing
-from simulator.spec.plan import Pipeline, Plan, Recompute, Stage
+from simulator.models.layers import Recompute
+from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.planner.small_cases import SmallCase, is_possible, random_case
 
 CASES = 80

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from agents.store.interface import Put
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.controller.lifetime_store import load_lifetimes, save_lifetimes
 from tests.sailord.led_store import in_a_store, lead
 
 POOL = "A100-40@us-central1-a spot"
-SEEN = History().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})
+SEEN = LifetimeHistory().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})
 
 
 def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):
@@ -28,7 +28,7 @@ def test_a_former_leader_does_not_overwrite_lifetimes(tmp_path):
     async def play(gateway):
         term = await lead(gateway)
         await save_lifetimes(gateway, SEEN, term)
-        await save_lifetimes(gateway, History(), term - 1)
+        await save_lifetimes(gateway, LifetimeHistory(), term - 1)
         return await load_lifetimes(gateway)
 
     assert POOL in in_a_store(tmp_path, play).pools
@@ -36,8 +36,8 @@ def test_a_former_leader_does_not_overwrite_lifetimes(tmp_path):
 
 def test_unreadable_lifetimes_are_dropped(tmp_path):
     async def play(gateway):
-        assert await load_lifetimes(gateway) == History()
+        assert await load_lifetimes(gateway) == LifetimeHistory()
         await gateway.store.transact([], [Put(gateway.keys.lives, b'{"pools": 3}')])
         return await load_lifetimes(gateway)
 
-    assert in_a_store(tmp_path, play) == History()
+    assert in_a_store(tmp_path, play) == LifetimeHistory()

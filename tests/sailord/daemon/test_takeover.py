@@ -8,7 +8,7 @@ import os
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import ClusterKey
 from agents.store.store_thread import StoreThread
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
 from sailord.controller.election import lock_state_folder
@@ -21,7 +21,7 @@ from tests.sailord.daemon.running import Place
 def test_lifetimes_that_were_not_read_yet_are_not_overwritten(place: Place) -> None:
     config = load_config(place.config)
 
-    async def run() -> History:
+    async def run() -> LifetimeHistory:
         state = lock_state_folder(config.state)
         store = await StoreThread.open(config.store, socket=config.store_socket)
         gateway = Gateway(store, Keys(config.cluster_name))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.tour.director import Director
 from sailord.local.tour.reference_run import largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
@@ -29,7 +29,7 @@ memory_every = 1
 
 def tell(folder: Path, nodes: int, events: Sequence[str]) -> dict[str, Any]:
     """Lose nodes; return the shapes of the plans and what was lost."""
-    place = Place(folder)
+    place = LocalFolders(folder)
     with LocalCluster(place, (("large", "zone-a"),) * nodes) as cluster:
         cluster.start()
         # Chunks pay with few micro batches: two for each of four nodes.

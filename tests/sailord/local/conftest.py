@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 
 
 @pytest.fixture
@@ -22,5 +22,5 @@ def folder() -> Iterator[Path]:
     base = Path(tempfile.mkdtemp(prefix="c-"))
     yield base / "c"
     kill_all(base / "c")
-    Place(base / "c", port=0).remove()
+    LocalFolders(base / "c", port=0).remove()
     shutil.rmtree(base)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.processes import wait_for
 from worker.profiling.compute_time import SLOW
 
@@ -30,7 +30,7 @@ def tell(folder: Path) -> dict[str, Any]:
     slow = folder.with_name("slow")
     slow.write_text(f"a1 {TIMES_SLOWER}\na2 {TIMES_SLOWER}\n", encoding="utf-8")
     os.environ[SLOW] = str(slow)
-    place = Place(folder)
+    place = LocalFolders(folder)
     with LocalCluster(place, MACHINES) as cluster:
         client = cluster.client
         cluster.start()

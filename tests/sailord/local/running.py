@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.daemon.process_cleanup import cluster_pids
 from sailord.client import Client, ServerProblem
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.processes import SAILORCTL, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ WITHIN_S = 60.0
 class Launched:
     """`sailorctl up`, and what it has started."""
 
-    place: Place
+    place: LocalFolders
     log: Path
     process: subprocess.Popen[bytes]
 
@@ -88,4 +88,4 @@ def launch(folder: Path, *, worker: str, words: tuple[str, ...] = ()) -> Launche
             cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "SAILOR_FAKE_MEETING": str(meeting)},
         )  # fmt: skip
-    return Launched(Place(folder, port=0), log, process)
+    return Launched(LocalFolders(folder, port=0), log, process)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sailord.authority import Authority
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.tour.step_log import StepLog
 from tests.processes import SAILORCTL, wait_for
 
@@ -26,7 +26,7 @@ WITHIN_S = 150.0
 
 def train(folder: Path, script: Path, *, tls: bool) -> dict[str, Any]:
     """Train the script's job, kill a node on the way, and return its losses."""
-    place = Place(folder, tls=tls)
+    place = LocalFolders(folder, tls=tls)
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
         submit = [*SAILORCTL, "submit", str(script), "--id", "own"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.fakes.slow_worker import SEAL_S, STEP_S
 from tests.processes import wait_for
 
@@ -29,7 +29,7 @@ WITHIN_S = 120.0
 def tell(folder: Path) -> dict[str, Any]:
     """Kill a worker between two snapshots; return which step the job lost."""
     os.environ |= {SEAL_S: "1.5", STEP_S: "0.5"}
-    place = Place(folder, "tests.fakes.slow_worker")
+    place = LocalFolders(folder, "tests.fakes.slow_worker")
     with LocalCluster(place, MACHINES) as cluster:
         client = cluster.client
         cluster.start()

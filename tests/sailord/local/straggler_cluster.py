@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.processes import wait_for
 from worker.profiling.compute_time import SLOW
 
@@ -27,11 +27,11 @@ OPTIONS = "slow_times = 2.5\nslow_steps = 3\nslow_s = 2.0\n"
 """A high threshold, as nodes that share cores differ by chance; short times to keep tests fast."""
 
 
-class HastyPlace(Place):
+class HastyPlace(LocalFolders):
     """Its sailord calls a node slow after seconds."""
 
     def make(self) -> None:
-        Place.make(self)
+        LocalFolders.make(self)
         config = self.folder / "sailord.toml"
         text = config.read_text(encoding="utf-8")
         config.write_text(text.replace("slow_times = 3.0\n", OPTIONS), encoding="utf-8")

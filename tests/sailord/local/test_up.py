@@ -16,7 +16,7 @@ from agents.daemon.process_cleanup import MARK, cluster_pids, kill_all, mark
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.control_client import ask
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from simulator.documents.problems import InputError
 from tests.processes import SAILORCTL, left_behind, wait_until
 from tests.sailord.local.running import Launched, launch
@@ -115,7 +115,7 @@ def test_guard_cleans_up_after_a_killed_launcher(folder):
 
 
 def test_one_cluster_at_a_time(folder):
-    first = Place(folder, port=0)
+    first = LocalFolders(folder, port=0)
     second = subprocess.run(
         [sys.executable, "-c", TAKES_PLACE, str(folder)], capture_output=True, text=True, check=True
     )
@@ -127,9 +127,9 @@ TAKES_PLACE = """
 import sys
 from pathlib import Path
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from simulator.documents.problems import InputError
-one, two = (LocalCluster(Place(Path(sys.argv[1]), "none", 0)) for _ in range(2))
+one, two = (LocalCluster(LocalFolders(Path(sys.argv[1]), "none", 0)) for _ in range(2))
 one.claim()
 try:
     two.claim()
@@ -145,7 +145,7 @@ def test_the_guard_of_a_killed_launcher_spares_the_next_cluster(folder):
         [sys.executable, "-c", IS_KILLED, str(folder)], capture_output=True, text=True, check=False
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    after = LocalCluster(Place(folder, "none", 0))
+    after = LocalCluster(LocalFolders(folder, "none", 0))
     after.claim()
     try:
         guard = Path("/proc", killed.stdout.strip())
@@ -159,8 +159,8 @@ IS_KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
-cluster = LocalCluster(Place(Path(sys.argv[1]), "none", 0))
+from sailord.local.paths import LocalFolders
+cluster = LocalCluster(LocalFolders(Path(sys.argv[1]), "none", 0))
 cluster.claim()
 guard = cluster._run("guard", "sailord.local.guard", sys.argv[1], is_marked=False)
 print(guard.pid, flush=True)
@@ -179,7 +179,7 @@ def test_a_folder_that_is_no_cluster_is_never_touched(folder):
     assert done.stdout == "", "nothing was started, and nothing is ended"
     assert (folder / "thesis.tex").read_text() == "years of work"
     assert [path.name for path in folder.parent.iterdir()] == ["c"]
-    Place(folder, port=0).remove()
+    LocalFolders(folder, port=0).remove()
     assert (folder / "thesis.tex").exists()
 
 
@@ -214,6 +214,6 @@ def test_mistakes_are_reported(folder):
         ask(folder / "up.sock", {"ask": "add"})
     long = Path(tempfile.gettempdir()) / ("x" * 90)
     with pytest.raises(InputError, match="too long for the paths"):
-        Place(long, port=0).make()
+        LocalFolders(long, port=0).make()
     with pytest.raises(InputError, match="'#', which the addresses of its sockets cannot hold"):
-        Place(Path(tempfile.gettempdir()) / "a#1", port=0).make()
+        LocalFolders(Path(tempfile.gettempdir()) / "a#1", port=0).make()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sailord.local.zone_file import Link, load_zones
+from sailord.local.zone_file import EmulatedLink, load_zones
 from simulator.documents.problems import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,11 @@ def test_example_has_four_nodes_and_links_both_ways():
     assert zones.machines == (
         ("large", "zone-a"), ("large", "zone-a"), ("large", "zone-b"), ("small", "zone-c"),
     )  # fmt: skip
-    assert zones.links["zone-a", "zone-c"] == zones.links["zone-c", "zone-a"] == Link(15.0, 100.0)
+    assert (
+        zones.links["zone-a", "zone-c"]
+        == zones.links["zone-c", "zone-a"]
+        == EmulatedLink(15.0, 100.0)
+    )
     assert zones.zones["zone-c"].times_slower == 2.0
 
 
@@ -32,7 +36,10 @@ def test_link_may_be_one_way(tmp_path):
     there = '[[link]]\nfrom = "zone-a"\nto = "zone-b"\nmbit_per_s = 5\none_way = true\n'
     back = '[[link]]\nfrom = "zone-b"\nto = "zone-a"\ndelay_ms = 3\none_way = true\n'
     links = read(tmp_path, two + there + back).links
-    assert links == {("zone-a", "zone-b"): Link(0.0, 5.0), ("zone-b", "zone-a"): Link(3.0)}
+    assert links == {
+        ("zone-a", "zone-b"): EmulatedLink(0.0, 5.0),
+        ("zone-b", "zone-a"): EmulatedLink(3.0),
+    }
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from agents.daemon.namespaces import enter_network_namespace
 from sailord.local.shaped_network import TUN, NodeAddress, ShapedNetwork
-from sailord.local.zone_file import Link, load_zones
+from sailord.local.zone_file import EmulatedLink, load_zones
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network_file import network_from_json
 from tests.processes import SAILORCTL, left_behind, wait_until
@@ -100,11 +100,11 @@ def test_link_that_is_down_carries_nothing_until_it_is_back(network):
     with listen_at(other) as listener, connect_from(one, other.address) as client:
         server, _ = listener.accept()
         with server:
-            network.set_link("zone-a", "zone-b", Link(), is_down=True)
+            network.set_link("zone-a", "zone-b", EmulatedLink(), is_down=True)
             before = network.bytes_sent()["a1", "b1"]
             client.sendall(b"?")
             assert network.bytes_sent()["a1", "b1"] == before
-            network.set_link("zone-a", "zone-b", Link())
+            network.set_link("zone-a", "zone-b", EmulatedLink())
             server.settimeout(20.0)
             assert server.recv(1) == b"?", "TCP sends it again"
 

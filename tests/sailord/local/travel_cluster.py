@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.text.cluster_text import nodes_text
 from tests.agents.work.wheels import wheel
 from tests.processes import SAILORCTL
@@ -169,7 +169,7 @@ def main(folder: Path) -> dict[str, Any]:
     """Run five jobs: with a setup that fails on a node, of another version, one that raises, one
     whose steps become non-finite, one whose data shrinks."""
     os.environ["A_SECRET"] = SECRET
-    with LocalCluster(Place(folder / "c"), MACHINES) as cluster:
+    with LocalCluster(LocalFolders(folder / "c"), MACHINES) as cluster:
         cluster.start()
         travel = Travel(cluster, folder)
         one = travel.submit("one", "1.0", "--setup", FAILS_ON_B1)

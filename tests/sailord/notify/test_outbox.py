@@ -14,7 +14,7 @@ from agents.protocol.store_keys import Keys
 from agents.store.interface import Put
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
-from sailord.config import Receiver
+from sailord.config import WebhookReceiver
 from sailord.notify import outbox as outbox_module
 from sailord.notify import webhook_sender
 from sailord.notify.feed import FeedEvent
@@ -94,7 +94,7 @@ class Leader:
     def __init__(self, gateway: Gateway, fake_receiver: FakeReceiver, term: int) -> None:
         self.outbox = Outbox(gateway)
         self.term: int | None = term
-        receiver = Receiver(fake_receiver.url, b"a-receiver-secret-of-ours")
+        receiver = WebhookReceiver(fake_receiver.url, b"a-receiver-secret-of-ours")
         self.sender = WebhookSender((receiver,), self.outbox, self)
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -159,7 +159,7 @@ async def test_address_of_a_receiver_is_neither_logged_nor_stored(gateway, fake_
     """Who knows the address of a Slack channel can write into it."""
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
     url = f"{address.format(fake_receiver)}/T0/a-secret-word"
-    leader.sender.receivers = (Receiver(url, format="slack"),)
+    leader.sender.receivers = (WebhookReceiver(url, format="slack"),)
     with capture_logs() as logs:
         await leader.lead()
         leader.outbox.offer("h", FeedEvent(0, 1.0, "job_held", "why", job="j", term=leader.term))
@@ -198,8 +198,8 @@ async def test_slack_gets_what_concerns_people_and_pagerduty_resolves(gateway, f
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
     url = fake_receiver.url.replace("/in", "/next")
     leader.sender.receivers = (
-        Receiver(url, format="slack"),
-        Receiver(url, b"a-routing-key", format="pagerduty"),
+        WebhookReceiver(url, format="slack"),
+        WebhookReceiver(url, b"a-routing-key", format="pagerduty"),
     )
     await leader.lead()
     for kind, id_ in (

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sailord.config import Receiver
+from sailord.config import WebhookReceiver
 from sailord.core.model.events import Reported
 from sailord.core.model.phases import Running
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
@@ -187,7 +187,7 @@ async def test_waiting_traces_are_bounded_and_none_wait_without_a_receiver() -> 
 async def test_an_address_that_no_client_takes_ends_no_trace_sender() -> None:
     async with aiohttp.ClientSession() as session:
         why = await TraceSender("http://a..b", "test")._send(session, b"{}")
-        receiver = Receiver("http://a..b/x", b"secret", "sailor", ())
+        receiver = WebhookReceiver("http://a..b/x", b"secret", "sailor", ())
         task = _ReceiverTask(None, receiver, session)  # type: ignore[arg-type]  # unused here
         assert "address is not valid" in why
         assert await task._post(b"{}") == ("its address is not valid", False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
@@ -98,7 +98,7 @@ def test_a_proposal_says_how_often_its_nodes_are_lost_and_how_long_a_checkpoint_
     assert isinstance(calm, FoundPlan)
     assert (calm.proposal.losses, calm.proposal.observed_s) == (0.0, 0.0)
     assert calm.proposal.write_s == calm.about["write_s"] > 0
-    history = History()
+    history = LifetimeHistory()
     for hour in range(4):
         pool = pool_of(NODES[0])
         history = history.seen(3600.0 * hour, up={pool: len(NODES)}, lost={pool: hour > 0})
@@ -202,7 +202,7 @@ def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     assert judged(young).is_worth_it
     assert not judged(replace(young, left_s=0.01)).is_worth_it, "the job is nearly done"
     pool = pool_of(nodes[0])
-    stormy = History().seen(0.0, up={pool: 3}, lost={})
+    stormy = LifetimeHistory().seen(0.0, up={pool: 3}, lost={})
     for second in range(1, 60):
         stormy = stormy.seen(float(second), up={pool: 3}, lost={pool: 30})
     waits = judged(replace(young, history=stormy))

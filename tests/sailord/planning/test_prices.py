@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.protocol.records import NodeId
-from planner.problem.objective import Figures, Limits
+from planner.problem.objective import LimitedFigures, Limits
 from sailord.planning.capacity_search import choose_capacity
 from sailord.planning.live_cluster import cluster_of, planner_node
 from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
@@ -106,5 +106,5 @@ def test_unpriced_node_that_is_up_keeps_no_instance_from_being_rented() -> None:
     "objective", [Objective(goal="cost"), Objective(max_usd_per_hour=1.0), Objective()]
 )
 def test_plan_of_unknown_price_has_no_score_where_dollars_count(objective: Objective) -> None:
-    score = Limits(objective).score(Figures(1.0, None, 0.0))
+    score = Limits(objective).score(LimitedFigures(1.0, None, 0.0))
     assert (score is None) == (objective != Objective())

@@ -17,7 +17,7 @@ from sailord.plots.panels import (
     KIND_COLOURS,
     PART_COLOURS,
     SLICES_MAX,
-    Line,
+    PanelRow,
     draw_schedule,
     money_sentence,
     slices_of,
@@ -188,7 +188,7 @@ def test_passes_thinner_than_a_pixel_are_visible():
     axes.set_ylim(1, 0)
     bars = tuple(Bar("forward", 0.1 + m, 0.4 + m, (0, 1), m) for m in range(200))
     row = Row(0, 0, "stage 0", "", "", bars, ())
-    draw_schedule(axes, [Line(0.0, Lane((0,), (row,)), row)], (0.0, 200.0))
+    draw_schedule(axes, [PanelRow(0.0, Lane((0,), (row,)), row)], (0.0, 200.0))
     canvas.draw()
     # 200 passes on 200 dots, each less than half a dot wide: no dot of the row stays white.
     dots = np.asarray(canvas.buffer_rgba())[40, :, 0]

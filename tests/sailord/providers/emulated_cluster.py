@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests import processes
 
 
-def agent_text(place: Place, memory: Path, lease_s: float = 2.0) -> str:
+def agent_text(place: LocalFolders, memory: Path, lease_s: float = 2.0) -> str:
     return (
         f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
         f'store = "unix://{place.folder}/head/store.sock"\n'
@@ -28,9 +28,9 @@ def agent_text(place: Place, memory: Path, lease_s: float = 2.0) -> str:
 
 
 @contextlib.contextmanager
-def renting_sailord(folder: Path, config: str) -> Iterator[Place]:
+def renting_sailord(folder: Path, config: str) -> Iterator[LocalFolders]:
     """Run a sailord with these lines in its file; end it and its instances."""
-    place = Place(folder, memory_gib=1.455)  # So that one instance can train the model.
+    place = LocalFolders(folder, memory_gib=1.455)  # So that one instance can train the model.
     place.make()
     (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
     with (place.folder / "sailord.toml").open("a") as file:
@@ -51,6 +51,6 @@ def renting_sailord(folder: Path, config: str) -> Iterator[Place]:
 wait_until = partial(processes.wait_until, within_s=150.0)
 
 
-def cards(place: Place) -> list[dict[str, Any]]:
+def cards(place: LocalFolders) -> list[dict[str, Any]]:
     found = (place.folder / "machines").glob("*/instance.json")
     return [json.loads(path.read_bytes()) for path in found]

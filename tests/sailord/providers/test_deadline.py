@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sailord.client import Client
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
 
 STEPS = 30
@@ -49,7 +49,7 @@ rest_max_s = 4.0
 
 
 @pytest.fixture
-def place(tmp_path_factory) -> Iterator[Place]:
+def place(tmp_path_factory) -> Iterator[LocalFolders]:
     folder = tmp_path_factory.mktemp("due")
     (folder / "trace.toml").write_text(TRACE_FILE)
     config = CONFIG.replace("TRACE", str(folder / "trace.toml"))

@@ -17,7 +17,7 @@ from agents.protocol.codec import decode
 from sailord.api.handlers.capacity import CapacityView
 from sailord.cli.main import main
 from sailord.client import Client
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.providers.emulated import CARD, EmulatedProvider
 from sailord.providers.interface import Observation, Pool
 from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
@@ -44,12 +44,12 @@ delete_again_s = 2.0
 
 
 @pytest.fixture
-def place(tmp_path_factory) -> Iterator[Place]:
+def place(tmp_path_factory) -> Iterator[LocalFolders]:
     with renting_sailord(tmp_path_factory.mktemp("gce") / "c", CONFIG) as place:
         yield place
 
 
-def _look_at_capacity(client: Client, place: Place) -> None:
+def _look_at_capacity(client: Client, place: LocalFolders) -> None:
     """The API and the commands show the instances."""
     value = wait_until(
         lambda: (

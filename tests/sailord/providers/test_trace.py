@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sailord.client import Client
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.providers.interface import (
     DeleteResult,
     Granted,
@@ -127,7 +127,7 @@ rest_max_s = 4.0
 
 
 @pytest.fixture
-def place(tmp_path_factory) -> Iterator[Place]:
+def place(tmp_path_factory) -> Iterator[LocalFolders]:
     folder = tmp_path_factory.mktemp("trace")
     (folder / "trace.toml").write_text(TRACE_FILE)
     config = CONFIG.replace("TRACE", str(folder / "trace.toml"))

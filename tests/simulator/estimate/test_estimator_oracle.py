@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.estimate.device_groups import DeviceGroups
-from simulator.estimate.gradient_sync import GradientSync
+from simulator.estimate.gradient_sync import SyncJobs
 from simulator.estimate.machine_layout import GroupId, lay_out
 from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import platform_of
@@ -37,7 +37,7 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
     layout = lay_out(plan, estimator.sites.machines)
     works = estimator.pipeline_times(plan, layout)
     overlap = job.gradient_sync == "overlap" and job.runtime == "sailor"
-    sync = GradientSync(plan, layout, world.estimator.costs_of(plan), world.network)
+    sync = SyncJobs(plan, layout, world.estimator.costs_of(plan), world.network)
     free: dict[str, float] = {}
     end: dict[GroupId, float] = {}
     owner: dict[GroupId, str] = {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.estimate.gradient_sync import GradientSync, SyncJob
+from simulator.estimate.gradient_sync import SyncJob, SyncJobs
 from simulator.estimate.machine_layout import lay_out
 from simulator.hardware.runtime_constants import PLATFORMS, RUNTIMES, platform_of
 from simulator.network.curves import Curve, curve_from_bandwidths
@@ -73,7 +73,7 @@ def whole(*places: Place, tp: int = 1, tps: tuple[int, ...] | None = None) -> Pl
 
 def sums(world: World, plan: Plan, *, per_layer: bool = False) -> list[SyncJob]:
     layout = lay_out(plan, world.estimator.sites.machines)
-    return GradientSync(plan, layout, world.costs, world.network).jobs(per_layer=per_layer)
+    return SyncJobs(plan, layout, world.costs, world.network).jobs(per_layer=per_layer)
 
 
 def nodes(count: int, zone: str = EAST, gpu: str = "V100-16") -> list[Place]:

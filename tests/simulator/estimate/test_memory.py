@@ -12,9 +12,9 @@ from simulator.estimate.memory import RESERVED_OVER_LIVE
 from simulator.estimate.result import DeviceMemory
 from simulator.hardware.runtime_constants import PLATFORMS, RUNTIMES, platform_of
 from simulator.layer_costs.profile import LayerSizes
-from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
+from simulator.models.layers import Layer, Model, PassPoint, Recompute, TensorSpec, Term
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Plan, Recompute, Schedule, Stage
+from simulator.spec.plan import Pipeline, Plan, Schedule, Stage
 from tests.simulator.worlds import (
     World,
     cases,
@@ -42,7 +42,7 @@ def layer(
         flops=(Term("product", per_token=1000),),
         kept=(Term("kept", per_token=kept),),
         checkpoint=(Term("input", per_token=checkpoint),) if checkpoint else (),
-        moments=(Moment("backward", (Term("transient", per_token=transient),)),),
+        moments=(PassPoint("backward", (Term("transient", per_token=transient),)),),
         traffic=(Term("all", per_token=kept),),
         output_per_token=WIDTH,
         allreduces_forward=0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulator.estimate.gradient_sync import MASTER_BYTES, GradientSync
+from simulator.estimate.gradient_sync import MASTER_BYTES, SyncJobs
 from simulator.estimate.machine_layout import lay_out
 from simulator.estimate.memory import OUTER_BYTES, MemoryModel
 from simulator.estimate.outer_steps import LOSS_NOTE
@@ -60,7 +60,7 @@ def outer_step_s(world: World, plan: Plan) -> float:
     """All layers summed in fp32 after all passes, then an update of all that a group holds."""
     plain = replace(plan, outer_every=None)
     layout = lay_out(plain, world.estimator.sites.machines)
-    sync = GradientSync(plain, layout, world.costs, world.network, of_weights=True)
+    sync = SyncJobs(plain, layout, world.costs, world.network, of_weights=True)
     groups = layout.groups
     names = [str(groups.ids[row]) for row in groups.owner.tolist()]
     owner = dict(zip(groups.ids, names, strict=True))
@@ -123,7 +123,7 @@ def test_dollars_and_bytes_are_those_of_the_groups_and_a_share_of_the_outer_sums
         assert expected == {}, "each group has one zone"
         plain = replace(plan, outer_every=None)
         layout = lay_out(plain, world.estimator.sites.machines)
-        sync = GradientSync(plain, layout, world.costs, world.network, of_weights=True)
+        sync = SyncJobs(plain, layout, world.costs, world.network, of_weights=True)
         for job in sync.jobs(per_layer=False):
             for way, size in job.egress_bytes:
                 expected[way] = expected.get(way, 0.0) + size / every

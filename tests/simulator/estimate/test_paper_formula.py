@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulator.documents.problems import InputError
-from simulator.estimate.paper_formula import PaperResult, paper_estimate
+from simulator.estimate.paper_formula import FormulaResult, paper_estimate
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.layers import Model
@@ -101,7 +101,7 @@ def toy_plan(*columns: tuple[Stage, ...], micro_batches: tuple[int, ...] = (2, 2
     return Plan(2, tuple(Pipeline(m, row) for m, row in zip(counts, rows, strict=True)))
 
 
-def estimate(plan: Plan, **changes: Any) -> PaperResult:
+def estimate(plan: Plan, **changes: Any) -> FormulaResult:
     arguments: dict[str, Any] = {
         "job": JOB,
         "profile": PROFILE,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.estimate.paper_formula import PaperResult, paper_estimate
+from simulator.estimate.paper_formula import FormulaResult, paper_estimate
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.published_profile import profile_from_json
@@ -41,7 +41,7 @@ def published_network(folder: Path) -> tuple[Network, dict[str, Any]]:
     return Network(catalogue, measured), raw
 
 
-def published(folder: Path, plan: Plan, model: str, prices: Mapping[str, float]) -> PaperResult:
+def published(folder: Path, plan: Plan, model: str, prices: Mapping[str, float]) -> FormulaResult:
     """The result; without prices it costs nothing."""
     network, raw = published_network(folder)
     gibibytes = raw["gpu_memory_bytes"]["simulator_GPU_MEMORY_GiB"]

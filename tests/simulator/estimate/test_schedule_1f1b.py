@@ -11,8 +11,8 @@ import pytest
 
 from simulator.estimate import schedule_1f1b
 from simulator.estimate.pass_order import device_orders, held_at_most
-from simulator.estimate.schedule_1f1b import Durations, run_1f1b
-from simulator.estimate.schedule_replay import Edge, GroupTimes, Replay, replay
+from simulator.estimate.schedule_1f1b import PassDurations, run_1f1b
+from simulator.estimate.schedule_replay import Edge, GroupTimes, ScheduleReplay, replay
 from simulator.hardware.runtime_constants import Messaging
 from simulator.spec.plan import Schedule
 from tests.simulator.estimate.oracle_adapter import Verdict, judge
@@ -55,7 +55,7 @@ def chain(rng: random.Random, stages: int) -> tuple[list[GroupTimes], list[Edge]
     return groups, edges
 
 
-def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> Durations:
+def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> PassDurations:
     """Return the durations of chains of equal length as columns."""
     stages = len(chains[0][0])
 
@@ -67,7 +67,7 @@ def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> Durations:
         for edge in edges:
             activation[edge.source, column] = edge.activation
             gradient[edge.target, column] = edge.gradient
-    return Durations(
+    return PassDurations(
         forward=grid("forward"),
         backward=grid("backward"),
         activation=activation,
@@ -79,7 +79,7 @@ def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> Durations:
     )
 
 
-def assert_unrolled_as(verdict: Verdict, unrolled: Replay) -> None:
+def assert_unrolled_as(verdict: Verdict, unrolled: ScheduleReplay) -> None:
     for span in unrolled.spans:
         begin, end = verdict.spans[span.group, span.kind, span.micro_batch]
         assert (span.start, span.end) == pytest.approx((begin, end), rel=1e-9, abs=1e-12)

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import pytest
 
 from simulator.estimate.pass_order import device_orders, held_at_most
-from simulator.estimate.schedule_replay import Edge, GroupTimes, Replay, replay
+from simulator.estimate.schedule_replay import Edge, GroupTimes, ScheduleReplay, replay
 from simulator.hardware.runtime_constants import Messaging
 from simulator.spec.plan import Pipeline, Plan
 from tests.simulator.estimate.oracle_adapter import judge
@@ -68,7 +68,9 @@ def test_zero_bubble_matches_the_oracle(messaging: Messaging, examples: int) -> 
         assert found.free == pytest.approx(verdict.free, rel=1e-9)
 
 
-def run(stages: int, micro_batches: int, forward: float, inputs: float, weights: float) -> Replay:
+def run(
+    stages: int, micro_batches: int, forward: float, inputs: float, weights: float
+) -> ScheduleReplay:
     """Equal stages without messages."""
     groups = [GroupTimes(s, forward, inputs + weights, weight=weights) for s in range(stages)]
     edges = [Edge(s, s + 1, 0.0, 0.0) for s in range(stages - 1)]

@@ -15,7 +15,7 @@ from simulator.spec.plan import Place, Plan
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels
 from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import LocalSource, Source, fetch
+from worker.checkpoint.fetch import LocalSource, PieceSource, fetch
 from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.snapshots.snapshot_manager import (
     SnapshotManager,
@@ -78,7 +78,7 @@ def train(
     number: int,
     steps: int,
     after: Generation | None = None,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[PieceSource] | None = None,
     data: Any = None,
 ) -> Generation:
     """Restore what the previous generation sealed, train, and seal at a stop."""
@@ -108,7 +108,10 @@ def train(
 
 
 def restore(
-    trainer: RankTrainer, root: Path, after: Generation, sources: Sequence[Source] | None = None
+    trainer: RankTrainer,
+    root: Path,
+    after: Generation,
+    sources: Sequence[PieceSource] | None = None,
 ) -> Any:
     """Load a trainer from all nodes' folders."""
     found = fetch(
@@ -120,7 +123,7 @@ def restore(
     return found
 
 
-def folders(root: Path, after: Generation) -> list[Source]:
+def folders(root: Path, after: Generation) -> list[PieceSource]:
     """Return each node's folder as a source."""
     return [
         replace(

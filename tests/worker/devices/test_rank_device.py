@@ -20,7 +20,7 @@ from worker.devices.rank_device import (
     set_up,
     to_device,
 )
-from worker.training.precision import Precision, on_device, precision_of
+from worker.training.precision import NumberFormats, on_device, precision_of
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
@@ -102,7 +102,7 @@ def test_torch_says_whether_a_gpu_runs_an_attention_as_flash(monkeypatch):
 def test_stages_on_gpus_with_and_without_bf16_train_together():
     job, plan = small_job(precision="bf16"), plan_of(2, (4, [(0, 2, 1), (2, 5, 1)]))
     bf16 = precision_of(job)
-    old = Precision("bf16", torch.float32, torch.float32, wire_as=torch.bfloat16)
+    old = NumberFormats("bf16", torch.float32, torch.float32, wire_as=torch.bfloat16)
 
     def losses(*precisions):
         def body(transport):

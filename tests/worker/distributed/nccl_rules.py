@@ -31,7 +31,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, Store
 
 from worker.distributed.backends import at_once, prepare_environment
-from worker.distributed.operations import Operation
+from worker.distributed.operations import StartedOperation
 
 NONSENSE = 7.25
 """What an aborted operation may leave behind."""
@@ -335,7 +335,7 @@ class EmulatedNccl:
     def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
         return group._reduce_scatter_base(into, parts)
 
-    def wait(self, operation: Operation, _: Callable[[], bool]) -> bool:
+    def wait(self, operation: StartedOperation, _: Callable[[], bool]) -> bool:
         operation.work.wait()
         return True
 

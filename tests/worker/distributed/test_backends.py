@@ -17,7 +17,7 @@ from worker.distributed.backends import (
     interface_of,
     prepare_environment,
 )
-from worker.distributed.operations import Operation
+from worker.distributed.operations import StartedOperation
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ class Sum:
 
 
 def waited(work, *, has_failed=lambda: False):
-    operation = Operation("all", 1, "a sum", 0.0, work=work)
+    operation = StartedOperation("all", 1, "a sum", 0.0, work=work)
     return GlooBackends("127.0.0.1", 60.0).wait(operation, has_failed)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from worker.profiling import compute_time
 from worker.profiling.compute_time import ComputeTimer
-from worker.profiling.kept_steps import FILE, KEEP_S, PASSES_MAX, KeptSteps
+from worker.profiling.kept_steps import FILE, KEEP_S, PASSES_MAX, KeptStepsFile
 
 GRAIN_S = 0.25
 """Times that floats hold exactly."""
@@ -26,9 +26,11 @@ class Rank:
         self.folder, self.now = folder, 1000.0
         clock = SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(compute_time, "time", clock)
-        self.timer = ComputeTimer(keep=KeptSteps(folder, now=lambda: self.now).offer)
+        self.timer = ComputeTimer(keep=KeptStepsFile(folder, now=lambda: self.now).offer)
 
-    def work(self, kind: compute_time.Kind, micro_batch: int = 0, *, waits_s: float = 0.0) -> None:
+    def work(
+        self, kind: compute_time.ComputeKind, micro_batch: int = 0, *, waits_s: float = 0.0
+    ) -> None:
         self.now += waits_s
         with self.timer.piece(kind, micro_batch):
             self.now += GRAIN_S
@@ -172,7 +174,7 @@ def gpu_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComputeTimer:
     monkeypatch.setattr(Event, "made", 0)
     monkeypatch.setattr(Event, "past", 0)
     monkeypatch.setattr(compute_time.torch.cuda, "Event", Event)
-    return ComputeTimer("cuda", keep=KeptSteps(tmp_path, now=lambda: 0.0).offer)
+    return ComputeTimer("cuda", keep=KeptStepsFile(tmp_path, now=lambda: 0.0).offer)
 
 
 def run_on_gpu(timer: ComputeTimer, number: int) -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.documents.problems import InputError
 from tests.worker.threads import ThreadWorld
 from worker.distributed.interface import PeerLostError
-from worker.training.pipeline_p2p import Inbox, Outbox
+from worker.training.pipeline_p2p import TensorReceiver, TensorSender
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +29,8 @@ class Counted:
 def test_shape_is_sent_once_for_each_signature():
     world = ThreadWorld(2)
     sender = Counted(world.transport(0))
-    outbox = Outbox(sender, [1])
-    inbox = Inbox(world.transport(1), 0, dtype=torch.float32, device=torch.device("cpu"))
+    outbox = TensorSender(sender, [1])
+    inbox = TensorReceiver(world.transport(1), 0, dtype=torch.float32, device=torch.device("cpu"))
     for length in (3, 5, 3, 3, 5):
         outbox.send(torch.full((2, length), float(length)), signature=length)
     assert len(sender.sent) == 5 + 2
@@ -40,7 +40,7 @@ def test_shape_is_sent_once_for_each_signature():
 
 
 def test_another_shape_for_the_same_signature_is_refused():
-    outbox = Outbox(ThreadWorld(2).transport(0), [1])
+    outbox = TensorSender(ThreadWorld(2).transport(0), [1])
     outbox.send(torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"hands 2 x 4 numbers .* and 2 x 3 before"):
         outbox.send(torch.zeros(2, 4))
@@ -61,6 +61,6 @@ class CutShort:
 
 
 def test_shape_that_a_death_cut_short_is_not_believed():
-    inbox = Inbox(CutShort(), 0, dtype=torch.float32, device=torch.device("cpu"))
+    inbox = TensorReceiver(CutShort(), 0, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(PeerLostError):
         inbox.take()

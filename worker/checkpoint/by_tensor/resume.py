@@ -18,7 +18,7 @@ from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
-from worker.checkpoint.by_tensor.saved_state import SavedState, open_saved_state
+from worker.checkpoint.by_tensor.saved_state import SavedCheckpoint, open_saved_state
 from worker.checkpoint.compatibility import differences
 from worker.checkpoint.load_state import progress_from
 from worker.checkpoint.manifest import PREFIX, older
@@ -54,7 +54,7 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     return ResumePoint(_logical(state), progress_from(state.progress))
 
 
-def _logical(state: SavedState) -> dict[TensorKey, Tensor]:
+def _logical(state: SavedCheckpoint) -> dict[TensorKey, Tensor]:
     kinds: tuple[StateKind, ...] = ("master", *(f"moment {i}" for i in state.kinds[:-1]))
     return {
         (layer, spec.name, kind): state.tensor((index, spec.name), number)

@@ -55,7 +55,7 @@ _AHEAD_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class SavedState:
+class SavedCheckpoint:
     """An intact checkpoint; tensors are in memory only while they are used."""
 
     job: Job
@@ -106,7 +106,7 @@ class SavedState:
         return self.foreign(whole_tensor("", tensor, shape), kind)
 
 
-def open_saved_state(uri: str) -> SavedState:
+def open_saved_state(uri: str) -> SavedCheckpoint:
     """Open and verify the checkpoint of a manifest; ``InputError`` names what cannot be used."""
     folder, _, name = uri.rpartition("/")
     try:
@@ -121,7 +121,7 @@ def open_saved_state(uri: str) -> SavedState:
         cure = "find an intact one with `sailorctl checkpoint verify`"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
     progress = snapshot_file.progress_of(manifest["progress"])
-    found = SavedState(job, progress, objects, places)
+    found = SavedCheckpoint(job, progress, objects, places)
     for layer, piece in (key for key, _ in found.pieces.piece_bytes()):
         if (layer, piece) not in places:
             raise InputError(Problem(uri, f"piece {piece} of layer {layer} is missing"))

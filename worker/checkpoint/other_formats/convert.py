@@ -28,7 +28,7 @@ from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.by_tensor.piece_blocks import whole_block
-from worker.checkpoint.by_tensor.saved_state import SavedState
+from worker.checkpoint.by_tensor.saved_state import SavedCheckpoint
 from worker.checkpoint.by_tensor.tensor_strips import fill_from_block
 from worker.checkpoint.by_tensor.write_snapshot import write_snapshot
 from worker.checkpoint.other_formats.plain_pickle import load_tensors, load_with_stubs
@@ -75,7 +75,7 @@ _LARGE_BYTES = 2**19
 # ---- exports -------------------------------------------------------------------------------------
 
 
-def export_huggingface(state: SavedState, out: Path) -> None:
+def export_huggingface(state: SavedCheckpoint, out: Path) -> None:
     """Write the weights as a folder for ``from_pretrained``, with the config of a known family."""
     tensors = {tensor.name: tensor for tensor in foreign_tensors(state.job)}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -92,7 +92,7 @@ def write_config(model: Model, dtype: torch.dtype, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def export_dcp(state: SavedState, out: Path) -> None:
+def export_dcp(state: SavedCheckpoint, out: Path) -> None:
     """Write weights and moments as a checkpoint of ``torch.distributed.checkpoint``."""
     entries = state_entries(
         foreign_tensors(state.job),
@@ -105,7 +105,7 @@ def export_dcp(state: SavedState, out: Path) -> None:
         write_dcp(entries, folder)
 
 
-def export_deepspeed(state: SavedState, out: Path) -> None:
+def export_deepspeed(state: SavedCheckpoint, out: Path) -> None:
     """Write weights and moments as DeepSpeed's universal checkpoint."""
     require_adam(state.job, "DeepSpeed's universal form")
     step = state.progress.updates
@@ -143,7 +143,7 @@ def require_adam(job: Job, form: str) -> None:
 
 
 @contextmanager
-def mapped_weights(state: SavedState, beside: Path) -> Iterator[Mapping[TensorId, Tensor]]:
+def mapped_weights(state: SavedCheckpoint, beside: Path) -> Iterator[Mapping[TensorId, Tensor]]:
     """Give all weights as views of a temporary file, which take no memory of their own."""
     specs = state.pieces.specs
     names = {f"{layer}/{name}": (layer, name) for layer, name in specs}

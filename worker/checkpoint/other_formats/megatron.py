@@ -19,7 +19,7 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.by_tensor.saved_state import SavedState
+from worker.checkpoint.by_tensor.saved_state import SavedCheckpoint
 from worker.checkpoint.other_formats.convert import (
     MOMENTS,
     ForeignCheckpoint,
@@ -52,7 +52,7 @@ _OTHERS = ("optimizer.", "rng_state", "rerun_state", "opt_param_scheduler")
 _FORM = "Megatron's torch_dist form"
 
 
-def export_megatron(state: SavedState, config: Mapping[str, Any] | None, out: Path) -> None:
+def export_megatron(state: SavedCheckpoint, config: Mapping[str, Any] | None, out: Path) -> None:
     """Write weights and moments in fp32; ``config`` is that of a model of transformers."""
     require_adam(state.job, _FORM)
     model = transformer_of(state.job, config)
@@ -68,7 +68,7 @@ def export_megatron(state: SavedState, config: Mapping[str, Any] | None, out: Pa
         (folder / _LATEST).write_text(str(progress.step), encoding="ascii")
 
 
-def _entries(state: SavedState, tensors: Sequence[ForeignTensor]) -> Iterator[TensorEntry]:
+def _entries(state: SavedCheckpoint, tensors: Sequence[ForeignTensor]) -> Iterator[TensorEntry]:
     for kind, prefix in enumerate(("", *(f"{_STATE}{moment}." for moment in MOMENTS))):
         for each in tensors:
 
@@ -88,7 +88,7 @@ def _extra_states(layers: int) -> Iterator[TensorEntry]:
             yield TensorEntry((key,), (), lambda: buffer, is_bytes=True)
 
 
-def _common(state: SavedState) -> dict[str, Any]:
+def _common(state: SavedCheckpoint) -> dict[str, Any]:
     job, update = state.job, state.job.update
     groups = [
         {

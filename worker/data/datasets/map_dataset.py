@@ -22,7 +22,7 @@ from worker.data.data_files import DataFile, files_of
 from worker.data.datasets.blend import Blend
 from worker.data.datasets.stream import Stream, StreamReader
 from worker.data.generator_turns import turn
-from worker.data.sample_checks import Limits, check_sample, refuse_texts
+from worker.data.sample_checks import ValueLimits, check_sample, refuse_texts
 from worker.data.shuffle import sample_numbers
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class MapData:
     """An epoch ends with its last full batch; else batches go on into the next epoch."""
     sizes: tuple[int, ...] = ()
     """How many samples each data set had when the job began; default: as many as it has now."""
-    limits: Limits = field(default_factory=dict)
+    limits: ValueLimits = field(default_factory=dict)
     """By key, the least integer that is too large; an error names a sample that reaches it."""
     _reader: StreamReader | None = None
 

@@ -15,7 +15,7 @@ from worker.data.data_files import DataFile, data_file
 from worker.data.shuffle import sample_numbers
 from worker.data.sources.npy import open_array
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
 _CONVERT = (
     "make one with `python -m worker convert-tokens TEXT --out FILE`, or of a file of bare numbers "
@@ -31,7 +31,7 @@ class TokenFile:
     """A long text as tokens; sample i is the i-th piece of ``sequence`` tokens."""
 
     name: str
-    tokens: Tokens
+    tokens: TokenArray
     global_batch: int
     sequence: int
     vocabulary: int
@@ -92,7 +92,7 @@ def open_tokens(
     return file
 
 
-def open_token_array(path: Path, *, at_least: int) -> Tokens:
+def open_token_array(path: Path, *, at_least: int) -> TokenArray:
     """Map the tokens of a file into memory."""
     array = open_array(path, cure=_CONVERT)
     if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):

@@ -19,7 +19,7 @@ _BATCH = 2**10
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 """What tokenizers without a configuration call the end of a text."""
 
-Tokens = list[int] | bytes
+TextTokens = list[int] | bytes
 
 
 class Encoder(Protocol):
@@ -106,7 +106,7 @@ def _configured_end(folder: Path) -> str | None:
     return end if isinstance(end, str) else None
 
 
-def _all_tokens(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[Tokens]:
+def _all_tokens(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[TextTokens]:
     for path in paths:
         with path.open("rb") as source:
             if tokenizer is None:
@@ -188,7 +188,7 @@ def _is_apart(before: str, after: str, ids: Callable[[str], list[int]]) -> bool:
 
 
 def _write(
-    found: Iterator[Tokens], out: Path, unfinished: Path, width: np.dtype[np.generic]
+    found: Iterator[TextTokens], out: Path, unfinished: Path, width: np.dtype[np.generic]
 ) -> int:
     """Write chunk by chunk; the token count in the header is filled in at the end."""
     count = 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
-from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
+from simulator.models.layers import Item, Layer, LayerKind, Model, PassPoint, TensorSpec, Term
 from worker.data.batch_tree import leaves_of, map_tensors
 from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule, to_meta
@@ -55,7 +55,7 @@ def describe_module(
         for index, (first, second) in enumerate(zip(one, two, strict=True))
     ]
     # The pass before the blocks is traced without gradients; those of its tables are dense.
-    layers[0] = replace(layers[0], moments=(Moment("backward", (_gradients(tensors[0]),)),))
+    layers[0] = replace(layers[0], moments=(PassPoint("backward", (_gradients(tensors[0]),)),))
     return Model(
         name=name,
         family="module",
@@ -202,7 +202,9 @@ def _layer(
         kept=tuple(term for each in kept for term in each),
         checkpoint=tuple(terms("input", lambda costs: costs.input)) if is_block else (),
         moments=(
-            Moment("backward", tuple(terms("peak", lambda costs: costs.transient_bytes, "mask"))),
+            PassPoint(
+                "backward", tuple(terms("peak", lambda costs: costs.transient_bytes, "mask"))
+            ),
         ),
         traffic=tuple(terms("traffic", lambda costs: costs.traffic)),
         output_per_token=elements,

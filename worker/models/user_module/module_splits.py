@@ -19,12 +19,12 @@ from worker.layout.split_spec import splits_of
 from worker.models.user_module.cut_module import BlockArguments, CutModule
 from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of
 
-Split = Literal["columns", "rows", "partial", "adapter columns", "adapter rows"]
+ParameterSplit = Literal["columns", "rows", "partial", "adapter columns", "adapter rows"]
 """``columns`` and ``rows`` are those of ``worker.layout.split_spec``. An adapter's have small
 inputs and outputs of its own. ``partial``: every rank has all of a part, and computes a part of
 its gradient."""
 
-_STYLES: Mapping[str, Split] = {
+_STYLES: Mapping[str, ParameterSplit] = {
     "colwise": "columns",
     "rowwise": "rows",
     "replicated_with_grad_allreduce": "partial",
@@ -35,7 +35,7 @@ _STYLES: Mapping[str, Split] = {
 class ModuleSplits:
     """The parts of blocks that may be split, by their name in the module."""
 
-    kinds: Mapping[str, Split]
+    kinds: Mapping[str, ParameterSplit]
     max_tp: int
     why_not_more: str
     """Why the largest TP degree is not larger."""
@@ -130,7 +130,7 @@ def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments)
     return ""
 
 
-def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Split], str]:
+def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, ParameterSplit], str]:
     """Return the splittable parts of all blocks; empty with a reason if there are none."""
     found = dict(_of_classes(module, cut))
     for path, kind in found.items():
@@ -154,8 +154,8 @@ def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Spl
 
 
 def _with_adapters(
-    found: Mapping[str, Split], parts: Mapping[str, nn.Module]
-) -> Iterator[tuple[str, Split]]:
+    found: Mapping[str, ParameterSplit], parts: Mapping[str, nn.Module]
+) -> Iterator[tuple[str, ParameterSplit]]:
     """Yield all parts, with peft's LoRA layers taken apart: their matrices follow what they adapt.
 
     B has the outputs of the adapted layer, and A its inputs: one is split, the other every rank has
@@ -167,7 +167,7 @@ def _with_adapters(
             yield path, kind
             continue
         yield f"{path}.base_layer", kind
-        matrix: Split = "adapter columns" if kind == "columns" else "adapter rows"
+        matrix: ParameterSplit = "adapter columns" if kind == "columns" else "adapter rows"
         split = "lora_B" if kind == "columns" else "lora_A"
         for name in parts[f"{path}.{split}"]._modules:
             yield f"{path}.{split}.{name}", matrix
@@ -191,9 +191,9 @@ def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{name}", kind
 
 
-def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:
+def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, ParameterSplit], str]:
     """Read the plan of transformers; experts stay whole."""
-    found: dict[str, Split] = {}
+    found: dict[str, ParameterSplit] = {}
     for name, style in _styles(module, cut):
         if style in _STYLES:
             found[name] = _STYLES[style]

@@ -8,7 +8,7 @@ from typing import Literal
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import LayerKind, Model, TensorSpec
 
-Form = Literal["same", "transposed", "reshaped"]
+TensorForm = Literal["same", "transposed", "reshaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class HfLocation:
     """The name, shape and form of one of our tensors in a Hugging Face checkpoint."""
 
     name: str
-    form: Form
+    form: TensorForm
     # The full tensor there; it may hold several of ours, ours from row ``offset`` on.
     shape: tuple[int, ...]
     offset: int = 0

@@ -8,7 +8,7 @@ import pytest
 
 from agents.protocol.codec import decode, encode, plain
 from agents.protocol.records import NodeId, NodeRecord
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.api.answers.problems import capacity_problems
 from sailord.api.answers.types import CapacityGlance
 from sailord.api.handlers.capacity import CapacityView, capacity_view
@@ -16,7 +16,7 @@ from sailord.api.handlers.metrics import capacity_metrics, exposition
 from sailord.capacity.core import model
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
-from sailord.providers.interface import Granted, Quota, Refused
+from sailord.providers.interface import Granted, QuotaUsage, Refused
 from sailord.text.capacity_text import capacity_text
 from sailord.text.cluster_text import glance_text
 from tests.sailord.capacity.core.story import A, B, Story, machine
@@ -26,14 +26,14 @@ NAMED = NodeRecord(NodeId("by-hand.1"), "by-hand", "z", "m", "gpu", 4, "h:1", "r
 
 def view_of(story: Story, *nodes: NodeRecord) -> CapacityView:
     state = State(term=1, nodes={node.id: Node(node, 0.0) for node in nodes})
-    return capacity_view("gce", story.state, (A, B), state, History())
+    return capacity_view("gce", story.state, (A, B), state, LifetimeHistory())
 
 
 @pytest.fixture
 def story() -> Story:
     """Two wanted in zone-a, of which one is up and one awaited; zone-b has refused one."""
     story = Story(model.CapacityPolicy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
-    story.hear(model.QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
+    story.hear(model.QuotasRead(1.0, (QuotaUsage("GPUS", (A, B), 16.0, 0.0),)))
     story.hear(model.TargetSet(1.0, {A: 2, B: 1}))
     first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)
     story.hear(model.RequestAnswered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
@@ -89,11 +89,11 @@ def test_an_orphan_is_an_instance_that_could_not_be_deleted(story):
 
 def test_only_the_leader_shows_instances(story):
     view = capacity_view(
-        "gce", story.hear(model.SteppedDown(30.0)).state, (A, B), State(), History()
+        "gce", story.hear(model.SteppedDown(30.0)).state, (A, B), State(), LifetimeHistory()
     )
     assert (view.leads, view.pools, view.machines) == (False, (), ())
     assert "no leader elected yet" in capacity_text(plain(view))
-    alone = capacity_view(None, model.CapacityState(), (), State(term=1), History())
+    alone = capacity_view(None, model.CapacityState(), (), State(term=1), LifetimeHistory())
     assert "no provider" in capacity_text(plain(alone))
 
 

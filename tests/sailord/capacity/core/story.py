@@ -27,7 +27,7 @@ class Story:
         self.hear(model.TookOver(at, "t1", books or CapacityRecord()))
         self.hear(model.PricesRead(at, PRICES)).hear(model.QuotasRead(at, ()))
 
-    def hear(self, event: model.Event) -> Story:
+    def hear(self, event: model.CapacityEvent) -> Story:
         self.state, self.orders = decide(self.state, event)
         return self
 

@@ -39,7 +39,7 @@ from sailord.providers.interface import (
     InDoubt,
     Observation,
     Preemption,
-    Quota,
+    QuotaUsage,
     Refused,
 )
 from tests.sailord.capacity.core.story import FIRST, PRICES, SECOND, A, B, Story, machine
@@ -195,7 +195,7 @@ def test_a_cooldown_depends_on_the_refusal_and_doubles(kind, seconds):
 
 
 def test_open_requests_count_against_the_quota():
-    quota = Quota("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
+    quota = QuotaUsage("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
     story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(TargetSet(1.0, {A: 2, B: 2}))
     assert story.asks() == [(A, 2)]
 

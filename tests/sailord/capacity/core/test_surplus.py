@@ -18,7 +18,7 @@ from sailord.capacity.core.model import (
     TargetSet,
     Tick,
 )
-from sailord.providers.interface import Quota
+from sailord.providers.interface import QuotaUsage
 from tests.sailord.capacity.core.story import PRICES, A, B, Story, machine
 
 
@@ -87,7 +87,7 @@ def test_surplus_above_the_hourly_limit_is_deleted_at_once():
 
 
 def test_surplus_in_use_stays_while_the_target_is_unavailable():
-    story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (Quota("GPUS", (B,), 3.0, 0.0),)))
+    story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (QuotaUsage("GPUS", (B,), 3.0, 0.0),)))
     assert story.hear(TargetSet(30.0, {B: 1})).hear(Tick(331.0)).of(Drain) == []
     assert [d.node for d in story.hear(QuotasRead(400.0, ())).of(Drain)] == ["n1"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.protocol.codec import decode, encode, plain
-from planner.move_policy.node_lifetimes import History
+from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.api.handlers.capacity import capacity_view
 from sailord.capacity.core.boots import room
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
@@ -57,7 +57,7 @@ def test_a_request_that_waits_is_kept_for_hours_and_costs_nothing():
     assert spent_usd(story.hear(Tick(5 * HOUR + 50.0)).state) == 0
     assert usd_per_hour(story.state) == pytest.approx(2 * PRICES[FLEX]), "it may come any time"
     assert supply(story.state)[FLEX] == 2, "no second one is sent"
-    view = capacity_view("gce", story.state, (FLEX,), State(term=1), History())
+    view = capacity_view("gce", story.state, (FLEX,), State(term=1), LifetimeHistory())
     text = capacity_text(plain(view))
     assert (view.pools[0].asked, view.pools[0].waits_s) == (2, 5 * HOUR + 48)
     assert "large in zone-a (flex start): a request has waited for 5.0 h in the provider's" in text

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from agents.protocol.records import JobId, NodeId
 from planner.share.split_machines import Claim, PlanChoice, split_machines
-from sailord.core.sharing.worth import Kind, Stake, best_handover, exchanges
+from sailord.core.sharing.worth import GpusOfNode, Stake, best_handover, exchanges
 
 Hands = dict[JobId, tuple[NodeId, ...]]
 ONE, TWO, THREE = map(JobId, ("one", "two", "three"))
-KINDS: dict[NodeId, Kind] = {
+KINDS: dict[NodeId, GpusOfNode] = {
     **{NodeId(f"a{number:02}"): ("A100-40", 1) for number in range(30)},
     **{NodeId(f"t{number:02}"): ("T4", 1) for number in range(10)},
 }

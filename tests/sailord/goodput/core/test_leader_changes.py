@@ -70,7 +70,7 @@ class Leaders:
         self.hear(model.PricesRead(self.now, {POOL: 3.6}))
         self.observe()
 
-    def hear(self, event: model.Event) -> None:
+    def hear(self, event: model.CapacityEvent) -> None:
         self.capacity, _ = decide(self.capacity, event)
 
     def observe(self) -> None:

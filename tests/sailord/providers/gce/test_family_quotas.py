@@ -12,7 +12,7 @@ from sailord.capacity.core.supply import obtainable
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.family_quotas import KEPT_S, RETRY_S, FamilyQuotas, read_families
 from sailord.providers.gce.quotas import family_of, quotas_of
-from sailord.providers.interface import Instance, Pool, Quota
+from sailord.providers.interface import Instance, Pool, QuotaUsage
 from sailord.text.capacity_text import capacity_text
 from tests.gce.cloud import HERE, config, pool
 
@@ -90,7 +90,7 @@ def test_limits_are_kept_for_an_hour_and_after_a_failure_the_last_ones():
     assert api.asked[0].startswith("http://fake/v1/projects/test-project/locations/global/services")
 
 
-def read(api: Api) -> tuple[Quota, ...]:
+def read(api: Api) -> tuple[QuotaUsage, ...]:
     families = asyncio.run(FamilyQuotas(api, config("http://fake"), lambda: 0.0).limits())
     there = [
         Instance(str(number), "a", each, "running", 0.0, "r")
