@@ -18,6 +18,9 @@ TESTED_ELSEWHERE = {
     "simulator/spec": "what files are read into: simulator/inputs",
 }
 TESTS_OF_SEVERAL = {"sailord/daemon": "whole sailord processes"}
+SHARED_NOUNS = {"Command", "Config", "Event", "Note", "Options", "Pool", "State", "Ticked"}
+"""Types of two packages that are the same noun: what the pure core of each daemon takes, keeps and
+emits, its file of settings, and machines of one type in one zone."""
 
 
 def document_breaches(module: Module) -> Iterator[str]:
@@ -70,13 +73,55 @@ def test_no_module_breaks_the_rule(check):
     assert [breach for module in modules(ROOT) for breach in check(module)] == []
 
 
-def test_a_class_name_stands_for_one_thing_in_its_package():
-    places: dict[tuple[str, str], list[str]] = {}
-    for module in modules(ROOT):
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault((module.package, node.name), []).append(module.name)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+def test_a_type_name_stands_for_one_thing():
+    assert set(_names_used_twice(modules(ROOT))) == SHARED_NOUNS
+
+
+@pytest.mark.parametrize(
+    ("line", "package"),
+    [
+        ("class Lot: ...", "planner"),
+        ("class Lot: ...", "sailord"),
+        ("Lot = tuple[int, int]", "sailord"),
+        ("Lot: TypeAlias = int", "sailord"),
+    ],
+)
+def test_a_second_thing_of_one_name_is_seen(line, package):
+    found = [_module("planner.one", "class Lot: ..."), _module(f"{package}.two", line)]
+    assert set(_names_used_twice(found)) == {"Lot"}
+
+
+def test_private_names_constants_and_nouns_of_two_packages_are_no_second_thing():
+    source = "class _Lot: ...\nLOTS_MAX = 3\nT = TypeVar('T')\nclass State: ..."
+    found = [_module("agents.one", source), _module("sailord.two", source)]
+    assert set(_names_used_twice(found)) == {"State"}
+    assert set(_names_used_twice([found[0], _module("agents.two", source)])) == {"State twice"}
+
+
+def _names_used_twice(found: list[Module]) -> Iterator[str]:
+    """Types and aliases of two modules; marked, if both are in one package."""
+    places: dict[str, list[str]] = {}
+    for module in found:
+        for name in _types_of(module.tree):
+            places.setdefault(name, []).append(module.package)
+    for name, packages in places.items():
+        if len(packages) > 1:
+            is_shared = name in SHARED_NOUNS and len(set(packages)) < len(packages)
+            yield f"{name} twice" if is_shared else name
+
+
+def _types_of(tree: ast.Module) -> Iterator[str]:
+    """Public classes, and aliases of types by their spelling: a constant is in capitals."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                pass
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                pass
+            case _:
+                continue
+        if re.fullmatch(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name):
+            yield name
 
 
 def test_tests_stand_where_their_modules_do():
