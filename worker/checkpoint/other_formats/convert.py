@@ -326,10 +326,10 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
     return import_tensors(job, found, foreign_tensors(job), name, out)
 
 
-Shapes = Mapping[str, tuple[int, ...]]
+TensorShapes = Mapping[str, tuple[int, ...]]
 
 
-def _universal(folder: Path) -> tuple[Path, int, int, Shapes]:
+def _universal(folder: Path) -> tuple[Path, int, int, TensorShapes]:
     """Return the folder of the newest one, its step, its samples, and shapes of parameters."""
     try:
         root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
