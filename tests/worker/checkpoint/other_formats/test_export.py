@@ -114,7 +114,7 @@ def test_deepspeed_continues_from_the_export(tmp_path):
 )
 @pytest.mark.parametrize("stage", [1, 3])
 def test_what_deepspeeds_own_script_made_is_imported_bit_by_bit(tmp_path, stage):
-    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_writes"]
+    script = [sys.executable, "-m", "tests.worker.checkpoint.other_formats.deepspeed_writes"]
     done = subprocess.run(
         [*script, str(tmp_path / "ds"), str(stage)],
         cwd=ROOT, check=False, capture_output=True, text=True,

@@ -1,7 +1,8 @@
 """Let DeepSpeed train, store a checkpoint, and make a universal one by its own script.
 
-``python -m tests.sailord.checkpoints.deepspeed_writes FOLDER STAGE`` runs it with a stage of ZeRO,
-in a process of its own, and writes what its engine had to ``FOLDER/expected.pt``.
+It runs in a process of its own, with a stage of ZeRO, and writes what its engine had to
+``FOLDER/expected.pt``: ``python -m tests.worker.checkpoint.other_formats.deepspeed_writes FOLDER
+STAGE``.
 """
 
 from __future__ import annotations
