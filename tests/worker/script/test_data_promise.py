@@ -58,6 +58,13 @@ def token_file(folder):
     return folder / "tokens.npy"
 
 
+def hugging_face(samples):
+    """Return the samples as a data set of Hugging Face, which reads them from Arrow."""
+    datasets = pytest.importorskip("datasets", reason="data sets of Hugging Face")
+    rows = [{name: value.tolist() for name, value in each.items()} for each in samples]
+    return datasets.Dataset.from_list(rows).with_format("torch")
+
+
 def noisy(sample):
     """Return another sample, which three kinds of generators draw."""
     length = len(sample["input_ids"])
@@ -87,6 +94,7 @@ KINDS = {
     "map": lambda _: {"dataset": texts(20)},
     "in its order": lambda _: {"dataset": texts(20), "shuffled": False},
     "varying lengths": lambda _: {"dataset": texts(20, lengths=(3, 9, 5)), "collate": sailor.pad},
+    "hugging face": lambda _: {"dataset": hugging_face(texts(20))},
     "tokens": lambda folder: {"dataset": sailor.Tokens(token_file(folder), 6)},
     "packed": lambda _: {"dataset": sailor.Packed(texts(60, lengths=(3, 7, 5, 2)), 12)},
     "blend": lambda _: {"dataset": sailor.Blend((texts(20), 0.7), (texts(7, first=50), 0.3))},
