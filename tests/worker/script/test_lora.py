@@ -20,7 +20,7 @@ from tests.conftest import the_first_quick
 from tests.worker.hf_families import all_in_fp64, language_model, sentences
 from tests.worker.module_runs import assert_close, plain_loop, recipe_of, trained
 from tests.worker.random_plan import any_plan
-from tests.worker.training_runs import alone, drawn
+from tests.worker.training_runs import alone, drawn, plan_of
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.models.user_module.module_splits import _is_plain_lora
@@ -39,11 +39,13 @@ KINDS = {
 }
 
 
-def adapted(kind: str, **changes: Any) -> torch.nn.Module:
+def adapted(kind: str, *, groups: int = 2, **changes: Any) -> torch.nn.Module:
     """Return a model whose adapters already have an effect."""
     settings = {"r": 4, "lora_dropout": 0.0, "task_type": "CAUSAL_LM", **KINDS[kind], **changes}
     config = peft.LoraConfig(**settings)
-    model = peft.get_peft_model(language_model("llama"), config).double()
+    model = peft.get_peft_model(
+        language_model("llama", num_key_value_heads=groups), config
+    ).double()
     draw = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -65,6 +67,17 @@ def test_adapters_train_under_any_plan_as_in_a_plain_loop(kind):
             assert_close(found, wanted, f"seed {seed}: {plan}")
             assert set(found.gradients) == set(wanted.gradients)
             assert all("lora_" in name or "modules_to_save" in name for name in found.weights)
+
+
+@pytest.mark.slow
+def test_adapters_that_four_ranks_split_train_as_in_a_plain_loop():
+    with all_in_fp64():
+        recipe = recipe_of(lambda: adapted("all", groups=4))
+        job = recipe.job()
+        assert job.max_tp == 4, recipe.splits.why_not_more
+        plan = plan_of(job.global_batch, (1, [(0, len(job.model.layers), 4)]))
+        wanted = plain_loop(recipe, adapted("all", groups=4))
+        assert_close(trained(recipe, job, plan), wanted, "TP 4")
 
 
 @pytest.mark.slow
