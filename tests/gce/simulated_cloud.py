@@ -14,7 +14,6 @@ from sailord.capacity.core import model
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityPolicy, CapacityState
-from sailord.capacity.core.supply import obtainable
 from sailord.providers.interface import (
     DeleteResult,
     Granted,
@@ -187,9 +186,8 @@ class Run:
         stop = event.books.stop if isinstance(event, model.TookOver) else self.state.stop
         self.state, commands = decide(self.state, event)
         if self.state.stop and not stop:
-            unsettled_usd = usd_per_hour(self.state) * UNSETTLED_S / 3600
-            more_usd = spent_usd(self.state) - self.bill() - unsettled_usd
-            self.unspent_usd = max(self.unspent_usd, more_usd)
+            most_usd = usd_per_hour(self.state) * UNSETTLED_S / 3600 + self.bill()
+            self.unspent_usd = max(self.unspent_usd, spent_usd(self.state) - most_usd)
         self.known |= self.state.machines.keys()
         # As the capacity loop: at once if instances came or went, before each request, and often.
         is_due = self.now > self._saved_at + 10.0 or any(
@@ -207,8 +205,7 @@ class Run:
         match command:
             case model.Create():
                 self.count_doubles(command.ask.pool)
-                is_sent = not self.loses_power() or self.outages.random() < 0.5
-                if is_sent:
+                if not self.loses_power() or self.outages.random() < 0.5:
                     self.create(command.ask)
             case model.Cancel():
                 self.cancel(command.ask)
@@ -280,9 +277,8 @@ class Run:
     def read(self) -> None:
         if self.is_storm():
             return
-        self.feed(
-            model.PricesRead(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]})
-        )
+        prices = {p: usd for p, usd in PRICES.items() if p != POOLS[-1]}
+        self.feed(model.PricesRead(self.now, prices))
         self.feed(model.QuotasRead(self.now, self.quotas()))
 
     def count_agents(self) -> None:
@@ -306,8 +302,8 @@ class Run:
     def hide_a_zone(self) -> None:
         """List no instances of a zone for a while; requests there get no answer."""
         if not self.calm and self.outages.random() < 0.4:
-            until = self.now + self.outages.uniform(30.0, DARK_S)
-            self._dark_until[self.outages.choice(ZONES)] = until
+            hidden_s = self.outages.uniform(30.0, DARK_S)
+            self._dark_until[self.outages.choice(ZONES)] = self.now + hidden_s
 
     def is_dark(self, zone: str) -> bool:
         return not self.calm and self.now < self._dark_until.get(zone, 0.0)
@@ -478,11 +474,8 @@ class Run:
 
     def bill(self, *, of_known: bool = False) -> float:
         """Return what the cloud has charged so far."""
-        return sum(
-            cost(m, self.now)
-            for m in (*self.past, *self.machines.values())
-            if not of_known or m.instance.id in self.known
-        )
+        every = (*self.past, *self.machines.values())
+        return sum(cost(m, self.now) for m in every if not of_known or m.instance.id in self.known)
 
     def check_money(self) -> None:
         up = [m for m in self.machines.values() if m.ends_at is None]
@@ -505,8 +498,3 @@ def cost(machine: Machine, now: float) -> float:
 def hash_of(name: str) -> int:
     """The same in every process."""
     return int(name[1:]) * 2654435761 % 2**32
-
-
-def expected_supply(run: Run) -> dict[Pool, int]:
-    """Return each pool's supply as the core estimates it."""
-    return {pool: obtainable(run.state, pool) for pool in POOLS}
