@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id
+from worker.atomic_file import replace_file
 
 WRITTEN_S = 15.0
 """The file is at most this much older than the answer."""

@@ -31,7 +31,6 @@ from agents.core.model import (
     StoreOrder,
     Ticked,
 )
-from agents.daemon.atomic_file import said_of
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
@@ -44,6 +43,7 @@ from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
 from agents.workers.specs import read_known_generation
 from agents.workers.status import WorkerStatus
+from worker.atomic_file import said_of
 
 log = structlog.get_logger("sailor-agent")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from agents.daemon.atomic_file import replacing, sync_folder
+from worker.atomic_file import replacing, sync_folder
 
 _CHUNK_BYTES = 4 * 2**20
 _PROTOCOLS_OF_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})

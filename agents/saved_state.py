@@ -14,10 +14,10 @@ import structlog
 
 from agents.core.decide import SERVICE_STOP_PREFIX
 from agents.core.model import UNHEARD, Gang, Options, State
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id, since_boot_s
 from agents.protocol.codec import plain, read
 from agents.protocol.records import Fence, JobId, NodeId, NodeRecord, NodeState, Uploaded
+from worker.atomic_file import replace_file
 
 log = structlog.get_logger("sailor-agent")
 

@@ -26,12 +26,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.credentials import check_mode
 from agents.protocol.names import NAME
-from agents.rpc.certificates import key_pem, new_key, proof_audience, write_secret
+from agents.rpc.certificates import key_pem, new_key, proof_audience
 from agents.rpc.identity import ROLES, Identity, read_identity
 from simulator.documents.problems import InputError, Problem
+from worker.atomic_file import OWNER_ONLY, replace_file
 
 DAYS = 7.0
 CA_DAYS = 3650
@@ -172,7 +172,7 @@ class Authority:
             )
         )
         with _problem_of(folder):
-            write_secret(folder / "ca.key", key_pem(key))
+            replace_file(folder / "ca.key", key_pem(key), mode=OWNER_ONLY)
             replace_file(folder / CA, _pem(builder.sign(key, hashes.SHA256())))
             made._write([])
         return made
@@ -220,7 +220,7 @@ class Authority:
             certificate = self._sign(owner, key.public_key(), days, hosts)
         with _problem_of(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_secret(folder / KEY, key_pem(key))
+            replace_file(folder / KEY, key_pem(key), mode=OWNER_ONLY)
             replace_file(folder / CERTIFICATE, certificate)
             self.copy_public(folder)
         return owner

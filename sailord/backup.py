@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from agents.store.locations import Etcd, read_address
 from agents.store.sqlite_file import write_backup
 from sailord.config import Config
 from simulator.documents.problems import InputError, Problem
+from worker.atomic_file import OWNER_ONLY, replacing
 
 
 async def back_up(config: Config, file: Path) -> int:
@@ -29,16 +29,17 @@ async def back_up(config: Config, file: Path) -> int:
         world = await _read(config)
     except StoreError as error:
         raise InputError(Problem("store", str(error))) from None
-    early = file.with_name(f".{file.name}.new")
-    early.unlink(missing_ok=True)
     try:
-        await asyncio.to_thread(write_backup, early, world)
-        os.replace(early, file)
+        await asyncio.to_thread(_write, file, world)
     except (OSError, sqlite3.Error) as error:
-        early.unlink(missing_ok=True)
         what = f"cannot be written: {getattr(error, 'strerror', None) or error}"
         raise InputError(Problem(str(file), what, "name a file in a folder of yours")) from None
     return sum(not entry.lease for entry in world.entries)
+
+
+def _write(file: Path, world: Snapshot) -> None:
+    with replacing(file, mode=OWNER_ONLY) as early:
+        write_backup(Path(early.name), world)
 
 
 async def _read(config: Config) -> Snapshot:

@@ -15,6 +15,7 @@ from aiohttp import web
 from agents.daemon.bounded_file import keep_bounded
 from agents.daemon.clock import Clock
 from agents.daemon.logs import begin_log
+from agents.daemon.named_socket import named_socket
 from agents.daemon.systemd import notify
 from agents.daemon.tasks import is_set_within
 from agents.protocol.records import JobId
@@ -392,13 +393,11 @@ async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
     for runner in (local, public):
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-    early = config.socket.with_name(f".{config.socket.name}.new")
-    early.unlink(missing_ok=True)
+    # With groups everybody may connect: the kernel says who does.
+    mode = 0o666 if config.operators or config.viewers else 0o600
     try:
-        await web.UnixSite(local, early, backlog=1024).start()
-        # With groups everybody may connect: the kernel says who does.
-        early.chmod(0o666 if config.operators or config.viewers else 0o600)
-        early.rename(config.socket)
+        with named_socket(config.socket, mode) as early:
+            await web.UnixSite(local, early, backlog=1024).start()
     except OSError as error:
         what = f"cannot create the socket: {error.strerror or error}"
         raise InputError(Problem(str(config.socket), what, "name another file")) from None

@@ -20,9 +20,9 @@ from typing import Literal, get_args
 
 import structlog
 
-from agents.daemon.atomic_file import replace_file
 from agents.protocol.names import NAME
 from simulator.documents.problems import InputError, Problem
+from worker.atomic_file import OWNER_ONLY, replacing
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -123,10 +123,11 @@ def _write(file: Path, tokens: tuple[Token, ...]) -> None:
     document = {"version": 1, "tokens": [asdict(each) for each in tokens]}
     try:
         owner = file.stat() if file.exists() else None
-        replace_file(file, json.dumps(document, indent=1) + "\n")
-        file.chmod(0o600 if owner is None else owner.st_mode & 0o777)
-        if owner is not None and os.geteuid() == 0:
-            os.chown(file, owner.st_uid, owner.st_gid)
+        mode = OWNER_ONLY if owner is None else owner.st_mode & 0o777
+        with replacing(file, mode=mode) as new:
+            new.write((json.dumps(document, indent=1) + "\n").encode())
+            if owner is not None and os.geteuid() == 0:
+                os.fchown(new.fileno(), owner.st_uid, owner.st_gid)
     except OSError as error:
         raise InputError(Problem(str(file), f"cannot be written: {error.strerror}")) from None
 

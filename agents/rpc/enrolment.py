@@ -11,7 +11,6 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from agents.daemon.atomic_file import replace_file, sync_folder
 from agents.daemon.backoff import Backoff
 from agents.daemon.systemd import notify
 from agents.rpc.certificates import (
@@ -20,13 +19,13 @@ from agents.rpc.certificates import (
     new_key,
     proof_audience,
     request_of,
-    write_secret,
 )
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey
 from agents.rpc.tls import Tls, TlsFiles
 from agents.rpc.tls_settings import TlsSettings
+from worker.atomic_file import OWNER_ONLY, replace_file, sync_folder
 
 log = structlog.get_logger("tls")
 
@@ -109,8 +108,7 @@ class Enrolment:
             if tls.own is None and self.prove is not None:
                 proof = await self.prove(proof_audience(self.owner, key.public_key()))
             private, request = request_of(self.owner, key, proof)
-            write_secret(self._next_key, private)
-            sync_folder(files.key.parent)
+            replace_file(self._next_key, private, mode=OWNER_ONLY)
             self._unsaved = await self._ask(tls, "POST", request)
         self._write_revoked(self._unsaved)
         replace_file(files.certificate, self._unsaved["certificate"])

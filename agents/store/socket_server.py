@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable
 from pathlib import Path
 
+from agents.daemon.named_socket import named_socket
 from agents.protocol.codec import plain
 from agents.store import socket_frames
 from agents.store.interface import Store, StoreError, StoreRefused
@@ -24,13 +25,9 @@ async def serve(store: Store, path: Path, *, mode: int = 0o600) -> Server:
     """
     server = Server(store)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The socket gets its name when it answers and has its permissions.
-    early = path.with_name(f".{path.name}.{os.getpid()}")
-    early.unlink(missing_ok=True)
     try:
-        await server.start(early)
-        early.chmod(mode)
-        early.rename(path)
+        with named_socket(path, mode) as early:
+            await server.start(early)
     except OSError as error:
         await server.close()
         raise StoreRefused(

@@ -272,12 +272,11 @@ class SqliteFile:
 
 
 def write_backup(path: Path, world: Snapshot) -> None:
-    """Write a new file with all entries of a store that have no lease.
+    """Write an empty file with all entries of a store that have no lease.
 
     Its revision is ``BACKUP_AHEAD`` beyond the store's, and it has no history of changes: a watcher
     of the lost store finds its revision compacted, and reads everything again.
     """
-    path.touch(mode=0o600, exist_ok=False)
     base = _connect(path)
     try:
         base.executescript(SCHEMA)

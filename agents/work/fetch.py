@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.daemon.atomic_file import replacing
 from agents.daemon.failpoints import failpoint
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import MEMBER
 from agents.work.package import Package, package_of
+from worker.atomic_file import replacing
 
 PART_S = 30.0
 """The longest time for one part."""

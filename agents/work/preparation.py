@@ -17,7 +17,6 @@ import structlog
 
 from agents.core.model import Event, UnfitChanged
 from agents.daemon.allowed_uris import MOUNTS
-from agents.daemon.atomic_file import said_of
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
@@ -41,6 +40,7 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
 from simulator.spec.job import Work
+from worker.atomic_file import said_of
 
 log = structlog.get_logger("sailor-agent")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.process_cleanup import kill_all
 from simulator.spec.job import Work
+from worker.atomic_file import replace_file
 
 KEPT = 4
 """How many work folders, packages and copies of data stay on a node."""

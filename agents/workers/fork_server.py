@@ -28,11 +28,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agents.daemon.atomic_file import replace_file, said_of
+from agents.daemon.named_socket import named_socket
 from agents.daemon.oom_score import end_before_the_daemon
 from agents.daemon.state_folder import lock_file
 from agents.daemon.systemd import notify
 from agents.workers.pidfd import kill_group, peer_of, process_start
+from worker.atomic_file import replace_file, said_of
 from worker.spec_protocol import SPEAKS
 
 READ_BYTES = 1 << 16
@@ -60,15 +61,12 @@ class ForkServer:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        # The socket gets its name when it can be connected to.
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(temporary))
-        temporary.chmod(0o660 if is_service else 0o600)
-        self.listener.listen(4)
-        self.inode = temporary.stat().st_ino
-        temporary.rename(path)
+        with named_socket(path, 0o660 if is_service else 0o600) as early:
+            self.listener.bind(str(early))
+            early.chmod(0o600)  # Nobody else connects before it has its mode.
+            self.listener.listen(4)
+            self.inode = early.stat().st_ino
 
     def run(self) -> None:
         """Serve until an agent ends it, or until it is orphaned."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from agents.core.model import Event, GangExited, GangReported
-from agents.daemon.atomic_file import replace_file, said_of
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.daemon.unreadable import UnreadableRecords
@@ -37,6 +36,7 @@ from agents.workers.process import (
     write_order,
 )
 from agents.workers.status import WorkerStatus, combine, contradicted_of, sealing_of
+from worker.atomic_file import replace_file, said_of
 from worker.plain_file import read_plain
 
 IDLE_S = 60.0

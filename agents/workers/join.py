@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.daemon.atomic_file import said_of
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.workers.gang import WorkerGang
@@ -24,6 +23,7 @@ from agents.workers.specs import (
 )
 from agents.workers.status import WorkerStatus
 from simulator.documents.problems import InputError
+from worker.atomic_file import said_of
 
 DETAILS_ATTEMPTS = 30
 """Attempts to read a generation's plan before the generation fails on this node."""

@@ -17,7 +17,6 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id, since_boot_s
 from agents.daemon.state_folder import lock_folder
 from agents.protocol.codec import WireError, decode, encode
@@ -32,6 +31,7 @@ from agents.store.interface import (
     StoreUnavailable,
     WriteUnknown,
 )
+from worker.atomic_file import replace_file
 
 MARGIN_S_MAX = 2.0
 HUNG_S = 10.0

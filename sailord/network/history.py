@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from agents.daemon.atomic_file import replace_file
 from agents.protocol.codec import WireError, decode, encode
 from sailord.network.core.model import CurveToMeasure, Measurement
+from worker.atomic_file import replace_file
 
 log = structlog.get_logger("sailord")
 

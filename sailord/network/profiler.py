@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes
@@ -28,6 +27,7 @@ from sailord.network.core.model import Candidate, CurveToMeasure, Failure, Measu
 from sailord.network.history import MeasurementHistory
 from sailord.network.network_document import network_document
 from simulator.documents.problems import InputError
+from worker.atomic_file import replace_file
 
 log = structlog.get_logger("sailord")
 

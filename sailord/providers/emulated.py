@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.daemon.atomic_file import replace_file
 from agents.daemon.process_cleanup import kill_all, mark
 from sailord.providers.interface import (
     DeleteResult,
@@ -32,6 +31,7 @@ from sailord.providers.interface import (
     Refused,
     RequestOutcome,
 )
+from worker.atomic_file import replace_file
 
 CARD = "instance.json"
 ENDED = "ended.json"

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agents.rpc.certificates import new_key, proof_audience, request_of, write_secret
+from agents.rpc.certificates import new_key, proof_audience, request_of
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.enrolment import PATH
 from agents.rpc.identity import Identity
@@ -24,6 +24,7 @@ from tests.fakes.google_identity import GoogleIdentity, generate_private_key
 from tests.gce.rented_cluster import HERE, LARGE, THERE, RentedCluster, rented_cluster
 from tests.sailord.certificates import member
 from tests.sailord.providers.emulated_cluster import wait_until
+from worker.atomic_file import OWNER_ONLY, replace_file
 
 pytestmark = pytest.mark.slow
 GOOGLE = GoogleIdentity()
@@ -72,7 +73,7 @@ def proof(
 
 def tls_with(folder: Path, thief: Thief, certificate: str, private: bytes) -> Tls:
     folder.mkdir()
-    write_secret(folder / "key.pem", private)
+    replace_file(folder / "key.pem", private, mode=OWNER_ONLY)
     (folder / "certificate.pem").write_text(certificate)
     ca = thief.place.folder / "ca" / "ca.pem"
     return Tls(TlsFiles(ca, folder / "certificate.pem", folder / "key.pem"), "local", "agent")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agents.rpc.certificates import key_pem, new_key, request_of, write_secret
+from agents.rpc.certificates import key_pem, new_key, request_of
 from agents.rpc.identity import Identity, identity_of, read_identity
 from agents.rpc.tls import read_certificate
 from agents.rpc.tls_settings import TlsSettings
@@ -20,6 +20,7 @@ from sailord.cli.main import main
 from sailord.own_certificate import open_tls
 from simulator.documents.problems import InputError
 from tests.sailord.certificates import files_in
+from worker.atomic_file import OWNER_ONLY, replace_file
 
 NODE = Identity("test", "agent", "n1")
 
@@ -198,7 +199,7 @@ def test_a_sailord_whose_certificate_is_of_another_key_makes_both_anew(authority
     """A crash between the two files of a renewal leaves them so."""
     head = tmp_path / "head"
     authority.issue("sailord", "head", head)
-    write_secret(head / "key.pem", key_pem(new_key()))
+    replace_file(head / "key.pem", key_pem(new_key()), mode=OWNER_ONLY)
     settings = TlsSettings(files_in(head), str(tmp_path / "ca"))
     config: Any = SimpleNamespace(tls=settings, cluster_name="test")
     assert open_tls(config).own.role == "sailord"

@@ -19,6 +19,7 @@ from simulator.inputs.job_file import load_job
 from simulator.layer_costs.profile import Profile, profile_name
 from simulator.layer_costs.profile_file import profile_to_json, read_profile
 from simulator.spec.job import Job
+from worker.atomic_file import replace_file
 from worker.cli.own_output import printing_to_stderr
 from worker.layer_profiles.busy import why_busy
 from worker.layer_profiles.device import Device, open_device
@@ -129,10 +130,8 @@ def _empty_like(before: Profile, job: Job, name: str) -> Profile:
 
 
 def _write(path: Path, profile: Profile) -> None:
-    unfinished = path.with_name(f".{path.name}.new")
     text = json.dumps(profile_to_json(profile), indent=1, allow_nan=False)
-    unfinished.write_text(f"{text}\n", encoding="utf-8")
-    unfinished.replace(path)
+    replace_file(path, f"{text}\n")
 
 
 def _summary(found: Profile, device: Device) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from worker.atomic_file import replace_file
 from worker.profiling.compute_time import (
     ComputeTimer,
     TimedStep,
@@ -57,9 +58,7 @@ class KeptStepsFile:
             self._write()
 
     def _write(self) -> None:
-        early = self._path.with_suffix(".new")
-        early.write_text(json.dumps({"steps": list(self._steps)}), encoding="ascii")
-        early.rename(self._path)
+        replace_file(self._path, json.dumps({"steps": list(self._steps)}), is_durable=False)
 
 
 def plain_step(step: TimedStep, *, at: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agents.rpc import enrolment as module
-from agents.rpc.certificates import key_pem, new_key, proof_audience, write_secret
+from agents.rpc.certificates import key_pem, new_key, proof_audience
 from agents.rpc.client import CallFailed
 from agents.rpc.enrolment import Enrolment, keep_copies
 from agents.rpc.identity import Identity
@@ -21,6 +21,7 @@ from agents.rpc.tls import Tls, TlsFiles
 from agents.rpc.tls_settings import TlsSettings
 from sailord.authority import REVOKED, Authority, SigningRequest
 from simulator.documents.problems import InputError
+from worker.atomic_file import OWNER_ONLY, replace_file
 
 pytestmark = pytest.mark.asyncio
 NODE = Identity("test", "agent", "n1")
@@ -48,9 +49,9 @@ class Agent:
         self.asked = asyncio.Event()
         real = module.replace_file
 
-        def replace_file(path: Path, content: Any) -> None:
+        def replace_file(path: Path, content: Any, **others: Any) -> None:
             self.writes(path)
-            real(path, content)
+            real(path, content, **others)
             self.wrote(path)
 
         async def ask(_: Enrolment, tls: Tls, method: str, body: bytes) -> dict[str, str]:
@@ -206,7 +207,7 @@ async def test_a_certificate_of_another_key_is_replaced_once_an_operator_lets_th
     agent,
 ):
     await agent.started().first()
-    write_secret(agent.files.key, key_pem(new_key()))
+    replace_file(agent.files.key, key_pem(new_key()), mode=OWNER_ONLY)
     starting = asyncio.create_task(agent.started().first())
     await until(agent.asked, starting)
     assert "to let it return: sailorctl ca revoke agent/n1 --may-return" in agent.refused[0]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import uuid
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
+from worker.atomic_file import OWNER_ONLY, replacing
 from worker.data.batch import NO_LABEL
 
 
@@ -143,14 +143,8 @@ def _keep(lengths: Sequence[int], cache: Path) -> None:
     """Write the lengths; several processes may do so at once, and write the same."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        file = tempfile.NamedTemporaryFile(dir=cache.parent, delete=False)  # noqa: SIM115 - renamed when whole
-        try:
-            with file:
-                np.save(file, np.asarray(lengths, dtype=np.int64))
-            os.replace(file.name, cache)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        with replacing(cache, suffix=uuid.uuid4().hex, mode=OWNER_ONLY) as file:
+            np.save(file, np.asarray(lengths, dtype=np.int64))
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
         raise InputError(Problem(f"Packed: cache {cache}", what, "name another file")) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from agents.daemon.atomic_file import replace_file, replacing
+from worker.atomic_file import OWNER_ONLY, replace_file, replacing
 
 
 def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path):
@@ -54,3 +56,20 @@ def test_a_temporary_file_of_a_crash_is_replaced(tmp_path):
     replace_file(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [OWNER_ONLY, 0o640, 0o666])
+def test_a_file_has_its_mode_before_its_name_and_never_a_wider_one(tmp_path, monkeypatch, mode):
+    path, seen = tmp_path / "key.pem", list[int]()
+    before, changed = os.umask(0o077), os.fchmod
+    monkeypatch.setattr(
+        os, "fchmod", lambda file, to: (seen.append(os.fstat(file).st_mode), changed(file, to))
+    )
+    try:
+        with replacing(path, mode=mode) as file:
+            seen.append(os.fstat(file.fileno()).st_mode)
+            file.write(b"secret")
+    finally:
+        os.umask(before)
+    assert [each & 0o777 for each in seen] == [0o600, mode]
+    assert path.stat().st_mode & 0o777 == mode
