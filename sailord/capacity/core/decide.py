@@ -51,19 +51,31 @@ COUNTS_S = 30.0
 
 
 def decide(state: CapacityState, event: model.CapacityEvent) -> model.CapacityDecision:
-    """Apply an event; return the new state and the commands that follow."""
+    """Apply an event; return the new state and the commands that follow.
+
+    Each step sees what those before it have decided: first the money and the target, then what
+    exists no longer, then what is too much, and last what is missing.
+    """
     state, logged = _apply(replace(state, now=max(state.now, event.at)), event)
     if not state.prefix:
         return state, ()
+    # First: once the total budget is spent, no step below requests anything.
     state, stopped = _check_budget(state)
+    # Sets the target, with which the steps below compare what is there.
     state, paced = keep_deadline(state)
+    # After the total budget: a stop is a reason to pause a job that uses rented instances.
     state, parted = keep_job_budget(state)
+    # Before anything is counted: these requests and instances do not count as supply any more.
     state, doubted = _expire_doubts(state)
     state, faulty = _mark_unusable(state)
+    # After the faulty ones: those need no replacement of their own.
     state, retired = retire(state)
+    # Before instances are given up: what waits in a queue trains nothing.
     state, withdrawn = withdraw(state)
     state, drained = shrink(state)
+    # After all steps that mark instances for deletion.
     state, deleted = _delete(state)
+    # Last: what is missing after all that.
     state, created = _grow(state)
     return state, (
         *(*logged, *stopped, *paced, *parted, *doubted),

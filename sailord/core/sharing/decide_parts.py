@@ -28,7 +28,12 @@ Routed = Iterator[tuple[JobId | None, events.Event]]
 
 
 def decide_parts(parts: Parts, event: events.Event) -> PartsChange:
-    """Return the parts after ``event``, and the commands to carry out; checks the invariants."""
+    """Return the parts after ``event``, and the commands to carry out; checks the invariants.
+
+    First each part decides for itself, since what changes hands follows from that. Then a job may
+    be recalled, so that the deal finds no job without a plan; then nodes are dealt; and last,
+    agents are told of what the deal has begun or ended.
+    """
     if not parts.first.options.share:
         first, commands = _decided(parts.first, event)
         return PartsChange(replace(parts, first=first), commands)
