@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, TypeVar
 
 from agents.daemon.unreadable import UnreadableRecords
@@ -77,6 +77,7 @@ class World:
     """Everything that decisions depend on, at one revision."""
 
     revision: int
+    _: KW_ONLY
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
     generations: tuple[GenerationRecord, ...]
@@ -152,15 +153,17 @@ class Gateway:
         prefix = len(self.keys.nodes)
         return World(
             snapshot.revision,
-            tuple(nodes),
-            tuple(job for job in jobs if job.id not in aside),
-            tuple(each for each in generations if each.job not in aside),
-            tuple(each for each in durables if each[0] not in aside),
-            tuple(order for _, order in sorted(orders, key=lambda pair: pair[0])),
-            {**faults, **{key: why for key, why in apart.items() if why}},
-            frozenset(NodeId(key[prefix:]) for key in faults if key.startswith(self.keys.nodes)),
-            frozenset(aside),
-            frozenset(job for job in aside & named if job not in is_free),
+            nodes=tuple(nodes),
+            jobs=tuple(job for job in jobs if job.id not in aside),
+            generations=tuple(each for each in generations if each.job not in aside),
+            durables=tuple(each for each in durables if each[0] not in aside),
+            orders=tuple(order for _, order in sorted(orders, key=lambda pair: pair[0])),
+            unreadable={**faults, **{key: why for key, why in apart.items() if why}},
+            nodes_unreadable=frozenset(
+                NodeId(key[prefix:]) for key in faults if key.startswith(self.keys.nodes)
+            ),
+            set_aside=frozenset(aside),
+            blocking=frozenset(job for job in aside & named if job not in is_free),
         )
 
     # ---- written by the leader only -----------------------------------------------------------

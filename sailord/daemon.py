@@ -69,7 +69,7 @@ SHUTDOWN_SAVE_S = 1.0
 PERMISSIONS = "its user must be allowed to read and write the four prefixes in docs/operations.md"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Daemon:
     """Everything that runs in the process."""
 
@@ -192,12 +192,12 @@ class Daemon:
             Elected(
                 self.clock.now(),
                 term,
-                world.nodes,
-                world.jobs,
-                world.generations,
-                world.durables,
-                world.orders,
-                world.blocking,
+                nodes=world.nodes,
+                jobs=world.jobs,
+                generations=world.generations,
+                durables=world.durables,
+                orders=world.orders,
+                unreadable=world.blocking,
             )
         )
 
@@ -380,9 +380,19 @@ def _assemble(
     available = AvailabilityLog(config.state / FILE)
     cluster.watchers += [books.observe, api.curve.observe, available.note]
     return Daemon(
-        config, store, clock, gateway, election, controller, api, webhooks, recovery, books,
-        CurveKeeper(own, api.curve), capacity,
-    )  # fmt: skip
+        config=config,
+        store=store,
+        clock=clock,
+        gateway=gateway,
+        election=election,
+        controller=controller,
+        api=api,
+        webhooks=webhooks,
+        recovery=recovery,
+        books=books,
+        curve=CurveKeeper(own, api.curve),
+        capacity=capacity,
+    )
 
 
 async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:

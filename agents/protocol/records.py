@@ -5,7 +5,7 @@ Records outlive every process; a report is an agent's complete state. ``codec`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, NewType
 
 from agents.protocol.versions import UNNUMBERED, Protocol
@@ -434,6 +434,7 @@ class JobRecord:
 
     id: JobId
     state: JobState
+    _: KW_ONLY
     priority: int = 0
     submitted_at: float = 0.0
     steps: int | None = None
@@ -461,20 +462,9 @@ class JobRecord:
 
 
 OrderKind = Literal[
-    "preempt",
-    "withdraw",
-    "drain",
-    "cordon",
-    "uncordon",
-    "quarantine",
-    "cancel",
-    "pause",
-    "resume",
-    "budget",
-    "replan",
-    "checkpoint",
-    "rollback",
-]
+    "preempt", "withdraw", "drain", "cordon", "uncordon", "quarantine",
+    "cancel", "pause", "resume", "budget", "replan", "checkpoint", "rollback",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

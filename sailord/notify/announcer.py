@@ -80,10 +80,13 @@ class Announcer:
         about = active if active is not None and active.job == note.job else None
         generation, step = _where(about)
         kind: EventKind = "transition" if note.is_transition else "note"
-        event = FeedEvent(
-            self.feed.next_id(at), at, kind, note.text, note.job, None, generation, step,
-            state.term or 0, note.is_detail, note.settled,
-        )  # fmt: skip
+        about_job = {"job": note.job, "generation": generation, "step": step}
+        event = replace(
+            _event(kind, note.text, state, **about_job, is_detail=note.is_detail),
+            id=self.feed.next_id(at),
+            at=at,
+            settled=note.settled,
+        )
         log.info(event.text, job=event.job, generation=generation, step=step, term=event.term,
                  cause=cause)  # fmt: skip
         self.feed.add(event)
@@ -136,14 +139,15 @@ class Announcer:
         generation = None if state.active is None else state.active.generation
         text = summary_of(move, 0 if generation is None else len(generation.members))
         log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
-        event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "reconfigured", text, job, None,
-            move.generation, move.restored_step, state.term or 0,
-        )  # fmt: skip
+        about = {"generation": move.generation, "step": move.restored_step}
+        event = self._next_event("reconfigured", text, state, job=job, **about)
         self.feed.add(event)
         self._keep(job, history_line(event, move))
         self._moves.setdefault(job, deque(maxlen=HISTORY_MAX)).append(move)
         self.telemetry.offer(move, job, state)
+
+    def _next_event(self, kind: EventKind, text: str, state: State, **others: Any) -> FeedEvent:
+        return replace(_event(kind, text, state, **others), id=self.feed.next_id(state.now))
 
     def moves_of(self, job: JobId) -> tuple[ReconfigurationTiming, ...]:
         """A job's last reconfigurations, oldest first: those of earlier leaders, and ours."""
@@ -181,10 +185,8 @@ class Announcer:
             return
         self._noted.add((active.job, text))
         generation, now = _where(active)
-        event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "note", text, active.job, node or None,
-            generation, now if step is None else step, state.term or 0,
-        )  # fmt: skip
+        about = {"job": active.job, "node": node or None, "generation": generation}
+        event = self._next_event("note", text, state, **about, step=now if step is None else step)
         (log.warning if node else log.info)(text, job=active.job, generation=generation)
         self.feed.add(event)
         self._keep(active.job, history_line(event))
@@ -244,11 +246,7 @@ class Announcer:
 
     def tell_given(self, said: str, job: JobId | None, node: str | None, state: State) -> None:
         """Tell of an order: in the feed, and in the history of the job, if there is one."""
-        generation, step = _where(state.active)
-        event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "order", said, job, node, generation, step,
-            state.term or 0,
-        )  # fmt: skip
+        event = self._next_event("order", said, state, job=job, node=node)
         self.feed.add(event)
         if job is not None:
             self._keep(job, history_line(event))
@@ -462,18 +460,11 @@ def _runs(active: Active) -> bool:
     return isinstance(active.phase, Running)
 
 
-def _event(
-    kind: EventKind,
-    text: str,
-    state: State,
-    *,
-    job: str | None = None,
-    node: str | None = None,
-    is_detail: bool = False,
-) -> FeedEvent:
+def _event(kind: EventKind, text: str, state: State, **others: Any) -> FeedEvent:
+    """Return an event that has no id yet, of the step of the active job unless ``others`` say."""
     generation, step = _where(state.active)
-    term = state.term or 0
-    return FeedEvent(0, state.now, kind, text, job, node, generation, step, term, is_detail)
+    facts = {"generation": generation, "step": step, "term": state.term or 0} | others
+    return FeedEvent(0, state.now, kind, text, **facts)
 
 
 def _where(active: Active | None) -> tuple[int, int] | tuple[None, None]:

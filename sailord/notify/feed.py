@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from sailord.core.model.commands import Settled
@@ -37,6 +37,7 @@ class FeedEvent:
     at: float
     kind: EventKind
     text: str
+    _: KW_ONLY
     job: str | None = None
     node: str | None = None
     generation: int | None = None

@@ -117,7 +117,7 @@ class Head(Process):
                 lease, term, seen = answer
                 self.writes = []
                 self.lease, self.lease_until = lease, asked + LEASE_S - MARGIN_S
-                self.feed(events.Elected(self.now, term, *seen))
+                self.feed(events.Elected(self.now, term, **seen._asdict()))
 
         self.client.ask(request, done)
 

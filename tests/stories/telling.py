@@ -125,7 +125,7 @@ def _elected(story: Story, at: float, names: list[str], values: dict[str, str]) 
     steps = values.get("steps")
     if steps is not None:
         story.job = JobRecord(JOB, "queued", steps=int(steps))
-    return events.Elected(at, term, _nodes(names), (story.job,), generations)
+    return events.Elected(at, term, nodes=_nodes(names), jobs=(story.job,), generations=generations)
 
 
 def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:

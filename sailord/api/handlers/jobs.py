@@ -101,11 +101,21 @@ async def submit_job(request: web.Request) -> web.Response:
     reason = f"submitted{by}"
     deadline = job.objective.deadline
     record = JobRecord(
-        id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill,
+        id_,
+        "queued",
+        priority=priority,
+        submitted_at=now,
+        steps=job.steps,
+        layers=layers,
+        atoms=atoms,
+        reason=reason,
+        saving=saving,
+        bill=bill,
         deadline=None if deadline is None else datetime.fromisoformat(deadline).timestamp(),
         begun=0 if durable is None else durable.point.step,
-        generations_before=beginning.generations_before, weight=weight,
-    )  # fmt: skip
+        generations_before=beginning.generations_before,
+        weight=weight,
+    )
     if not await api.gateway.submit(record, body["job"], durable):
         cure = "use another id"
         if durable is not None:

@@ -88,17 +88,17 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
     stopped = state.policy.usd_max if state.stop else None
     asks, machines = tuple(state.asks.values()), tuple(state.machines.values())
     return model.CapacityRecord(
-        state.spent_usd,
-        asks,
-        machines,
-        state.stop,
-        stopped,
-        tuple(state.boots.values()),
-        state.boots_failed,
-        state.retried_at,
-        pace_record(state.pace),
-        state.spent_gpu_us,
-        state.ended_nodes,
+        spent_usd=state.spent_usd,
+        asks=asks,
+        machines=machines,
+        stop=state.stop,
+        stopped_at_usd=stopped,
+        boots=tuple(state.boots.values()),
+        boots_failed=state.boots_failed,
+        retried_at=state.retried_at,
+        pace=pace_record(state.pace),
+        spent_gpu_us=state.spent_gpu_us,
+        ended_nodes=state.ended_nodes,
     )
 
 

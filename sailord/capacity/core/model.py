@@ -6,7 +6,7 @@ Fields of ``CapacityRecord`` and of what it holds are keys in the store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 from uuid import UUID, uuid5
 
@@ -228,6 +228,7 @@ class PaceRecord:
 class CapacityRecord:
     """What the next leader must know; stored before a request is sent."""
 
+    _: KW_ONLY
     spent_usd: float = 0.0
     asks: tuple[PendingRequest, ...] = ()
     machines: tuple[RentedInstance, ...] = ()

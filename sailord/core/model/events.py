@@ -5,7 +5,7 @@ Every command that a rule waits for ends in an event, even in failure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from agents.protocol.records import (
     Durable,
@@ -27,6 +27,7 @@ class Elected:
 
     at: float
     term: int
+    _: KW_ONLY
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
     generations: tuple[GenerationRecord, ...]

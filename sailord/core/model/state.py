@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agents.protocol.records import (
     Durable,
@@ -74,6 +74,7 @@ class LastQuestion:
     """The last question to the planner, so that the same is not asked again at once."""
 
     nodes: frozenset[NodeId] = frozenset()
+    _: KW_ONLY
     at: float = 0.0
     is_refused: bool = False
     """There is no plan for these nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from agents.protocol.records import (
     PREPARING,
@@ -42,6 +42,7 @@ class Trigger:
 
     reason: str
     due: float
+    _: KW_ONLY
     is_forced: bool
     """The present generation cannot go on, or must not."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
@@ -75,7 +76,9 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
     reasons = dict.fromkeys(trigger.reason for trigger in joined)
     slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
     is_ordered = all(trigger.is_ordered for trigger in joined)
-    return Trigger(few(reasons, "; "), first.due, first.is_forced, slow=slow, is_ordered=is_ordered)
+    return Trigger(
+        few(reasons, "; "), first.due, is_forced=first.is_forced, slow=slow, is_ordered=is_ordered
+    )
 
 
 def few(words: Collection[str], between: str) -> str:

@@ -66,7 +66,13 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     # The running plan is no answer then, so that the best one without the node may be worse.
     is_forced = trigger.is_forced and not aside
     is_last = is_last_resort(state, active)
-    asked = LastQuestion(frozenset(nodes), state.now, is_last, is_last, active.asked.said)
+    asked = LastQuestion(
+        frozenset(nodes),
+        at=state.now,
+        is_refused=is_last,
+        is_last_resort=is_last,
+        said=active.asked.said,
+    )
     considered = replace(active, asked=asked)
     if is_last:
         nodes = tuple(sorted((*nodes, *leaving(state, active))))
@@ -97,7 +103,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         # Only the members count as asked about: other nodes cause the next question.
         members = frozenset(active.generation.members)
         considered = replace(
-            considered, asked=LastQuestion(members, state.now, said=active.asked.said)
+            considered, asked=LastQuestion(members, at=state.now, said=active.asked.said)
         )
     # A job that waits goes on waiting: for this reason, and since then.
     stays = is_running or isinstance(active.phase, Waiting)

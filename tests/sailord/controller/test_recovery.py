@@ -39,7 +39,14 @@ def asked(*nodes, jobs=None, records=(G,)):
         SimpleNamespace(keys=Keys("test"), store=SimpleNamespace(get=nothing)),
         Agents(),
     )
-    world = World(1, (), (job(),) if jobs is None else jobs, records, (), ())
+    world = World(
+        1,
+        nodes=(),
+        jobs=(job(),) if jobs is None else jobs,
+        generations=records,
+        durables=(),
+        orders=(),
+    )
     recovery = Recovery(gateway, agents)
     assert not asyncio.run(recovery.recover(world, state(None, *nodes)))
     return agents.asked, recovery.unknown
@@ -72,7 +79,10 @@ def test_a_job_without_a_record_is_named(of):
 
 def test_nodes_are_compared_at_intervals_and_at_once_when_a_job_is_new():
     recovery = Recovery(SimpleNamespace(keys=Keys("test"), store=None), Agents())
-    world, known = World(1, (), (job(),), (), (), ()), state(None)
+    world, known = (
+        World(1, nodes=(), jobs=(job(),), generations=(), durables=(), orders=()),
+        state(None),
+    )
     assert recovery.is_due(world, known, 10.0)
     assert not recovery.is_due(world, known, 10.9)
     assert recovery.is_due(world, replace(known, jobs={}), 10.9)

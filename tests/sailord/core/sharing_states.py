@@ -49,7 +49,7 @@ def elected(
     *jobs: JobRecord, options: Options = SHARED, **others: object
 ) -> tuple[Parts, list[Command]]:
     """A leader that has read these jobs, and four nodes."""
-    event = Elected(NOW, TERM, tuple(map(record, NODES)), jobs, ())
+    event = Elected(NOW, TERM, nodes=tuple(map(record, NODES)), jobs=jobs, generations=())
     return act(Parts(State(options=options)), replace(event, **others))  # type: ignore[arg-type] # an event's fields
 
 
@@ -114,8 +114,8 @@ def three(sizes: tuple[int, int, int], weights: tuple[float, float, float]) -> P
     )
     shares = ((JOB, first), (OTHER, second), (THIRD, third))
     event = Elected(
-        NOW, TERM, tuple(map(record, ids)), jobs,
-        tuple(of(id_, *members) for id_, members in shares),
+        NOW, TERM, nodes=tuple(map(record, ids)), jobs=jobs,
+        generations=tuple(of(id_, *members) for id_, members in shares),
         durables=tuple((id_, durable(10)) for id_, _ in shares),
     )  # fmt: skip
     parts, _ = act(Parts(State(options=SHARED)), event)

@@ -113,7 +113,7 @@ class Cluster:
         self.commands: list[Command] = []
         first = job(state="queued", saving=KEPT, bill=Bill(until=0.0, usd_max=usd_max))
         jobs = (first, job(id=OTHER, state="queued", priority=-1))
-        self.feed(Elected(0.0, 7, tuple(map(record, NAMES)), jobs, ()))
+        self.feed(Elected(0.0, 7, nodes=tuple(map(record, NAMES)), jobs=jobs, generations=()))
 
     def feed(self, event: Event) -> tuple[Command, ...]:
         before = self.state

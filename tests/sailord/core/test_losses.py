@@ -405,7 +405,7 @@ def test_a_started_agent_withdraws_its_stop() -> None:
 
 
 def elected(**others: object) -> Elected:
-    made = Elected(NOW, 9, (record(A), record(B)), (job(),), (G,))
+    made = Elected(NOW, 9, nodes=(record(A), record(B)), jobs=(job(),), generations=(G,))
     return replace(made, **others)  # type: ignore[arg-type] # fields of the event
 
 

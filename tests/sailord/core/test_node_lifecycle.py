@@ -315,7 +315,9 @@ def test_node_of_another_protocol_is_in_no_new_plan():
 
 
 def test_member_without_a_readable_record_is_not_given_up_by_a_new_leader():
-    taken, _ = act(State(), Elected(NOW, 9, (node(A).record,), (job(),), (G,)))
+    taken, _ = act(
+        State(), Elected(NOW, 9, nodes=(node(A).record,), jobs=(job(),), generations=(G,))
+    )
     assert taken.nodes[B].absent_since is not None
     seen, _ = act(taken, NodesObserved(NOW + 1, (node(A).record,), frozenset({B})))
     assert seen.nodes[B].absent_since is None

@@ -252,7 +252,9 @@ def test_job_leaving_the_cluster_is_written_before_the_one_that_gets_it() -> Non
 
 def test_second_job_with_the_cluster_is_queued() -> None:
     two = (job(id=JobId("a")), job(id=JobId("b"), submitted_at=1.0))
-    after, commands = act(State(), Elected(NOW, 9, (node(A).record,), two, ()))
+    after, commands = act(
+        State(), Elected(NOW, 9, nodes=(node(A).record,), jobs=two, generations=())
+    )
     assert active_of(after).job == "a"
     assert after.jobs[JobId("b")].state == "queued"
     assert any(isinstance(each, WriteJob) and each.job.id == "b" for each in commands)
@@ -263,7 +265,9 @@ def test_second_job_with_the_cluster_is_queued() -> None:
 
 def test_unused_nodes_report_before_a_start_from_step_0() -> None:
     records = (node(A).record, node(B).record, node(C).record)
-    before, _ = act(State(), Elected(NOW, 9, records, (job(layers=2),), (G,)))
+    before, _ = act(
+        State(), Elected(NOW, 9, nodes=records, jobs=(job(layers=2),), generations=(G,))
+    )
     broken = replace(report(A, "broken", number=6, broken_peers=(B,)), sealed=pieces(40, 0))
     before, _ = act(before, Reported(NOW + 0.3, broken))
     before, _ = act(before, ProbeFailed(NOW + 0.5, B))
@@ -276,7 +280,7 @@ def test_unused_nodes_report_before_a_start_from_step_0() -> None:
 
 def test_unreachable_node_is_awaited_for_a_limited_time() -> None:
     records = (node(A).record, node(B).record)
-    before, _ = act(State(), Elected(NOW, 9, records, (job(),), (G,)))
+    before, _ = act(State(), Elected(NOW, 9, nodes=records, jobs=(job(),), generations=(G,)))
     before, _ = act(before, Reported(NOW + 0.1, report(A, number=6)))
     before, commands = go_on(before, 2.0)
     assert ProbeAgent(B) in commands
@@ -343,7 +347,10 @@ def test_failing_checkpoint_does_not_block_later_ones() -> None:
 
 def test_new_leader_grants_a_start_its_full_time() -> None:
     slow = replace(G, wait_s=3000.0)
-    after, _ = act(State(), Elected(NOW, 9, (node(A).record, node(B).record), (job(),), (slow,)))
+    after, _ = act(
+        State(),
+        Elected(NOW, 9, nodes=(node(A).record, node(B).record), jobs=(job(),), generations=(slow,)),
+    )
     assert phase(after) == Starting(NOW, NOW + 1500, 0.0)
 
 

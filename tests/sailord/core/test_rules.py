@@ -214,7 +214,9 @@ def test_only_the_pending_record_opens_a_generation() -> None:
 
 def test_new_leader_keeps_a_job_held() -> None:
     held = job(state="held", reason="three attempts failed")
-    taken = Elected(NOW, TERM + 1, (node(A).record, node(B).record), (held,), (CLOSED,))
+    taken = Elected(
+        NOW, TERM + 1, nodes=(node(A).record, node(B).record), jobs=(held,), generations=(CLOSED,)
+    )
     after, commands = act(state(), taken)
     assert phase(after) == Held("three attempts failed", NOW)
     after, more = act(after, Ticked(NOW + 60))

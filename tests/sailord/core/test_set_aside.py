@@ -72,7 +72,9 @@ def test_rejected_write_of_a_job_without_the_cluster_changes_nothing():
 
 def test_no_job_gets_the_cluster_while_an_unreadable_one_may_have_it():
     queued = job(state="queued")
-    elected = Elected(NOW, TERM, (node(A).record, node(B).record), (queued,), ())
+    elected = Elected(
+        NOW, TERM, nodes=(node(A).record, node(B).record), jobs=(queued,), generations=()
+    )
     taken, _ = act(State(), replace(elected, unreadable=frozenset({JobId("odd")})))
     assert taken.active is None
     assert why_queue_stands(taken) == (

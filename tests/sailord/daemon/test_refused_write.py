@@ -26,7 +26,7 @@ from tests.processes import until, wait_until
 from tests.sailord.daemon.running import JOB as SPEC
 from tests.sailord.daemon.running import Place
 
-JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")
+JOB = JobRecord(JobId("j"), "queued", priority=0, submitted_at=1.0, steps="its turn")
 OTHER = replace(JOB, id=JobId("k"))
 
 

@@ -211,7 +211,18 @@ def test_why_a_node_cannot_run_the_job_is_kept_in_the_history_once() -> None:
 
 @pytest.mark.parametrize("kind", get_args(EventKind))
 def test_an_event_keeps_all_that_it_has_in_the_history(kind: EventKind) -> None:
-    event = FeedEvent(7, NOW, kind, "why", JOB, "machine-a", 3, 40, 2, is_detail=True)
+    event = FeedEvent(
+        7,
+        NOW,
+        kind,
+        "why",
+        job=JOB,
+        node="machine-a",
+        generation=3,
+        step=40,
+        term=2,
+        is_detail=True,
+    )
     line = decode(Transition, encode(announcer.history_line(event)))
     later = Published()
     later.announcer.restore(JOB, [line])

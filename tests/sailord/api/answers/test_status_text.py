@@ -121,10 +121,12 @@ CASES = {
         queue=("next", "third"),
         step_s=2.25,
         feed=(
-            FeedEvent(1, NOW - 9000, "reconfigured", "started on 2 nodes from step 0, 8.1 s", JOB),
-            FeedEvent(2, NOW - 7300, "reconfigured", "c lost → moved to 2 nodes", JOB),
-            FeedEvent(3, NOW - 60, "order", "cordon d was ordered (by alice)", JOB),
-            FeedEvent(4, NOW - 50, "order", "pause other was ordered", "other"),
+            FeedEvent(
+                1, NOW - 9000, "reconfigured", "started on 2 nodes from step 0, 8.1 s", job=JOB
+            ),
+            FeedEvent(2, NOW - 7300, "reconfigured", "c lost → moved to 2 nodes", job=JOB),
+            FeedEvent(3, NOW - 60, "order", "cordon d was ordered (by alice)", job=JOB),
+            FeedEvent(4, NOW - 50, "order", "pause other was ordered", job="other"),
         ),
     ),
     "slow": Case(

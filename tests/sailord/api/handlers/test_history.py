@@ -25,8 +25,8 @@ def test_history_without_the_store_has_orders_and_summaries_and_marks_details():
         ("transition", "order", "reconfigured", "budget_at_risk", "node_lost", "note")
     ):
         is_detail = kind == "transition"
-        feed.add(FeedEvent(number, 1.0, kind, f"a text of {kind}", JOB, is_detail=is_detail))
-    feed.add(FeedEvent(9, 1.0, "order", "of another job", "other"))
+        feed.add(FeedEvent(number, 1.0, kind, f"a text of {kind}", job=JOB, is_detail=is_detail))
+    feed.add(FeedEvent(9, 1.0, "order", "of another job", job="other"))
     gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
     controller = SimpleNamespace(
         announcer=Announcer(gateway, feed, Outbox(gateway)),

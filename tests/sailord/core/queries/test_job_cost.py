@@ -71,7 +71,7 @@ def test_rate_changes_with_the_generation() -> None:
 
 def test_new_leader_continues_the_stored_bill() -> None:
     stored = job(bill=Bill(usd=1.0, until=NOW - 100))
-    elected = Elected(NOW, 8, (), (stored,), (PRICED,))
+    elected = Elected(NOW, 8, nodes=(), jobs=(stored,), generations=(PRICED,))
     bill, (order_,) = at(State(), elected)
     assert bill == order_.bill
     assert round(bill.usd, 9) == 2.0

@@ -200,7 +200,7 @@ def test_a_new_leader_knows_since_when_a_job_is_held() -> None:
     since = NOW - 1000
     for held_at, expected in ((since, since), (None, NOW), (NOW + 9, NOW)):
         known = job(state="held", reason="it fails", past=replace(job().past, held_at=held_at))
-        after, _ = act(State(), Elected(NOW, 9, (), (known,), ()))
+        after, _ = act(State(), Elected(NOW, 9, nodes=(), jobs=(known,), generations=()))
         assert phase(after) == Held("it fails", expected)
 
 

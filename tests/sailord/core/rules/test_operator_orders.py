@@ -249,7 +249,8 @@ def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
     there = (node(A).record, again)
     after, _ = act(before, NodesObserved(NOW + 1, there))
     assert (after.nodes[B].is_lost, after.nodes[D].exclusion.draining_since) == (True, None)
-    led, _ = act(state(), Elected(NOW + 2, 9, there, (job(),), (G,), (), (meant,)))
+    took = Elected(NOW + 2, 9, nodes=there, jobs=(job(),), generations=(G,), orders=(meant,))
+    led, _ = act(state(), took)
     assert led.nodes[D].exclusion.draining_since is None, "a new leader knows whom it meant"
 
 
@@ -386,7 +387,7 @@ def test_each_job_state_is_noted_with_its_reason() -> None:
 
 def test_new_leader_repeats_no_notes() -> None:
     jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
-    _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
+    _, commands = decide(State(now=NOW), Elected(NOW, TERM, nodes=(), jobs=jobs, generations=()))
     assert told(commands) == ["j running: its turn came"]
 
 
@@ -423,7 +424,10 @@ def test_paused_job_is_rolled_back_where_it_is_resumed() -> None:
 def test_new_leader_keeps_the_rollback_of_a_paused_job() -> None:
     paused = PAUSED.jobs[JOB]
     nodes, closed = (record(A), record(B)), (PAUSED.generations[JOB],)
-    took = Elected(NOW, TERM, nodes, (paused,), closed, ((JOB, durable(30)),), (BACK,))
+    kept = ((JOB, durable(30)),)
+    took = Elected(
+        NOW, TERM, nodes=nodes, jobs=(paused,), generations=closed, durables=kept, orders=(BACK,)
+    )
     after, commands = act(State(), took)
     assert (after.rollbacks, commands) == ({JOB: BACK}, ())
 
@@ -466,7 +470,9 @@ def test_rollback_that_was_pending_before_a_hold_waits_for_a_resume() -> None:
 def test_rollback_that_was_pending_before_a_hold_waits_for_a_resume_under_a_new_leader() -> None:
     closed = replace(G, state="closed")
     kept = job(state="held", reason="no node can be prepared")
-    elected = Elected(NOW, TERM + 1, (node(A).record,), (kept,), (closed,), orders=(BACK,))
+    elected = Elected(
+        NOW, TERM + 1, nodes=(node(A).record,), jobs=(kept,), generations=(closed,), orders=(BACK,)
+    )
     led, _ = decide(State(), elected)
     after, _ = decide(led, Ticked(NOW + 9))
     assert isinstance(phase(after), Held)

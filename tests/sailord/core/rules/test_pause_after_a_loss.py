@@ -104,7 +104,7 @@ def test_pause_after_a_loss_is_carried_out_at_once_where_nothing_can_be_kept(
 def test_pause_does_not_wait_for_a_plan_that_there_is_not() -> None:
     before = after_a_loss(WAITING, "pause")
     active = active_of(before)
-    asked = LastQuestion(frozenset((A,)), NOW, is_refused=True)
+    asked = LastQuestion(frozenset((A,)), at=NOW, is_refused=True)
     refused = replace(before, active=replace(active, asked=asked))
     assert isinstance(phase(act(refused, Ticked(NOW))[0]), Closing)
 

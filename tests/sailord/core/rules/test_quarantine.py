@@ -76,7 +76,14 @@ def test_any_number_of_contradicted_nodes_is_decided_about_at_once():
 
 
 def test_node_stays_out_under_a_new_leader_until_it_is_uncordoned():
-    elected = Elected(NOW + 5, 9, tuple(map(record, ALL)), (four().job,), (G,), orders=(MARK,))
+    elected = Elected(
+        NOW + 5,
+        9,
+        nodes=tuple(map(record, ALL)),
+        jobs=(four().job,),
+        generations=(G,),
+        orders=(MARK,),
+    )
     led, _ = decide(State(), elected)
     assert led.nodes[B].exclusion.wrong_bits == WHY
     led, _ = decide(led, failed(A, B, number=8))

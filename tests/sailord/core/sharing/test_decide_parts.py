@@ -71,7 +71,9 @@ from tests.sailord.core.states import (
 
 
 def test_without_the_option_it_is_decide():
-    event = Elected(NOW, TERM, tuple(map(record, NODES)), (job(), job(OTHER)), ())
+    event = Elected(
+        NOW, TERM, nodes=tuple(map(record, NODES)), jobs=(job(), job(OTHER)), generations=()
+    )
     parts, commands = decide_parts(Parts(State()), event)
     assert Parts(decide(State(), event).state) == parts
     assert commands == decide(State(), event).commands
