@@ -102,7 +102,9 @@ class Daemon:
             self.store.run(self.election.keep_renewing()),
             self._lead(),
             self._read_store(),
-            signal_changes(self.store, keys.all, self.api.store_changed, small=keys.leader),
+            signal_changes(
+                self.store, keys.all, self.controller.cluster.store_changed, small=keys.leader
+            ),
             self._tick(),
             self._save_lifetimes_often(),
             keep_bounded(tuple),
@@ -144,8 +146,8 @@ class Daemon:
                     raise self.election.refused
                 if self.election.term not in (None, self._led):
                     await self._take_over()
-                self.api.leader = self.election.seen
-                if self.api.leader is not None:
+                self.controller.cluster.leader = self.election.seen
+                if self.controller.cluster.leader is not None:
                     self._report_ready("leader elected")
             except StoreRefused as error:
                 await self._give_up_leading(error)
@@ -161,7 +163,7 @@ class Daemon:
                   error=f"{error}; {PERMISSIONS}")  # fmt: skip
         self.election.refused = None
         await self.store.run(self.election.resign())
-        self.api.leader = None
+        self.controller.cluster.leader = None
         await asyncio.sleep(self.config.options.lease_s / 2)
 
     async def _take_over(self) -> None:
@@ -232,7 +234,7 @@ class Daemon:
 
     async def _read_store(self) -> None:
         while True:
-            self.api.store_changed.clear()
+            self.controller.cluster.store_changed.clear()
             try:
                 world = await self.gateway.read_world()
             except StoreError as error:
@@ -245,7 +247,7 @@ class Daemon:
             except StoreError as error:
                 self._note_outage(error)
             await asyncio.sleep(READ_S_MIN)
-            await is_set_within(self.api.store_changed, READ_S)
+            await is_set_within(self.controller.cluster.store_changed, READ_S)
 
     def _take_in(self, world: World) -> None:
         """Turn what was read into events for the controller."""
@@ -372,9 +374,7 @@ def _assemble(
             ),
             ended=None if authority is None else partial(end_instance, authority),
         )
-    api = ApiContext(
-        config, controller, own, clock, key, network, books, asyncio.Event(), capacity, tls
-    )
+    api = ApiContext(config, controller, own, clock, key, network, books, capacity, tls)
     webhooks = WebhookSender(config.webhooks.receivers, announcer.outbox, cluster)
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from agents.protocol.records import JobId
+from agents.protocol.records import JobId, Leader
 from planner.replan.past_moves import RECENT, PastMove
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
@@ -23,7 +24,7 @@ class ClusterState:
     """What this sailord knows of the cluster.
 
     The event loop replaces ``parts`` at each decision; the daemon and the store writer update
-    ``store``.
+    ``store``, and the daemon ``leader``.
     """
 
     parts: Parts
@@ -34,6 +35,10 @@ class ClusterState:
     last_parts: Parts = field(init=False)
     """The parts of that state."""
     store: StoreHealth = field(default_factory=StoreHealth)
+    store_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to have the store read at once."""
+    leader: Leader | None = None
+    """The present leader, as last read; ``None``: none is elected."""
     step_rate: StepRate = field(default_factory=StepRate)
     """Of the active job, ..."""
     step_rates: dict[JobId, StepRate] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,14 +48,10 @@ class ApiContext:
     key: ClusterKey
     network: NetworkProfiler
     goodput: Bookkeeper
-    store_changed: asyncio.Event
-    """Set to have the store read at once."""
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     tls: Tls | None = None
     """``None``: plain HTTP."""
-    leader: Leader | None = None
-    """The present leader, as last read; ``None``: none is elected."""
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
         default_factory=dict
     )
@@ -102,6 +97,15 @@ class ApiContext:
         since_s = time.monotonic() - PACKAGE_KEPT_S
         self.packages_used_s = {n: at for n, at in self.packages_used_s.items() if at >= since_s}
         return frozenset(self.packages_used_s)
+
+    @property
+    def leader(self) -> Leader | None:
+        """The present leader, as last read; ``None``: none is elected."""
+        return self.controller.cluster.leader
+
+    def read_store_soon(self) -> None:
+        """Have the store read at once: something was stored."""
+        self.controller.cluster.store_changed.set()
 
     @property
     def state(self) -> State:

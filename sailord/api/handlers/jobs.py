@@ -123,7 +123,7 @@ async def submit_job(request: web.Request) -> web.Response:
             export = f"`sailorctl checkpoint export {id_} --to DIR --form dcp`"
             cure += f"; {export} and `checkpoint import DIR --form dcp --name ID` copy its state"
         return refusal(409, Problem(f"job {id_}", "exists already", cure))
-    api.store_changed.set()
+    api.read_store_soon()
     if api.state.term is not None:
         # So that the submitter's next request finds the job.
         await wait_until(lambda: render.job_view(api.last_led, id_) is not None)

@@ -95,7 +95,7 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
         return refusal(409, OTHER_ID)
     if given == "new":
         api.controller.announcer.tell_order(order, api.state)
-    api.store_changed.set()
+    api.read_store_soon()
     if api.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.state.known_orders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +26,13 @@ def test_one_person_cannot_take_all_streams():
 def test_a_stream_ends_where_another_sailord_leads(monkeypatch):
     """Else one that began while the store was away would stay open, without an event."""
     monkeypatch.setattr(ApiContext, "__post_init__", lambda _: None)
-    about: dict[str, Any] = dict.fromkeys(
-        ("controller", "own_gateway", "clock", "key", "network", "goodput")
-    )
+    about: dict[str, Any] = dict.fromkeys(("own_gateway", "clock", "key", "network", "goodput"))
+    leader: Any = SimpleNamespace(address="one:1")
+    controller: Any = SimpleNamespace(cluster=SimpleNamespace(leader=leader))
     config: Any = SimpleNamespace(address="one:1")
-    api = ApiContext(config=config, **about, store_changed=asyncio.Event())
+    api = ApiContext(config=config, controller=controller, **about)
     state = SimpleNamespace(term=None)
     monkeypatch.setattr(ApiContext, "state", state)
-    leader: Any = SimpleNamespace(address="one:1")
-    api.leader = leader
     assert api.may_stream_on(None)
     leader.address = "two:1"
     assert not api.may_stream_on(None)

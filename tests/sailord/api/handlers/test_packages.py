@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -95,7 +94,7 @@ async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
     about: dict[str, Any] = dict.fromkeys(
         ("config", "controller", "own_gateway", "clock", "key", "network", "goodput"), None
     )
-    api = ApiContext(**about, store_changed=asyncio.Event())
+    api = ApiContext(**about)
     jobs = {
         JobId(state): JobRecord(JobId(state), state, layers=1, atoms=1)
         for state in ("running", "done")
