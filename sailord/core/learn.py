@@ -39,7 +39,7 @@ from sailord.core.node_lifecycle import (
 from sailord.core.queries.job_cost import charge, why_unpaid
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.straggler_queries import watched
-from sailord.core.queries.timeouts import adopted_start_s, stop_s
+from sailord.core.queries.timeouts import adopted_start_s, scaled_step_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
 
 MARKS_MAX = 4096
@@ -314,7 +314,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             opened = replace(
                 active,
                 generation=record,
-                progress=Progress(step, state.now, _expected_step_s(active, record)),
+                progress=Progress(step, state.now, _expected_step_s(state, active, record)),
                 checkpointing=replace(active.checkpointing, commit=None, securing=None, check=None),
             )
             durables = dict(state.durables)
@@ -333,12 +333,13 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             return state
 
 
-def _expected_step_s(active: Active, record: GenerationRecord) -> float | None:
-    """Return the measured seconds of a step, scaled to the new plan by the predictions of both."""
-    last, measured_s = active.generation, active.progress.step_s
-    if last is None or measured_s is None or not (last.predicted_s and record.predicted_s):
+def _expected_step_s(state: State, active: Active, record: GenerationRecord) -> float | None:
+    """Return the seconds of a step as measured before, or ``None`` if a straggler was left out."""
+    last = () if active.generation is None else active.generation.members
+    left = set(last).difference(record.members)
+    if any(id_ in state.nodes and state.nodes[id_].exclusion.slow for id_ in left):
         return None
-    return measured_s * record.predicted_s / last.predicted_s
+    return scaled_step_s(active, record.predicted_s)
 
 
 def _is_later(record: GenerationRecord, than: GenerationRecord | None) -> bool:

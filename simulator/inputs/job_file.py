@@ -104,8 +104,7 @@ def _model(
     table = top.table("model", required=True)
     if table is None:
         return None, {}
-    keys = ("profile", "script", "script_settings", "hf", "weights")
-    named = {key: table.text(key) for key in keys}
+    named = {key: table.text(key) for key in ("profile", "script", "hf", "weights")}
     shaping = TrainingSettings(
         sequence=training["sequence"],
         dropout=training["dropout"] > 0,

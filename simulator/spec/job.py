@@ -148,8 +148,6 @@ class Job:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     script: str | None = None
     """A user's Python script, which only workers run. Its model has a description as well."""
-    script_settings: str | None = None
-    """What the submitter's script gave that this description does not hold."""
     work: Work | None = None
     """Where the script comes from; ``None``: every node has it at the same path."""
     hf: str | None = None

@@ -298,7 +298,7 @@ class World(Hooks):
             return None
         members = [id_ for id_, node in self._nodes.items() if not node.is_draining]
         generation = SimpleNamespace(
-            state="running", members=members, step_s=0.0, usd_per_hour=None
+            predicted_s=0.0, state="running", members=members, step_s=0.0, usd_per_hour=None
         )
         progress = SimpleNamespace(step=0, step_s=0.0)
         return SimpleNamespace(job=JOB, phase=None, generation=generation, progress=progress)

@@ -18,7 +18,6 @@ def job_text(job: Job, script: Path) -> str:
         "job": {"name": job.name},
         "model": {
             "script": str(script),
-            "script_settings": job.script_settings,
             "description": inline_description(job.model),
         },
         "training": {

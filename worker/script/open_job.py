@@ -12,7 +12,6 @@ from simulator.spec.job import Job
 from worker.script.hf_job import described_job, hf_recipe, names_hf
 from worker.script.load import load_script
 from worker.script.recipe import Recipe
-from worker.script.script_settings import differing
 
 
 def names_module(path: Path) -> bool:
@@ -103,7 +102,6 @@ def _differences(recipe: Recipe, job: Job) -> Iterator[tuple[str, object]]:
     }
     yield from ((f"{name} is {one}", other) for name, (one, other) in both.items() if one != other)
     yield from _differing_tensors(recipe, job)
-    yield from differing(recipe.settings_line(), job.script_settings)
 
 
 def _differing_tensors(recipe: Recipe, job: Job) -> Iterator[tuple[str, str]]:

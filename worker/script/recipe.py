@@ -43,7 +43,7 @@ from worker.script.first_samples import lengths, note_of, unlike_first
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, widened
 from worker.script.prepare_module import prepared, refuse_without_gradients
-from worker.script.script_settings import settings_line
+from worker.script.script_settings import settings_digests
 from worker.script.torch_settings import (
     OptimizerSettings,
     default_optimizer,
@@ -425,20 +425,19 @@ class Recipe:
                 samples=sizes_of(self.dataset) or None,
                 num_workers=self.num_workers,
             ),
-            script_settings=self.settings_line(),
         )
         self._untried[:] = check_splits(self, job, self._example(1))
         return job
 
-    def settings_line(self) -> str:
-        """Return the settings that the described job does not hold."""
-        return settings_line(
+    def settings_digests(self) -> dict[str, int]:
+        """Return digests of the settings that the described job does not hold."""
+        return settings_digests(
             {name: self.group_of(name) for name in self._trained.values()},
             self.settings.schedules,
             shuffle=self.shuffled,
             drop_last=self.drop_last,
             eval_every=self.eval_every,
-            metrics=" ".join(self.metric_names),
+            metrics=self.metric_names,
         )
 
     def _evaluated(self) -> list[Any]:

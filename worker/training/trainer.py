@@ -51,7 +51,7 @@ from worker.training.optimizer import (
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, NumberFormats, loss_seed, on_device, precision_of
-from worker.training.same_samples import check_same_sample
+from worker.training.same_start import check_same_start
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
@@ -239,7 +239,9 @@ class RankTrainer:
             step = self.progress.step
             with self.recorder.span("data"):
                 digest = self._pipeline.first_digest(step)
-            check_same_sample(digest, step, self.world_group, self.plan, self.device)
+            settings = {} if self._module is None else self._module.settings_digests()
+            about = self.world_group, self.plan, self.device
+            check_same_start(digest, step, settings, *about)
         self._compared = True
         self._begin_s = time.perf_counter()
         self._waited_s = self._pipeline.waited_for_data_s

@@ -18,7 +18,7 @@ from planner.move_policy.deadline import (
     can_run_on_spot,
     judge_deadline,
 )
-from sailord.capacity.core.budget import usd_per_hour_limit
+from sailord.capacity.core.budget import stop_due, usd_per_hour_limit
 from sailord.capacity.core.model import (
     CapacityDecision,
     CapacityState,
@@ -66,7 +66,11 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
     if job is None or state.paused or not job.is_running:
         return state, ()
     why = ""
-    if state.stop and rented_in_use(state):
+    if state.observed_at is None and stop_due(state) and rented_in_use(state):
+        if state.now < state.counting_since + state.policy.doubt_s:
+            return state, ()
+        why = "the total budget may be spent, and the provider does not say what is still rented"
+    elif state.stop and rented_in_use(state):
         why = "what is left of the total budget is kept for saving its state"
     elif job.usd_left is not None and (
         job.usd_left <= job.usd_per_hour / 3600 * state.policy.reserve_s

@@ -126,6 +126,10 @@ def _still_open(
         if is_whole or is_over:
             continue
         is_unseen = asked.is_in_doubt and asked.ask.pool.zone in seen.unseen_zones
-        doubted_at = max(asked.doubted_at, seen.at) if is_unseen else asked.doubted_at
-        left[id_] = replace(asked, doubted_at=doubted_at)
+        left[id_] = _doubted_anew(asked, seen.at) if is_unseen else asked
     return left
+
+
+def _doubted_anew(asked: PendingRequest, at: float) -> PendingRequest:
+    """Nothing is known of a request: what it made costs from its creation, once it is seen."""
+    return replace(asked, doubted_at=max(asked.doubted_at, at), since=max(asked.since, at))

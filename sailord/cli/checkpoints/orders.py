@@ -65,6 +65,9 @@ def _settled_step(client: Client, order: str, mark: int) -> int | None:
     Raises if the order has failed; ``None``: it is not settled yet.
     """
     for event in _events(client, mark):
+        if "settled" not in event:
+            cure = "it is of an earlier version; see `sailorctl checkpoint ls`"
+            raise ServerProblem(f"sailord does not say how the order ended: {cure}")
         settled = event["settled"]
         if settled is not None and order in settled["orders"]:
             if settled["step"] is None:

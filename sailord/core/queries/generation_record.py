@@ -7,7 +7,7 @@ from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
 from sailord.core.queries.restore_point import lineage_of
 from sailord.core.queries.snapshot_intervals import intervals_now
-from sailord.core.queries.timeouts import step_of, wait_s
+from sailord.core.queries.timeouts import plain_s, step_of, wait_s
 
 
 def is_first(record: GenerationRecord) -> bool:
@@ -53,6 +53,6 @@ def next_record(
         peaks=proposal.peaks,
         worths=proposal.worths,
         step_s=step_s,
-        predicted_s=proposal.iteration_s if proposal.plain_s is None else proposal.plain_s,
+        predicted_s=plain_s(proposal),
         wait_s=wait_s(state.options, proposal, step_s),
     )

@@ -18,8 +18,24 @@ STEPS_TO_STOP = 3
 
 
 def step_of(active: Active, proposal: Proposal) -> float:
-    """Return the seconds of a step: predicted, or measured under the last plan if longer."""
-    return max(proposal.iteration_s, active.progress.step_s or 0.0)
+    """Return the seconds of a step: predicted, or as measured under the last plan if longer."""
+    measured_s = scaled_step_s(active, plain_s(proposal))
+    if measured_s is None:
+        measured_s = active.progress.step_s
+    return max(proposal.iteration_s, measured_s or 0.0)
+
+
+def plain_s(proposal: Proposal) -> float:
+    """Return the seconds of a step that are predicted without what running steps correct."""
+    return proposal.iteration_s if proposal.plain_s is None else proposal.plain_s
+
+
+def scaled_step_s(active: Active, predicted_s: float) -> float | None:
+    """Return the measured seconds of a step, scaled to a new plan by the predictions of both."""
+    last, measured_s = active.generation, active.progress.step_s
+    if last is None or measured_s is None or not (last.predicted_s and predicted_s):
+        return None
+    return measured_s * predicted_s / last.predicted_s
 
 
 def stall_s(options: Options, active: Active) -> float:

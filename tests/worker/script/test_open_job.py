@@ -11,6 +11,7 @@ from simulator.inputs.job_file import load_job
 from worker.script.job_text import job_text
 from worker.script.load import load_script
 from worker.script.open_job import check_job, open_saved_module
+from worker.script.script_settings import settings_digests
 
 pytestmark = pytest.mark.torch
 
@@ -53,25 +54,13 @@ def test_a_script_that_gives_another_job_than_was_described_is_refused(script):
 @pytest.mark.parametrize(
     ("was", "becomes", "expected"),
     [
-        ("batch_size=6,", "batch_size=6, shuffle=False,", "shuffle False here, and shuffle True"),
         ("batch_size=6,", "batch_size=6, skip_nonfinite=1,", "skip_nonfinite is 1 here, and 3"),
         ("momentum=0.5", "momentum=0.6", "momentum=0.6"),
-        (
-            "model.parameters(), lr=0.1",
-            "[{'params': model[0].parameters(), 'lr': 0.1}, {'params': model[3].parameters()}],"
-            " lr=0.2",
-            "parameter groups",
-        ),
         ("nn.Linear(8, 3)", "nn.Linear(8, 4)", r"has bias of shape \[4\] \(trained\) here, and of"),
         (
             "\noptimizer =",
             "\nmodel[0].bias.requires_grad_(False)\noptimizer =",
             r"has bias of shape \[8\] \(frozen\) here, and of shape \[8\] \(trained\)",
-        ),
-        (
-            'name="small",',
-            "scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2),",
-            "schedules of the learning rate",
         ),
     ],
 )
@@ -98,3 +87,35 @@ def test_the_checkpoint_of_a_built_in_model_is_exported_without_a_job_file(scrip
 def test_a_checkpoint_is_exported_with_a_script_whose_settings_changed(script):
     described = load_script(script, ["4"]).job()
     assert open_saved_module(script, described, ["5"]).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "expected"),
+    [
+        ("batch_size=6,", "batch_size=6, shuffle=False,", "shuffle"),
+        (
+            "model.parameters(), lr=0.1",
+            "[{'params': model[0].parameters(), 'lr': 0.1}, {'params': model[3].parameters()}],"
+            " lr=0.2",
+            "parameter groups",
+        ),
+        (
+            'name="small",',
+            "scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2),",
+            "learning rate schedules",
+        ),
+    ],
+)
+def test_other_settings_have_other_digests(script, was, becomes, expected):
+    found = load_script(script).settings_digests()
+    assert load_script(script).settings_digests() == found
+    assert was in SCRIPT
+    script.write_text(SCRIPT.replace(was, becomes))
+    other = load_script(script).settings_digests()
+    assert [name for name in found if found[name] != other[name]] == [expected]
+
+
+def test_the_last_digits_of_a_cosine_are_no_difference():
+    one, other = [1.0, 5e-12, 0.0], [1.0, 5e-12 + 1e-16, -1e-17]
+    assert settings_digests({}, [one]) == settings_digests({}, [other])
+    assert settings_digests({}, [one]) != settings_digests({}, [[1.0, 0.5, 0.0]])

@@ -35,7 +35,7 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
-from worker.training.same_samples import check_same_sample
+from worker.training.same_start import check_same_start
 from worker.training.snapshot_hook import NoSnapshots, ReplicaMismatchError, SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.trainer import NotANumberError, TrainingProgress
@@ -112,7 +112,7 @@ class DeepSpeedEngine:
         if not self._compared and self.world_group is not None:
             step = self.progress.step
             digest = self._trainer.first_digest(step)
-            check_same_sample(digest, step, self.world_group, self.plan, self.device)
+            check_same_start(digest, step, {}, self.world_group, self.plan, self.device)
         self._compared = True
         # An interrupted step may have changed anything, so only the last snapshot counts.
         self.update_complete = False

@@ -68,6 +68,9 @@ class ModuleSource(Protocol):
     def schedules(self, step: int) -> tuple[float, ...]:
         """Return the factor of each schedule on the learning rate at a step."""
 
+    def settings_digests(self) -> Mapping[str, int]:
+        """Return digests of the settings that the described job does not hold, by name."""
+
     def call(self, module: nn.Module, batch: Any) -> Any:
         """Call the module with a batch."""
 

@@ -117,6 +117,28 @@ def test_an_instance_that_ended_while_nobody_led_ends_no_budget():
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
+def test_a_request_in_a_zone_that_is_not_seen_spends_no_budget():
+    story = Story(CapacityPolicy(usd_max=1000.0), _books_with_an_open_request(), 20.0)
+    for minute in range(1, 240):
+        story.see(60.0 * minute, EARLIER, unseen_zones=(A.zone,))
+    assert set(story.state.asks) == {FIRST}
+    assert story.state.stop == ""
+
+
+def test_a_job_is_paused_where_the_budget_may_be_spent_and_nobody_says_what_is_rented():
+    policy = CapacityPolicy(usd_max=10.0)
+    books = record_of(Story(policy).see(11.0, machine()).state)
+    story = Story(policy, books, LATER)  # $14, if it stayed.
+    story.hear(ProgressSeen(LATER + 1.0, JobProgress("j", 0.0, 5, 100, None, is_running=True)))
+    paused = []
+    for second in range(2, 400, 10):
+        story.hear(AgentsCounted(LATER + second, {"n1": Agent(4)}, frozenset({"n1"})))
+        paused += story.of(PauseJob)
+    assert len(paused) == 1
+    assert story.state.stop == ""
+    assert story.see(LATER + 410.0, ended_at={"1": 1010.0}).state.stop == ""
+
+
 def test_two_leaders_never_use_the_same_request_id():
     ids = {request_id_of(prefix, number) for prefix in ("a", "b") for number in range(9)}
     assert len(ids) == 18

@@ -9,10 +9,12 @@ import pytest
 from agents.protocol.records import GenerationRecord
 from sailord.capacity.core.planner_view import progress_of
 from sailord.core.model.events import GenerationWritten
+from sailord.core.model.nodes import Exclusion
 from sailord.core.model.phases import Opening
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.generation_record import next_record
+from sailord.core.queries.timeouts import stall_s
 from tests.sailord.core.states import NOW, G, act, active_of, proposal, state
 
 PREDICTED = replace(G, step_s=10.0, predicted_s=10.0)
@@ -40,9 +42,31 @@ def test_a_job_that_was_slower_than_predicted_is_slower_under_its_next_plan(offe
     after = reconfigured(offered)
     assert active_of(after).progress.step_s == step_s
     assert progress_of(after).slower == 1.5
-    assert active_of(after).generation.step_s == 15.0, "time limits allow for the slower plan"
+    assert active_of(after).generation.step_s == max(offered.iteration_s, step_s)
     again = state(generation=active_of(after).generation, step_s=step_s)
     assert progress_of(again).slower == 1.5
+
+
+def test_the_slowness_of_a_straggler_does_not_outlast_it():
+    offered = replace(proposal(iteration_s=11.4), members=("a",))
+    before = state(generation=PREDICTED, step_s=15.0)
+    record = next_record(before, active_of(before), offered, G.restore, "b is slow")
+    opening = state(Opening(record, offered), generation=PREDICTED, step_s=15.0)
+    straggler = replace(opening.nodes["b"], exclusion=Exclusion(slow="twice its prediction"))
+    opening = replace(opening, nodes=opening.nodes.with_({"b": straggler}))
+    after, _ = act(opening, GenerationWritten(NOW, record))
+    assert active_of(after).progress.step_s is None
+    assert progress_of(after).slower == 1.0
+
+
+def test_the_leader_calls_a_generation_stuck_before_its_ranks_give_up():
+    offered = proposal(iteration_s=40.0)
+    before = state(generation=PREDICTED, step_s=40.0)
+    record = next_record(before, active_of(before), offered, G.restore, "a reason")
+    opening = state(Opening(record, offered), generation=PREDICTED, step_s=40.0)
+    after, _ = act(opening, GenerationWritten(NOW, record))
+    assert record.step_s == 160.0
+    assert record.wait_s > stall_s(after.options, active_of(after))
 
 
 def test_a_step_is_measured_anew_where_an_earlier_version_kept_no_prediction():

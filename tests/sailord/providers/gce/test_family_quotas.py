@@ -115,11 +115,12 @@ def test_an_unknown_quota_limits_nothing_and_is_shown_as_unknown():
     assert possible_supplies(state, (H100,))[0].obtainable == state.policy.machines_per_pool_max
     view = {"name": quotas[0].name, "limit_gpus": None, "used_gpus": 16.0,
             "why_unknown": quotas[0].why_unknown}  # fmt: skip
-    shown = {"zone": HERE, "machine": H100.machine, "spot": False, "usd_per_hour": 88.0,
-             "wanted": 0, "up": 2, "awaited": 0, "asked": 0, "obtainable": 16, "stopped": "",
-             "rest": None, "quotas": [view]}  # fmt: skip
+    shown = {"zone": HERE, "machine": H100.machine, "spot": False, "flex": False,
+             "usd_per_hour": 88.0, "wanted": 0, "up": 2, "awaited": 0, "asked": 0, "waits_s": None,
+             "obtainable": 16, "stopped": "", "rest": None, "quotas": [view]}  # fmt: skip
     money = {"usd_per_hour": 0.0, "usd_per_hour_max": None, "spent_usd": 0.0, "usd_max": None,
              "unpriced": [], "stop": ""}  # fmt: skip
     text = capacity_text({"provider": "gce", "leads": True, "pools": [shown], "machines": [],
-                          "orphans": [], "strangers": [], "money": money})  # fmt: skip
+                          "orphans": [], "strangers": [], "deadline": "",
+                          "money": money})  # fmt: skip
     assert f"16 GPUs used of an unknown limit: {NO_RIGHT.text}" in text

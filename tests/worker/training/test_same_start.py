@@ -13,6 +13,7 @@ from simulator.spec.plan import Place, Plan
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.data.batch import Samples
+from worker.training.same_start import check_same_start
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
@@ -77,3 +78,32 @@ def test_equal_samples_are_trained_whatever_a_rank_has_that_loads_none(
     plan: Plan, odd: int
 ) -> None:
     assert set(told(plan, odd=odd)) == {""}
+
+
+class OtherRank:
+    """The group of two ranks, as rank 0 sees it."""
+
+    size, index = 2, 0
+
+    def __init__(self, sample: int, **settings: int) -> None:
+        self.other = torch.tensor([[0, each + 1] for each in (sample, *settings.values())])
+
+    def read_sum(self, own: torch.Tensor) -> list[int]:
+        return (own + self.other.flatten()).tolist() if len(own) > 1 else own.tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "shuffle", "expected"),
+    [(1, 2, ""), (1, 3, "different settings: shuffle"), (0, 2, "different settings: groups")],
+)
+def test_ranks_whose_scripts_give_other_settings_are_named(groups, shuffle, expected) -> None:
+    def check() -> None:
+        other = OtherRank(5, groups=groups, shuffle=shuffle)
+        about = other, on_nodes(PIPELINES), torch.device("cpu")
+        check_same_start(5, 0, {"groups": 1, "shuffle": 2}, *about)
+
+    if not expected:
+        check()
+        return
+    with pytest.raises(InputError, match=f"rank 0 on a and rank 1 on b {expected}"):
+        check()
