@@ -29,6 +29,10 @@ class Mixture:
     is_guaranteed: bool
     """On-demand machines alone finish in time, even after one change to them."""
 
+    def to_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        return {"spot_share": told.pop("spot_availability"), **told}
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -49,7 +53,13 @@ class Outlook:
 
     def to_json(self) -> dict[str, Any]:
         """The form that ``sailorctl plan --json`` prints."""
-        return {**asdict(self), "slack_s": self.slack_s, "is_met": self.slack_s >= 0}
+        mixture = None if self.mixture is None else self.mixture.to_json()
+        return {
+            **asdict(self),
+            "mixture": mixture,
+            "slack_s": self.slack_s,
+            "is_met": self.slack_s >= 0,
+        }
 
 
 def deadline_outlook(

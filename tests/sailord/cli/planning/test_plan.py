@@ -310,6 +310,8 @@ def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
     assert told["slack_s"] == pytest.approx(told["seconds_left"] - told["run_s"])
     assert told["usd"] == pytest.approx(100 * estimate["cost_usd_per_iteration"])
     mix = told["mixture"]
+    assert list(mix) == ["spot_share", "expected_usd", "most_usd", "is_guaranteed"]
+    assert mix["spot_share"] == 0.5
     # Half of 20 days is more than the job needs: spot alone, at a third of the price.
     assert mix["expected_usd"] == pytest.approx(mix["most_usd"] / 3)
     assert mix["is_guaranteed"]
