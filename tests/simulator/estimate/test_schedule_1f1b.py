@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulator.arrays import Floats
 from simulator.estimate import schedule_1f1b
 from simulator.estimate.pass_order import device_orders, held_at_most
 from simulator.estimate.schedule_1f1b import PassDurations, run_1f1b
@@ -59,7 +60,7 @@ def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> PassDuration
     """Return the durations of chains of equal length as columns."""
     stages = len(chains[0][0])
 
-    def grid(name: str) -> schedule_1f1b.Grid:
+    def grid(name: str) -> Floats:
         return np.array([[getattr(group, name) for group in groups] for groups, _ in chains]).T
 
     activation, gradient = np.zeros((2, stages, len(chains)))
