@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     wishes = parser.parse_args()
     end_s = time.monotonic() + 60 * wishes.minutes
-    done = _read(wishes.file)
+    done = read(wishes.file)
     with wishes.file.open("a", encoding="utf-8") as file:
         for name, number in missing(done, wishes.faults, wishes.steps):
             if time.monotonic() > end_s:
@@ -42,10 +42,12 @@ def main() -> None:
     print("\n".join(table(done)))
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read what was done; older lines name the verdicts otherwise."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    done = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{"verdicts" if key == "voices" else key: line[key] for key in line} for line in done]
 
 
 def missing(done: Sequence[dict[str, Any]], faults: int, steps: int) -> Iterator[tuple[str, int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from tests.worker.distributed.hang_runs import KINDS, Fault, Told, judge, run_clean, run_fault
-from tests.worker.distributed.hang_table import missing, table
+from tests.worker.distributed.hang_table import missing, read, table
 
 pytestmark = pytest.mark.torch
 PLACE = "in data of step 2"
@@ -49,9 +51,12 @@ def test_blame_counts_as_right_only_if_it_names_the_culprit_and_where(
     assert not judge(Fault(kind, ranks, 0.5), 4, Told(PLACE, 10.0)).is_right, "no rank blamed any"
 
 
-def test_run_goes_on_where_it_was_interrupted() -> None:
+def test_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     done = [{"fault": 0}, {"clean": 0}, {"fault": 1}]
     assert list(missing(done, 3, 1000)) == [("clean", 1), ("fault", 2)]
+    older = tmp_path / "older.jsonl"
+    older.write_text('{"fault": 0, "voices": 3}\n{"clean": 0}\n', encoding="utf-8")
+    assert read(older) == [{"fault": 0, "verdicts": 3}, {"clean": 0}]
 
 
 def test_false_alarms_and_wrong_blames_are_shown() -> None:
