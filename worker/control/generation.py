@@ -317,13 +317,13 @@ class GenerationRun:
             self._set_state("running")
         if self.assignment.restore.source != "start":
             # A loss may have interrupted the evaluation of this step: repeat it.
-            self._report_evaluation(trainer.evaluate_if_due())
+            self._evaluate_if_due(trainer)
         while not is_stopping:
             step_report = trainer.step()
             snapshots.after_step()
             self._report_step(step_report)
-            self._extra_status["unlogged"] = hide(trainer.log(step_report))
-            self._report_evaluation(trainer.evaluate_if_due())
+            trainer.log(step_report)
+            self._evaluate_if_due(trainer)
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
         if is_done and has_begun:
@@ -350,10 +350,9 @@ class GenerationRun:
         assert self._snapshots is not None
         tokens = step_report.samples * self._trainer.job.sequence
         self._extra_status["tokens_per_s"] = tokens / step_report.seconds
-        self._extra_status["stall_s"] = self._snapshots.stalls.stall_s
-        self._extra_status["late_s"] = self._snapshots.stalls.late_s
-        self._extra_status["settle_s"] = self._snapshots.stalls.settle_s
-        self._extra_status["busy_s"] = self._busy.typical_s
+        stalls = self._snapshots.stalls
+        self._extra_status |= {"stall_s": stalls.stall_s, "late_s": stalls.late_s}
+        self._extra_status |= {"settle_s": stalls.settle_s, "busy_s": self._busy.typical_s}
         # The log has every step's loss; a later status may replace this one before it is sent.
         line = {
             **self.assignment.named,
@@ -364,7 +363,9 @@ class GenerationRun:
         print(json.dumps(line), flush=True)
         self.report(self._status(), False)
 
-    def _report_evaluation(self, found: dict[str, float] | None) -> None:
+    def _evaluate_if_due(self, trainer: TrainingEngine) -> None:
+        found = trainer.evaluate_if_due()
+        self._extra_status["unlogged"] = hide(trainer.unlogged)
         if found is not None and self.assignment.rank == 0:
             metrics = finite(found)
             line = {**self.assignment.named, "step": self.step, "evaluation": metrics}

@@ -36,13 +36,15 @@ class TrainingEngine(Protocol):
     buffers_are_live: bool
     """Whether the buffers always hold the state, or only after ``export_state``."""
     snapshot_hook: SnapshotHook
+    unlogged: str
+    """Why some of a script's loggers are not used any more."""
     recorder: Recorder
 
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
 
-    def log(self, report: StepReport) -> str:
-        """Pass a step's report to a script's loggers; return why some are not used any more."""
+    def log(self, report: StepReport) -> None:
+        """Pass a step's report to a script's loggers."""
 
     def end_log(self) -> None:
         """Tell a script's loggers that training has ended."""

@@ -126,6 +126,7 @@ class RankTrainer:
         self._busy = busy or ComputeTimer(self.device)
         self._at_peak_s = seconds_at_peak(job, plan, self.device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
+        self.unlogged = ""
         self._begin_s, self._summed = 0.0, -1
         """When the last step began, and the one whose gradients are complete here."""
         self._compared = False
@@ -276,11 +277,10 @@ class RankTrainer:
         self._raise_if_not_finite(totals)
         return self._end_step(totals)
 
-    def log(self, report: StepReport) -> str:
-        """Tell a script's loggers of a step; return why some are not used any more."""
+    def log(self, report: StepReport) -> None:
+        """Tell a script's loggers of a step."""
         if self._module is not None and self.rank == 0:
-            return self._module.report(report.step, report.figures())
-        return ""
+            self.unlogged = self._module.report(report.step, report.figures())
 
     def end_log(self) -> None:
         """Tell a script's loggers that training has ended."""
@@ -295,7 +295,8 @@ class RankTrainer:
             return None
         found = self.evaluate(data)
         if self.rank == 0:
-            module.report(step, {f"eval/{name}": value for name, value in found.items()})
+            values = {f"eval/{name}": value for name, value in found.items()}
+            self.unlogged = module.report(step, values)
         return found
 
     def evaluate(self, data: MapData) -> dict[str, float]:

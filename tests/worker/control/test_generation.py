@@ -66,18 +66,32 @@ def test_contradicted_rank_withdraws_before_it_closes_and_reports_its_node(
     assert run.state == "idle"
 
 
-def test_failed_logger_is_reported_without_the_secrets_of_the_job(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("fails", ["log", "evaluate_if_due"])
+def test_failed_logger_is_reported_without_the_secrets_of_the_job(
+    tmp_path: Path, monkeypatch, fails: str
+):
+    """Also one that fails at the figures of the last evaluation."""
     monkeypatch.setattr(work_folder, "_hidden", {"s3cret"})
     reports: list[dict[str, Any]] = []
     run = run_of(tmp_path, lambda status, _: reports.append(status))
     step = StepReport(3, 1.0, 1.0, 4, 0.5, "h", 4, 0.1, skipped=False, skipped_steps=0, stop=True)
-    run._trainer = SimpleNamespace(
+    trainer = SimpleNamespace(
         job=SimpleNamespace(steps=None, sequence=1),
         progress=SimpleNamespace(step=4),
-        step=lambda: step,
-        log=lambda _: "WandB is not used any more: OSError: no such key: s3cret",
+        log=lambda _: None,
         evaluate_if_due=lambda: None,
+        unlogged="",
     )
+    run._trainer = trainer
+
+    def fail(*_: object) -> None:
+        trainer.unlogged = "WandB is not used any more: OSError: no such key: s3cret"
+
+    def last_step() -> StepReport:
+        setattr(trainer, fails, fail)
+        return step
+
+    trainer.step = last_step
     run._snapshots = SimpleNamespace(
         after_step=lambda: None,
         stalls=SimpleNamespace(stall_s=None, late_s=None, settle_s=None),

@@ -428,6 +428,26 @@ def test_a_label_that_a_users_loss_refuses_is_named(gathers):
     assert told.value.__notes__ == ["in labels of the sample at step 1, position 1"]
 
 
+def test_a_logger_that_fails_in_an_evaluation_is_told_of_with_it(script):
+    script.write_text(EVALUATED.replace("loggers=", "#"))
+
+    class Picky:
+        def log(self, _, values):
+            if "eval/loss" in values:
+                raise OSError("no room")
+
+    recipe = replace(load_script(script), loggers=[Picky()])
+    about = recipe.job(), one_rank_plan(recipe.job()), 0, SingleRankTransport(), recipe.data()
+    rank = RankTrainer(*about, module=recipe)
+    told = []
+    for _ in range(2):
+        rank.log(rank.step())
+        told.append(rank.unlogged)
+        rank.evaluate_if_due()
+    assert told == ["", ""]
+    assert rank.unlogged == "Picky is not used any more: OSError: no room"
+
+
 def test_an_evaluation_that_was_interrupted_is_repeated(script):
     """Who continues after a step evaluates if that was due, with the same result."""
     script.write_text(EVALUATED.replace("loggers=", "#"))

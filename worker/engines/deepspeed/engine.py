@@ -142,9 +142,8 @@ class DeepSpeedTrainer:
             at_peak_s=self._at_peak_s,
         )
 
-    def log(self, report: StepReport) -> str:  # noqa: ARG002 - an engine's interface
+    def log(self, report: StepReport) -> None:
         """Do nothing: scripts are trained by the sailor engine."""
-        return ""
 
     def evaluate_if_due(self) -> None:
         """Do nothing: scripts are trained by the sailor engine."""

@@ -46,6 +46,7 @@ class DeepSpeedEngine:
     """One rank trained by DeepSpeed, as a ``TrainingEngine``."""
 
     buffers_are_live = False
+    unlogged = ""
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class DeepSpeedEngine:
         self.update_complete = True
         return report
 
-    def log(self, report: StepReport) -> str:  # noqa: ARG002 - an engine's interface
-        return ""
+    def log(self, report: StepReport) -> None:
+        pass
 
     def end_log(self) -> None:
         pass
