@@ -72,14 +72,16 @@ def deadline_outlook(
 
     The mixture is searched on each contract alone: by the job's goal on spot machines, and on
     demand by the goal among the plans in time, or the fastest plan if none is. Spot machines are
-    up as in the trace, by default half of the time.
+    up as in the trace, by default half of the time. ``search`` need not say why there is no plan.
     """
     steps, left = question.job.steps, question.seconds_left
     assert steps is not None
     assert left is not None
     usd = estimate.money.total_usd
     spot = _alone(question, search, spot=True)
-    on_demand = _alone(question, search, spot=False, seconds_left=left - CHANGE_S)
+    on_demand = None
+    if left > CHANGE_S:
+        on_demand = _alone(question, search, spot=False, seconds_left=left - CHANGE_S)
     if on_demand is None:
         on_demand = _alone(question, search, spot=False, goal="throughput")
     mixture = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from planner.api import SPOT_FIRST, asked_with_spot_first, plan_job
+from planner.api import SPOT_FIRST, asked_with_spot_first, best_answer, plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import JudgedPlanner, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
@@ -29,6 +29,7 @@ from planner.problem.question import (
 )
 from planner.replan.nodes import nodes_of, paid_first
 from planner.replan.replan_tables import ReplanTables
+from planner.search.search_cache import SearchCache
 from planner.what_if import explained
 from sailord.cli.planning.estimate_text import estimate_text
 from sailord.cli.planning.host_memory import HostMemory
@@ -315,7 +316,11 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
 
 def _with_outlook(found: _Found, question: Question, past: Trace | None) -> _Found:
     """The plan with what becomes of the deadline."""
-    outlook = deadline_outlook(question, found.estimate, plan_job, past)
+
+    def search(asked: Question) -> Answer:
+        return best_answer(asked, SearchCache())
+
+    outlook = deadline_outlook(question, found.estimate, search, past)
     document = found.document | {"deadline": outlook.to_json()}
     lines = _deadline_lines(outlook, "" if past is None else f" (as in {past.name})")
     return replace(found, document=document, lines=(*found.lines, *lines))

@@ -77,3 +77,17 @@ def test_where_nothing_is_in_time_the_fastest_plan_is_expected_from_the_beginnin
     assert fastest.iteration_s < 0.6 * spot.iteration_s
     assert fastest.money.total_usd is not None
     assert mix.expected_usd == mix.most_usd == pytest.approx(STEPS * fastest.money.total_usd)
+
+
+def test_no_plan_is_searched_for_in_no_time() -> None:
+    """A change alone takes all that is left."""
+    asked, times = question(CHANGE_S), []
+    some = plan_job(replace(asked, seconds_left=None))
+    assert some.estimate is not None
+
+    def search(question: Question) -> Answer:
+        times.append(question.seconds_left)
+        return some
+
+    deadline_outlook(asked, some.estimate, search)
+    assert times == [None, None]

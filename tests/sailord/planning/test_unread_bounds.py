@@ -1,17 +1,20 @@
-"""A search proves no bound that is not shown."""
+"""A search proves no bound, and finds no reason, that is not shown."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from planner import api
 from planner.api import plan_job
 from planner.move_policy.deadline_outlook import deadline_outlook
-from planner.problem.question import Question
+from planner.problem.question import Answer, Question
 from planner.search.bound import EventBound
 from sailord.cli.planning.compare import _enter
+from sailord.cli.planning.plan import _Found, _with_outlook
 from sailord.cli.planning.question import judge_of
 from sailord.planning.capacity_search import choose_capacity
 from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
@@ -20,6 +23,7 @@ from simulator.api import Measurements
 from simulator.cluster.cluster_file import load_cluster
 from simulator.inputs.job_file import load_job
 from tests.control.cluster import JOB
+from tests.planner.move_policy.test_deadline_outlook import question as late_question
 from tests.sailord.planning.requests import NODES, QUESTION, node
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -65,3 +69,23 @@ def test_the_outlook_of_a_deadline_needs_no_bound(question: Question) -> None:
     asked = replace(question, job=replace(question.job, steps=10), seconds_left=1e6)
     outlook = deadline_outlook(asked, found.estimate, plan_job)
     assert outlook.mixture is not None
+
+
+def test_no_reasons_are_searched_for_why_a_part_of_the_mixture_has_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On spot machines, on demand in time, and the fastest on demand, as none is in time."""
+    asked = late_question(700.0)
+    answer = plan_job(replace(asked, seconds_left=None))
+    assert answer.plan is not None
+    assert answer.estimate is not None
+    searches, search = [], api._search
+
+    def counted(question: Question, *rest: Any) -> Answer:
+        searches.append(question)
+        return search(question, *rest)
+
+    monkeypatch.setattr("planner.api._search", counted)
+    found = _with_outlook(_Found(answer.plan, answer.estimate, {}, ()), asked, None)
+    assert not found.document["deadline"]["mixture"]["is_guaranteed"]
+    assert [each.seconds_left for each in searches] == [None, 400.0, None]
