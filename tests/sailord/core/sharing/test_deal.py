@@ -9,6 +9,8 @@ import pytest
 from agents.protocol.records import PREPARING, Order
 from sailord.core.model.commands import RequestPlan, WriteGeneration
 from sailord.core.model.events import (
+    CheckpointCommitted,
+    GenerationWritten,
     JobSubmitted,
     NodesObserved,
     OrderGiven,
@@ -167,8 +169,19 @@ def test_only_a_job_that_comes_later_makes_room_for_the_first(priority, recalled
     parts, asked = act(parts, Ticked(NOW + 5))
     (question,) = of_kind(RequestPlan, asked)
     parts, _ = act(parts, PlanRefused(NOW + 6, question.request, "it does not fit"))
-    parts, _ = act(parts, *(Ticked(NOW + at) for at in range(7, 60)))
+    parts, told = act(parts, *(Ticked(NOW + at) for at in range(7, 60)))
     assert bool(parts.recalled) == recalled
+    # It stops at the end of a step, which is stored; the order to do so is not an operator's.
+    for write in of_kind(WriteGeneration, told):
+        parts, _ = act(parts, GenerationWritten(NOW + 60, write.record))
+    if recalled:
+        left, right = (report(id_, "stopped", job=OTHER, number=9) for id_ in (C, D))
+        kept = CheckpointCommitted(NOW + 61, OTHER, durable(40))
+        parts, told = act(parts, Reported(NOW + 61, left, (right,)), kept, Ticked(NOW + 62))
+        for write in of_kind(WriteGeneration, told):
+            parts, _ = act(parts, GenerationWritten(NOW + 63, write.record))
+        parts, _ = act(parts, Ticked(NOW + 64))
+        assert parts.first.jobs[OTHER].state == "queued"
 
 
 def test_a_held_job_is_not_recalled():
