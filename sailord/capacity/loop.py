@@ -174,8 +174,8 @@ class CapacityLoop:
                 self._moved.set()
                 self._unsaved.set()
             if isinstance(event, model.Observed) and self.ended is not None:
-                for id_ in before.machines.keys() - self.state.machines.keys():
-                    name = before.machines[id_].instance.name
+                for id_ in before.instances.keys() - self.state.instances.keys():
+                    name = before.instances[id_].instance.name
                     self._tasks.start(asyncio.to_thread(self.ended, name, id_))
             for command in commands:
                 self._perform(command)
@@ -408,7 +408,7 @@ class CapacityLoop:
             return  # A job whose record cannot be read may have the cluster.
         if active is not None and isinstance(active.phase, Held):
             # The instances hold the job's state while an operator decides, but not forever.
-            rents = any(m.instance.request_id for m in self.state.machines.values())
+            rents = any(each.instance.request_id for each in self.state.instances.values())
             if rents and now >= active.phase.since + self.policy.idle_s:
                 why = f"{HELD_TOO_LONG} ([capacity] idle_s): {active.phase.reason}"
                 await self._pause(f"held-{active.phase.since:.0f}", why)

@@ -57,7 +57,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A rented machine, from its creation to its deletion."""
+    """An instance, from its creation to its deletion."""
 
     id: str
     """The provider's unique number; unlike a name it is never reused."""

@@ -47,13 +47,13 @@ DARK_S = 600.0
 UNSETTLED_S = DARK_S + 300.0
 """Longest time for which a request that made nothing counts as granted."""
 RUN_S, ALONE_S = 2700.0, 900.0
-"""After RUN_S the cloud deletes a machine; after ALONE_S without a leader its agent ends it."""
+"""After RUN_S the cloud deletes an instance; after ALONE_S without a leader its agent ends it."""
 KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
 
 
 @dataclass(eq=False)
-class Machine:
-    """The cloud's view of one of its machines."""
+class CloudInstance:
+    """The cloud's view of one of its instances."""
 
     instance: Instance
     ends_at: float | None = None
@@ -74,15 +74,15 @@ class Run:
     sent: Counter[str] = field(default_factory=Counter)
     asked: dict[str, InstanceRequest] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
-    machines: dict[str, Machine] = field(default_factory=dict)
-    past: list[Machine] = field(default_factory=list)
+    instances: dict[str, CloudInstance] = field(default_factory=dict)
+    past: list[CloudInstance] = field(default_factory=list)
     overspent: float = 0.0
     too_dear_s: float = 0.0
     """Longest continuous time above the hourly budget."""
     _dear_since: float | None = None
     works: bool = True
     known: set[str] = field(default_factory=set)
-    """Numbers of all machines that sailord has ever seen."""
+    """Numbers of all instances that sailord has ever seen."""
     drained: set[str] = field(default_factory=set)
     """Nodes that the job was ordered off."""
     said: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Run:
     _count: itertools.count[int] = field(default_factory=itertools.count)
     _storm_until: float = 0.0
     _rotten_until: dict[Pool, float] = field(default_factory=dict)
-    """Pools whose machines boot without an agent."""
+    """Pools whose instances boot without an agent."""
     step: int = 0
     """Of the job, if it has a deadline."""
     told: int = 0
@@ -161,15 +161,15 @@ class Run:
         self.read()
 
     def end_leadership(self, away_s: float) -> None:
-        """Be without a sailord for some time; in a long one agents end their machines."""
+        """Be without a sailord for some time; in a long one agents end their instances."""
         self.feed(model.SteppedDown(self.now))
         self.leads = False
         before, ends = self.bill(), self.now + ALONE_S
 
         def end_alone() -> None:
-            for machine in tuple(self.machines.values()):
-                if machine.joins_at <= ends - ALONE_S and machine.dies_at > ends:
-                    self.forget(machine)
+            for rented in tuple(self.instances.values()):
+                if rented.joins_at <= ends - ALONE_S and rented.dies_at > ends:
+                    self.forget(rented)
 
         def come_back() -> None:
             self.away_usd += self.bill() - before
@@ -182,18 +182,18 @@ class Run:
     def feed(self, event: model.CapacityEvent) -> None:
         if not self.leads:
             return
-        there = self.state.machines.keys(), self.state.asks.keys()
+        there = self.state.instances.keys(), self.state.asks.keys()
         stop = event.books.stop if isinstance(event, model.TookOver) else self.state.stop
         self.state, commands = decide(self.state, event)
         if self.state.stop and not stop:
             most_usd = usd_per_hour(self.state) * UNSETTLED_S / 3600 + self.bill()
             self.unspent_usd = max(self.unspent_usd, spent_usd(self.state) - most_usd)
-        self.known |= self.state.machines.keys()
+        self.known |= self.state.instances.keys()
         # As the capacity loop: at once if instances came or went, before each request, and often.
         is_due = self.now > self._saved_at + 10.0 or any(
             isinstance(c, model.Create) for c in commands
         )
-        is_due = is_due or there != (self.state.machines.keys(), self.state.asks.keys())
+        is_due = is_due or there != (self.state.instances.keys(), self.state.asks.keys())
         if self.state.prefix and is_due:
             self._books, self._saved_at = record_of(self.state), self.now
         for command in commands:
@@ -222,9 +222,9 @@ class Run:
 
     def count_doubles(self, pool: Pool) -> None:
         """Count what is up in a pool, or booting, at a further request, and was given up unseen."""
-        for machine in self.machines.values():
-            made = machine.instance
-            is_up = made.pool == pool and machine.ends_at is None
+        for rented in self.instances.values():
+            made = rented.instance
+            is_up = made.pool == pool and rented.ends_at is None
             if is_up and made.id not in self.known and made.request_id not in self.state.asks:
                 self.doubled += 1
 
@@ -239,7 +239,7 @@ class Run:
         self.works = False
 
     def plan(self) -> None:
-        """Set a random target among running and available machines, as a planner would."""
+        """Set a random target among running and available instances, as a planner would."""
         if not self.calm and self.random.random() < 0.2:
             self.want = Counter(
                 {p: self.random.randint(0, 4) for p in self.random.sample(POOLS, 3)}
@@ -283,13 +283,13 @@ class Run:
 
     def count_agents(self) -> None:
         agents = {
-            m.instance.node: model.Agent(m.gpus)
-            for m in self.machines.values()
-            if m.joins_at <= self.now < m.dies_at and m.ends_at is None
+            i.instance.node: model.Agent(i.gpus)
+            for i in self.instances.values()
+            if i.joins_at <= self.now < i.dies_at and i.ends_at is None
         }
         in_use = frozenset(name for name in agents if self.works and hash_of(name) % 3)
         wanted = {p for p, count in self.want.items() if count}
-        pools = {m.instance.node: m.instance.pool for m in self.machines.values()}
+        pools = {i.instance.node: i.instance.pool for i in self.instances.values()}
         kept = frozenset(name for name in in_use if pools[name] in wanted) - self.drained
         self.feed(model.AgentsCounted(self.now, agents, kept))
         self.progress()
@@ -331,15 +331,15 @@ class Run:
             pool = self.random.choice(POOLS)
             self._rotten_until[pool] = self.now + self.random.uniform(60, 3600)
         elif kind == "preempt":
-            spot = [m for m in self.machines.values() if m.instance.pool.spot and not m.ends_at]
+            spot = [i for i in self.instances.values() if i.instance.pool.spot and not i.ends_at]
             if spot:
                 self.preempt(self.random.choice(spot))
 
-    def preempt(self, machine: Machine) -> None:
-        machine.ends_at = self.now
-        machine.instance = replace(machine.instance, state="preempted")
+    def preempt(self, rented: CloudInstance) -> None:
+        rented.ends_at = self.now
+        rented.instance = replace(rented.instance, state="preempted")
         if self.random.random() < 0.5:  # Or it stays listed until it is deleted.
-            self.at(self.random.uniform(0, 60), lambda: self.forget(machine))
+            self.at(self.random.uniform(0, 60), lambda: self.forget(rented))
 
     def create(self, ask: InstanceRequest) -> None:
         self.sent[ask.request_id] += 1
@@ -396,24 +396,24 @@ class Run:
                 f"n{number}",
                 ends_at=None if self.calm else self.now + RUN_S,
             )
-            machine = Machine(instance, gpus=ask.pool.gpus)
+            rented = CloudInstance(instance, gpus=ask.pool.gpus)
             if instance.ends_at is not None:
-                self.at(RUN_S, lambda m=machine: self.forget(m))
+                self.at(RUN_S, lambda i=rented: self.forget(i))
             is_rotten = not self.calm and self.now < self._rotten_until.get(ask.pool, 0.0)
             if not is_rotten and not self.chance(0.05):
-                machine.joins_at = self.now + self.random.uniform(20, 90)
+                rented.joins_at = self.now + self.random.uniform(20, 90)
             if self.chance(0.05):
-                machine.gpus -= 1
+                rented.gpus -= 1
             if self.chance(0.05):
-                machine.dies_at = machine.joins_at + self.random.uniform(0, 600)
-            self.machines[instance.id] = machine
+                rented.dies_at = rented.joins_at + self.random.uniform(0, 600)
+            self.instances[instance.id] = rented
             self.made[ask.request_id] += 1
             self.stock[ask.pool] -= 1
             found.append(instance)
         return tuple(found)
 
     def used(self, zone: str) -> int:
-        here = (m.instance.pool for m in self.machines.values() if m.ends_at is None)
+        here = (i.instance.pool for i in self.instances.values() if i.ends_at is None)
         return sum(pool.gpus for pool in here if pool.zone == zone)
 
     def quotas(self) -> tuple[QuotaUsage, ...]:
@@ -429,19 +429,19 @@ class Run:
             failed = DeleteResult((), dict.fromkeys(ids, "503"))
             self.feed_later(5.0, model.DeletionAnswered(self.now + 5.0, failed))
             return
-        for machine in [self.machines[id_] for id_ in ids if id_ in self.machines]:
-            assert machine.instance.request_id, "a machine was deleted that was never requested"
-            self.at(self.random.uniform(1, 20), lambda m=machine: self.forget(m))
+        for rented in [self.instances[id_] for id_ in ids if id_ in self.instances]:
+            assert rented.instance.request_id, "an instance was deleted that was never requested"
+            self.at(self.random.uniform(1, 20), lambda i=rented: self.forget(i))
 
-    def forget(self, machine: Machine) -> None:
-        if self.machines.pop(machine.instance.id, None) is not None:
-            machine.ends_at = machine.ends_at or self.now
-            made = machine.instance
+    def forget(self, rented: CloudInstance) -> None:
+        if self.instances.pop(rented.instance.id, None) is not None:
+            rented.ends_at = rented.ends_at or self.now
+            made = rented.instance
             was_dark = self._dark_until.get(made.pool.zone, 0.0) > made.created_at
             if self.leads and was_dark and made.id not in self.known:
-                self.away_usd += cost(machine, self.now)
-            self.stock[machine.instance.pool] += 1
-            self.past.append(machine)
+                self.away_usd += cost(rented, self.now)
+            self.stock[rented.instance.pool] += 1
+            self.past.append(rented)
 
     def look(self) -> None:
         if self.is_storm():
@@ -451,15 +451,15 @@ class Run:
             dark.add(self.random.choice(ZONES))
         unseen = tuple(sorted(dark))
         seen = tuple(
-            m.instance for m in self.machines.values() if m.instance.pool.zone not in unseen
+            i.instance for i in self.instances.values() if i.instance.pool.zone not in unseen
         )
-        everything = [*self.past, *self.machines.values()]
+        everything = [*self.past, *self.instances.values()]
         taken = tuple(
-            Preemption(m.instance.id, m.ends_at)
-            for m in everything
-            if m.ends_at and m.instance.state == "preempted"
+            Preemption(i.instance.id, i.ends_at)
+            for i in everything
+            if i.ends_at and i.instance.state == "preempted"
         )
-        ended = {m.instance.id: m.ends_at for m in self.past if m.ends_at}
+        ended = {i.instance.id: i.ends_at for i in self.past if i.ends_at}
         observation = self.observed(
             Observation(begun, seen, unseen, taken, frozenset(), ended_at=ended)
         )
@@ -474,12 +474,12 @@ class Run:
 
     def bill(self, *, of_known: bool = False) -> float:
         """Return what the cloud has charged so far."""
-        every = (*self.past, *self.machines.values())
-        return sum(cost(m, self.now) for m in every if not of_known or m.instance.id in self.known)
+        every = (*self.past, *self.instances.values())
+        return sum(cost(i, self.now) for i in every if not of_known or i.instance.id in self.known)
 
     def check_money(self) -> None:
-        up = [m for m in self.machines.values() if m.ends_at is None]
-        rate, most = sum(PRICES[m.instance.pool] for m in up), self.policy.usd_per_hour_max
+        up = [i for i in self.instances.values() if i.ends_at is None]
+        rate, most = sum(PRICES[i.instance.pool] for i in up), self.policy.usd_per_hour_max
         is_dear = most is not None and rate > most + 1e-9
         self._dear_since = (self._dear_since or self.now) if is_dear else None
         self.too_dear_s = max(self.too_dear_s, self.now - (self._dear_since or self.now))
@@ -489,10 +489,10 @@ class Run:
             self.overspent = max(self.overspent, over)
 
 
-def cost(machine: Machine, now: float) -> float:
-    """Return the dollars that a machine has cost."""
-    seconds = (machine.ends_at or now) - machine.instance.created_at
-    return PRICES[machine.instance.pool] * seconds / 3600
+def cost(rented: CloudInstance, now: float) -> float:
+    """Return the dollars that an instance has cost."""
+    seconds = (rented.ends_at or now) - rented.instance.created_at
+    return PRICES[rented.instance.pool] * seconds / 3600
 
 
 def hash_of(name: str) -> int:

@@ -30,14 +30,14 @@ def judge(seed: int) -> None:
         run.run(86_400.0)
     run.feed(BootsRetried(run.now))
     run.settle()
-    run.run(RUN_S + 5000.0)  # No machine of the trouble is left, and no pool rests.
+    run.run(RUN_S + 5000.0)  # No instance of the trouble is left, and no pool rests.
     if not run.state.stop and run.policy.usd_max is None:
-        up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
+        up = Counter(each.instance.pool for each in run.instances.values() if each.ends_at is None)
         assert up == {POOLS[0]: 1, FLEX: 2} == supply(run.state), (seed, up, run.said[-10:])
     run.works, run.want, run.wish = False, Counter(), 0
     run.run(600.0)
-    assert (run.machines, run.queue) == ({}, {}), (seed, "left over")
-    assert (run.state.machines, run.state.asks) == ({}, {}), seed
+    assert (run.instances, run.queue) == ({}, {}), (seed, "left over")
+    assert (run.state.instances, run.state.asks) == ({}, {}), seed
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] in (0, ask.count) for id_, ask in run.asked.items() if ask.pool.flex)
     assert run.overspent <= 0, (seed, run.overspent, run.policy)

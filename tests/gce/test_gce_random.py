@@ -22,7 +22,7 @@ SEEDS_OF_BUGS = (371,)
 """Seeds that once found a bug."""
 GROUPS = 25
 UNSEEN_USD = 0.2
-"""What the dearest machine costs in a minute and a half, for which storm and list may hide it."""
+"""What the dearest instance costs in a minute and a half, for which storm and list may hide it."""
 TICK_S = 4.0
 WISH = Counter({POOLS[0]: 2, POOLS[5]: 1, POOLS[8]: 1})
 
@@ -49,7 +49,7 @@ async def play(seed: int) -> None:
     world.wish = WISH
     if world.policy.usd_max is None:
         await world.live(
-            600.0, until=lambda: world.up() == WISH and world.are_all_machines_usable()
+            600.0, until=lambda: world.up() == WISH and world.are_all_instances_usable()
         )
         await world.live(60.0)  # Not one more comes late.
         assert world.up() == WISH, seed
@@ -63,7 +63,7 @@ async def play(seed: int) -> None:
     assert cloud.groups or cloud.made.total() == len(cloud.vms), (seed, "made for no request")
     assert world.overspent <= 0, (seed, world.overspent)
     assert world.too_dear_s <= world.policy.look_s, seed
-    # A machine that came and went between two looks, in a storm, is in no book.
+    # An instance that came and went between two looks, in a storm, is in no book.
     assert world.spent() == pytest.approx(world.bill_of_known(), abs=1e-6), seed
     assert cloud.bill() - world.bill_of_known() <= UNSEEN_USD, seed
     await world.end()

@@ -1,4 +1,4 @@
-"""The head of a cluster that rents its machines is destroyed; nothing rented is orphaned."""
+"""The head of a cluster that rents its instances is destroyed; nothing rented is orphaned."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def back_up(life: RentedCluster) -> None:
 
 
 def check_ended(life: RentedCluster) -> None:
-    """End the job; every machine must be deleted, and billed as the cloud bills it."""
+    """End the job; every instance must be deleted, and billed as the cloud bills it."""
     books = life.end_job()
     wait_until(lambda: life.cloud.running_operations() == [])
     assert books.spent_usd == pytest.approx(life.cloud.bill(), abs=1e-6)
 
 
-def test_machines_rented_after_the_backup_are_adopted_and_billed(tmp_path_factory):
+def test_instances_rented_after_the_backup_are_adopted_and_billed(tmp_path_factory):
     with rented_cluster(tmp_path_factory.mktemp("rebuild") / "c", CAPACITY) as life:
         life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 0}
         life.submit()
@@ -50,13 +50,13 @@ def test_machines_rented_after_the_backup_are_adopted_and_billed(tmp_path_factor
         shutil.copy(life.place.folder / "backup.db", head / "store.db")
         life.start_head()
         wait_until(lambda: life.trains_on(4) and life.job()["step"] > step)
-        assert len(life.cloud.vms) == 4, "no further machine was rented"
+        assert len(life.cloud.vms) == 4, "no further instance was rented"
         lost = [text for text in life.history() if " lost): " in text]
         assert all("0 steps lost" in text for text in lost), lost
         check_ended(life)
 
 
-def test_without_a_backup_machines_are_found_by_their_label(tmp_path_factory):
+def test_without_a_backup_instances_are_found_by_their_label(tmp_path_factory):
     with rented_cluster(tmp_path_factory.mktemp("anew") / "c", CAPACITY) as life:
         life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 0}
         life.submit()
@@ -68,5 +68,5 @@ def test_without_a_backup_machines_are_found_by_their_label(tmp_path_factory):
         life.start_head()
         life.submit()
         wait_until(lambda: life.trains_on(2) and life.job()["step"] > step)
-        assert len(life.cloud.vms) == 2, "no further machine was rented"
+        assert len(life.cloud.vms) == 2, "no further instance was rented"
         check_ended(life)

@@ -48,9 +48,9 @@ def judge(seed: int) -> None:
     if not run.leads:
         run.run(86_400.0)
     run.feed(BootsRetried(run.now))
-    run.run(RUN_S + 1500.0)  # No machine of the trouble is left.
+    run.run(RUN_S + 1500.0)  # No instance of the trouble is left.
     if not run.state.stop and run.policy.usd_max is None:
-        up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
+        up = Counter(each.instance.pool for each in run.instances.values() if each.ends_at is None)
         cooldowns = {p: r for p, r in run.state.cooldowns.items() if r.until > run.now}
         missing = {p for p, count in run.want.items() if up[p] < count}
         assert missing <= cooldowns.keys(), (seed, up, run.said[-10:])
@@ -58,8 +58,8 @@ def judge(seed: int) -> None:
         assert supply(run.state) == +up, seed
     run.works, run.want = False, Counter()
     run.run(600.0)
-    assert run.machines == {}, (seed, "left over")
-    assert run.state.machines == {}, seed
+    assert run.instances == {}, (seed, "left over")
+    assert run.state.instances == {}, seed
     assert run.state.asks == {}, seed
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
@@ -83,7 +83,7 @@ def test_machines_that_never_boot_are_not_rented_for_ever():
     run.feed(TargetSet(run.now, dict(run.want)))
     run.run(86_400.0)
     assert sum(run.made.values()) == run.policy.boot_failures_max
-    assert run.machines == {}
+    assert run.instances == {}
     assert all("no agent registered within 600 s" in why_stopped(run.state, p) for p in run.want)
     run._rotten_until.clear()
     run.calm = True

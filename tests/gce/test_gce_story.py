@@ -14,7 +14,7 @@ delete_again_s = 3.0
 rest_max_s = 6.0
 """
 LEASE_S = 10.0
-"""Long: a machine whose agent is silent is given up, and no other one takes its place here."""
+"""Long: an instance whose agent is silent is given up, and no other one takes its place here."""
 WITHIN_S = 600.0
 """Renting waits until observed lifetimes and additions make it pay, which may take minutes."""
 

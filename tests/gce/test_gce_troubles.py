@@ -26,7 +26,7 @@ pytestmark = pytest.mark.at_length
 
 @contextlib.contextmanager
 def trouble(tmp_path_factory) -> Iterator[RentedCluster]:
-    """A cloud with two machines in each zone; what was rented is given back, and told in full."""
+    """A cloud with two instances in each zone; what was rented is given back, and told in full."""
     with rented_cluster(tmp_path_factory.mktemp("troubles") / "c", CAPACITY) as life:
         life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 2}
         yield life
@@ -35,7 +35,7 @@ def trouble(tmp_path_factory) -> Iterator[RentedCluster]:
 
 
 def train(life: RentedCluster) -> None:
-    """Have the job train on all machines that there are."""
+    """Have the job train on all instances that there are."""
     life.submit()
     wait_until(lambda: life.trains_on(4))
 
@@ -74,7 +74,7 @@ def test_answers_503_cause_only_further_observations(tmp_path_factory):
 
 
 def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory):
-    """No machine can be rented until credentials are renewed; the job continues without."""
+    """No instance can be rented until credentials are renewed; the job continues without."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
         train(life)
@@ -92,7 +92,7 @@ def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory)
 
 
 def test_a_quota_lowered_before_a_preemption_is_kept(tmp_path_factory):
-    """Running machines stay, and no other one is available until the quota is raised."""
+    """Running instances stay, and no other one is available until the quota is raised."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
         train(life)

@@ -100,7 +100,7 @@ class World(Hooks):
     _works: bool = True
     _dear_since: float | None = None
     _known: set[str] = field(default_factory=set)
-    """Numbers of all machines that sailord has ever observed."""
+    """Numbers of all instances that sailord has ever observed."""
     _open: dict[str, PendingRequest] = field(default_factory=dict)
     """Sailord's open requests one second ago, ..."""
     _unanswered: dict[Pool, float] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class World(Hooks):
         return SimpleNamespace(job=JOB, phase=None, generation=generation, progress=progress)
 
     async def _plan(self, request: CapacityRequest, **_: Any) -> CapacityAnswer:
-        """Set a random target among running and available machines."""
+        """Set a random target among running and available instances."""
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         return CapacityAnswer(tuple(self._count(pool) for pool in request.pools), "as scripted")
 
@@ -313,29 +313,29 @@ class World(Hooks):
         return min(self.wish[own], pool.up + pool.obtainable)
 
     def up(self) -> Counter[Pool]:
-        """Return the number of machines in each pool, as Google counts them."""
+        """Return the number of instances in each pool, as Google counts them."""
         there = ((vm.zone, vm.machine, vm.spot) for vm in self.cloud.there())
         return Counter(next(p for p in POOLS if (p.zone, p.machine, p.spot) == w) for w in there)
 
-    def are_all_machines_usable(self) -> bool:
-        """Return whether every machine has an agent with all of its GPUs."""
+    def are_all_instances_usable(self) -> bool:
+        """Return whether every instance has an agent with all of its GPUs."""
         gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.is_draining}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
     def overfilled_requests(self) -> list[str]:
-        """Return requests that ever made more machines than they asked for."""
+        """Return requests that ever made more instances than they asked for."""
         return [id_ for id_, made in self.cloud.made.items() if made > self.cloud.ordered[id_]]
 
     def is_settled(self) -> bool:
-        """Return whether neither Google nor sailord has machines or open requests left.
+        """Return whether neither Google nor sailord has instances or open requests left.
 
-        A group may still make machines that an unanswered request has ordered.
+        A group may still make instances that an unanswered request has ordered.
         """
         assert self.head is not None
         state = self.head.capacity.state
         is_trying = any(group.wanted for group in self.cloud.groups.values())
         has_read = bool(state.prefix)  # A new leader knows nothing before it has read the books.
-        return has_read and not (self.cloud.there() or is_trying or state.machines or state.asks)
+        return has_read and not (self.cloud.there() or is_trying or state.instances or state.asks)
 
     def stop_work(self) -> None:
         """Finish the job."""
@@ -363,7 +363,7 @@ class World(Hooks):
             cluster = self.head.capacity.cluster
             cluster.state = replace(cluster.state, nodes=Nodes(self._nodes), active=self._job())
 
-    # ---- machines -----------------------------------------------------------------------------
+    # ---- instances -----------------------------------------------------------------------------
 
     def booted(self, vm: Vm) -> None:
         gpus = vm.gpus if vm.has_gpu else vm.gpus - 1
@@ -390,11 +390,11 @@ class World(Hooks):
     # ---- asks ---------------------------------------------------------------------------------
 
     def _check_asks(self) -> None:
-        """Check that no request counts on top of its machines, or as lost while they exist."""
+        """Check that no request counts on top of its instances, or as lost while they exist."""
         assert self.head is not None
         state = self.head.capacity.state
-        self._known |= state.machines.keys()
-        known = [vm for vm in self.cloud.there() if str(vm.id) in state.machines]
+        self._known |= state.instances.keys()
+        known = [vm for vm in self.cloud.there() if str(vm.id) in state.instances]
         made = Counter(_request_of(vm) for vm in known)
         for id_, asked in state.asks.items():
             assert made[request_uuid(id_)] < asked.ask.count, (self.seed, id_, "counted twice")
@@ -414,7 +414,7 @@ class World(Hooks):
         return spent_usd(self.head.capacity.state)
 
     def bill_of_known(self) -> float:
-        """Return what Google charges for the machines that sailord has ever observed."""
+        """Return what Google charges for the instances that sailord has ever observed."""
         known = [vm for vm in self.cloud.vms if str(vm.id) in self._known]
         return sum(vm.usd(self.now()) for vm in known)
 
@@ -430,7 +430,7 @@ class World(Hooks):
 
 
 def _request_of(vm: Vm) -> str:
-    """Return the id of the request that made a machine, as Google stores it."""
+    """Return the id of the request that made an instance, as Google stores it."""
     label = vm.metadata.get(REQUEST_LABEL) or vm.body["labels"].get(REQUEST_LABEL, "")
     return request_uuid(label)
 

@@ -165,11 +165,13 @@ def capacity_view(
     history: LifetimeHistory,
 ) -> CapacityView:
     """Build the view."""
-    machines = sorted(capacity.machines.values(), key=lambda m: (m.instance.pool, m.instance.name))
+    instances = sorted(
+        capacity.instances.values(), key=lambda each: (each.instance.pool, each.instance.name)
+    )
     asked = Counter[Pool]()
     for each in capacity.asks.values():
         asked[each.ask.pool] += each.ask.count
-    names = {machine.instance.pool for machine in machines}
+    names = {each.instance.pool for each in instances}
     # Without a provider, and until the first election, there are no pools to show.
     pools = sorted({*offered, *names, *asked, *capacity.target}) if capacity.prefix else []
     return CapacityView(
@@ -177,8 +179,8 @@ def capacity_view(
         leads=state.term is not None,
         observed_at=capacity.observed_at,
         pools=tuple(_pool_view(capacity, pool, asked[pool], history) for pool in pools),
-        machines=tuple(_machine_view(capacity, machine) for machine in machines),
-        orphans=tuple(m.instance.name for m in machines if m.deletions >= ORPHAN_AFTER),
+        machines=tuple(_machine_view(capacity, each) for each in instances),
+        orphans=tuple(each.instance.name for each in instances if each.deletions >= ORPHAN_AFTER),
         strangers=_strangers(capacity, state),
         money=_money_view(capacity),
         deadline=deadline_of(capacity),
@@ -222,7 +224,7 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
 def _pool_view(
     capacity: CapacityState, pool: Pool, asked: int, history: LifetimeHistory
 ) -> PoolView:
-    here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
+    here = [_state_of(each) for each in capacity.instances.values() if each.instance.pool == pool]
     rest = capacity.cooldowns.get(pool)
     waits = [
         capacity.now - (each.queued_since or capacity.now)
@@ -247,22 +249,22 @@ def _pool_view(
     )
 
 
-def _state_of(machine: RentedInstance) -> MachineState:
-    if machine.ended_at is not None:
+def _state_of(rented: RentedInstance) -> MachineState:
+    if rented.ended_at is not None:
         return "ended"
-    if machine.why:
+    if rented.why:
         return "going"
-    if machine.is_leaving or machine.is_drained:
+    if rented.is_leaving or rented.is_drained:
         return "leaving"
-    if machine.absent_since is not None:
+    if rented.absent_since is not None:
         return "silent"
-    if machine.is_out:
+    if rented.is_out:
         return "quarantined"
-    return "up" if machine.joined_at is not None else "awaited"
+    return "up" if rented.joined_at is not None else "awaited"
 
 
-def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineView:
-    instance, pool = machine.instance, machine.instance.pool
+def _machine_view(capacity: CapacityState, rented: RentedInstance) -> MachineView:
+    instance, pool = rented.instance, rented.instance.pool
     return MachineView(
         id=instance.id,
         name=instance.name,
@@ -270,19 +272,19 @@ def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineVi
         zone=pool.zone,
         machine=pool.machine,
         spot=pool.spot,
-        state=_state_of(machine),
+        state=_state_of(rented),
         created_at=instance.created_at,
-        usd=machine.usd(capacity.now),
+        usd=rented.usd(capacity.now),
         in_use=instance.node in capacity.in_use,
         rented=bool(instance.request_id),
-        why=machine.why,
+        why=rented.why,
     )
 
 
 def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
     if capacity.observed_at is None:
         return ()  # Before the provider listed its instances, every node would be one.
-    known = {machine.instance.node for machine in capacity.machines.values()}
+    known = {each.instance.node for each in capacity.instances.values()}
     agents, _ = agents_of(state)
     return tuple(sorted(name for name in agents if name not in known))
 

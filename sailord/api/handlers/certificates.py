@@ -119,7 +119,9 @@ async def _rented(api: ApiContext, place: str) -> dict[str, str]:
     except (StoreError, WireError) as error:
         what = f"cannot be compared with what is rented: {error}"
         raise InputError(Problem(place, what)) from None
-    return {m.instance.id: m.instance.name for m in books.machines if m.ended_at is None}
+    return {
+        each.instance.id: each.instance.name for each in books.machines if each.ended_at is None
+    }
 
 
 def _view(

@@ -28,12 +28,12 @@ def note_joined(state: CapacityState, pool: Pool) -> CapacityState:
     return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns)
 
 
-def counts(state: CapacityState, machine: RentedInstance) -> bool:
+def counts(state: CapacityState, rented: RentedInstance) -> bool:
     """Return whether a failure of this instance says something about its pool as it is now.
 
     One that was created before the last `--retry` may lack what the operator has mended.
     """
-    return machine.instance.created_at > state.retried_at
+    return rented.instance.created_at > state.retried_at
 
 
 def note_failed(state: CapacityState, pool: Pool, text: str) -> CapacityState:
@@ -92,10 +92,10 @@ def _waiting(state: CapacityState) -> Counter[Pool]:
     asks = [asked.ask for asked in state.asks.values() if not asked.is_queued]
     found = Counter(ask.pool for ask in asks for _ in range(ask.count))
     found.update(
-        machine.instance.pool
-        for machine in state.machines.values()
-        if machine.joined_at is None and machine.ended_at is None
-        if machine.instance.request_id and not machine.why
+        rented.instance.pool
+        for rented in state.instances.values()
+        if rented.joined_at is None and rented.ended_at is None
+        if rented.instance.request_id and not rented.why
     )
     return Counter({p: n for p, n in found.items() if not _is_trusted(_record(state, p))})
 

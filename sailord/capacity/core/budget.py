@@ -10,7 +10,7 @@ def spent_usd(state: CapacityState) -> float:
 
     A pending request counts as granted when it was sent, unless the provider says that it waits.
     """
-    spent = state.spent_usd + sum(machine.usd(state.now) for machine in state.machines.values())
+    spent = state.spent_usd + sum(rented.usd(state.now) for rented in state.instances.values())
     for asked in state.asks.values():
         if asked.is_queued:
             continue
@@ -20,14 +20,16 @@ def spent_usd(state: CapacityState) -> float:
 
 def usd_per_hour(state: CapacityState) -> float:
     """Return the present cost in dollars an hour, pending requests included."""
-    rate = sum(m.usd_per_hour or 0.0 for m in state.machines.values() if m.ended_at is None)
+    rate = sum(
+        each.usd_per_hour or 0.0 for each in state.instances.values() if each.ended_at is None
+    )
     return rate + sum(asked.usd_per_hour_all for asked in state.asks.values())
 
 
 def unpriced(state: CapacityState) -> tuple[str, ...]:
     """Return the instances without a known price; no total includes them."""
-    machines = state.machines.values()
-    return tuple(sorted(m.instance.name for m in machines if m.usd_per_hour is None))
+    instances = state.instances.values()
+    return tuple(sorted(each.instance.name for each in instances if each.usd_per_hour is None))
 
 
 def stop_due(state: CapacityState) -> StopCause:

@@ -83,8 +83,8 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
 
 def rented_in_use(state: CapacityState) -> Counter[Pool]:
     """Return the instances that sailord rented and the job uses, by pool."""
-    machines = (m.instance for m in state.machines.values() if m.instance.request_id)
-    return Counter(each.pool for each in machines if each.node in state.in_use)
+    instances = (each.instance for each in state.instances.values() if each.instance.request_id)
+    return Counter(each.pool for each in instances if each.node in state.in_use)
 
 
 def watches_deadline(state: CapacityState, job: str) -> bool:
@@ -185,8 +185,8 @@ def _view(
 
 def _used(state: CapacityState) -> Mapping[Pool, int]:
     """Return how many instances of each pool the job uses."""
-    machines = state.machines.values()
-    return Counter(m.instance.pool for m in machines if m.instance.node in state.in_use)
+    instances = state.instances.values()
+    return Counter(each.instance.pool for each in instances if each.instance.node in state.in_use)
 
 
 def _is_on_demand(state: CapacityState) -> bool:
@@ -200,9 +200,9 @@ def _boot_s(state: CapacityState, steady: Choice) -> float:
     full_s, longest_s = _full_boot_s(state), 0.0
     for pool, count in steady.target.items():
         left = [
-            0.0 if m.joined_at is not None else full_s - (state.now - m.instance.created_at)
-            for m in state.machines.values()
-            if m.is_live and m.instance.pool == pool
+            0.0 if each.joined_at is not None else full_s - (state.now - each.instance.created_at)
+            for each in state.instances.values()
+            if each.is_live and each.instance.pool == pool
         ]
         for asked in state.asks.values():
             if asked.ask.pool == pool:
@@ -215,9 +215,9 @@ def _boot_s(state: CapacityState, steady: Choice) -> float:
 def _full_boot_s(state: CapacityState) -> float:
     """Return the longest time from a creation to its agent that was seen, or the assumed one."""
     seen = (
-        machine.joined_at - machine.instance.created_at
-        for machine in state.machines.values()
-        if machine.joined_at is not None and machine.instance.request_id
+        rented.joined_at - rented.instance.created_at
+        for rented in state.instances.values()
+        if rented.joined_at is not None and rented.instance.request_id
     )
     return min(max(seen, default=BOOT_S), state.policy.boot_s)
 

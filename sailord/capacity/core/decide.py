@@ -86,11 +86,10 @@ def decide(state: CapacityState, event: model.CapacityEvent) -> model.CapacityDe
 def record_of(state: CapacityState) -> model.CapacityRecord:
     """Return what the next leader must know, to be stored."""
     stopped = state.policy.usd_max if state.stop else None
-    asks, machines = tuple(state.asks.values()), tuple(state.machines.values())
     return model.CapacityRecord(
         spent_usd=state.spent_usd,
-        asks=asks,
-        machines=machines,
+        asks=tuple(state.asks.values()),
+        machines=tuple(state.instances.values()),
         stop=state.stop,
         stopped_at_usd=stopped,
         boots=tuple(state.boots.values()),
@@ -158,7 +157,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDec
         state.now,
         event.prefix,
         asks=asks,
-        machines={m.instance.id: m for m in books.machines},
+        instances={each.instance.id: each for each in books.machines},
         spent_usd=books.spent_usd,
         stop=books.stop if is_spent else "",
         boots={record.pool: record for record in books.boots},
@@ -168,7 +167,9 @@ def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDec
         spent_gpu_us=books.spent_gpu_us,
         ended_nodes=books.ended_nodes,
     )
-    return state, tuple(drain_of(m) for m in books.machines if m.is_drained and not m.why)
+    return state, tuple(
+        drain_of(each) for each in books.machines if each.is_drained and not each.why
+    )
 
 
 def _take_answer(state: CapacityState, outcome: RequestOutcome) -> model.CapacityDecision:
@@ -212,53 +213,53 @@ def _take_answer(state: CapacityState, outcome: RequestOutcome) -> model.Capacit
 
 def _reprice(state: CapacityState, prices: Mapping[Pool, float]) -> CapacityState:
     """Apply new prices from now on."""
-    machines = {
-        id_: _at_price(machine, prices.get(machine.instance.pool), state.now)
-        for id_, machine in state.machines.items()
+    instances = {
+        id_: _at_price(rented, prices.get(rented.instance.pool), state.now)
+        for id_, rented in state.instances.items()
     }
-    return replace(state, prices=dict(prices), machines=machines)
+    return replace(state, prices=dict(prices), instances=instances)
 
 
-def _at_price(machine: RentedInstance, price: float | None, now: float) -> RentedInstance:
-    if price is None or price == machine.usd_per_hour or machine.ended_at is not None:
-        return machine
-    if machine.usd_per_hour is None:
-        return replace(machine, usd_per_hour=price)
+def _at_price(rented: RentedInstance, price: float | None, now: float) -> RentedInstance:
+    if price is None or price == rented.usd_per_hour or rented.ended_at is not None:
+        return rented
+    if rented.usd_per_hour is None:
+        return replace(rented, usd_per_hour=price)
     return replace(
-        machine,
+        rented,
         usd_per_hour=price,
-        priced_from=max(now, machine.priced_from),
-        paid_usd=machine.usd(now),
-        paid_gpu_us=machine.gpu_us(now),
+        priced_from=max(now, rented.priced_from),
+        paid_usd=rented.usd(now),
+        paid_gpu_us=rented.gpu_us(now),
     )
 
 
 def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityState:
-    machines = dict(state.machines)
-    for id_, machine in state.machines.items():
-        name = machine.instance.node
+    instances = dict(state.instances)
+    for id_, rented in state.instances.items():
+        name = rented.instance.node
         agent = event.agents.get(name) if name else None
         if agent is None:
-            if machine.joined_at is not None:
-                machines[id_] = replace(machine, absent_since=machine.absent_since or state.now)
+            if rented.joined_at is not None:
+                instances[id_] = replace(rented, absent_since=rented.absent_since or state.now)
             continue
-        gpus = machine.gpus if agent.gpus is None else agent.gpus
-        if machine.joined_at is None and (gpus or 0) >= machine.instance.pool.gpus:
-            state = boots.note_joined(state, machine.instance.pool)
+        gpus = rented.gpus if agent.gpus is None else agent.gpus
+        if rented.joined_at is None and (gpus or 0) >= rented.instance.pool.gpus:
+            state = boots.note_joined(state, rented.instance.pool)
         is_idle = agent.is_leaving and name not in event.in_use | event.holding
-        machines[id_] = replace(
-            machine,
-            joined_at=machine.joined_at or state.now,
+        instances[id_] = replace(
+            rented,
+            joined_at=rented.joined_at or state.now,
             absent_since=None,
             is_leaving=agent.is_leaving,
             is_out=agent.is_out,
-            idle_since=(machine.idle_since or state.now) if is_idle else None,
+            idle_since=(rented.idle_since or state.now) if is_idle else None,
             gpus=gpus,
         )
     has_gap = state.now > state.looked_at + COUNTS_S
     return replace(
         state,
-        machines=machines,
+        instances=instances,
         in_use=event.in_use,
         holding=event.holding,
         looked_at=state.now,
@@ -286,7 +287,7 @@ def _check_budget(state: CapacityState) -> model.CapacityDecision:
 def _expire_doubts(state: CapacityState) -> model.CapacityDecision:
     """Give up requests in doubt that no observation has shown within ``doubt_s``."""
     told: list[model.CapacityCommand] = []
-    made = Counter(m.instance.request_id for m in state.machines.values())
+    made = Counter(each.instance.request_id for each in state.instances.values())
     for id_, asked in tuple(state.asks.items()):
         pool = asked.ask.pool
         over_at = max(asked.since, asked.doubted_at) + state.policy.doubt_s
@@ -306,23 +307,23 @@ def _expire_doubts(state: CapacityState) -> model.CapacityDecision:
 def _mark_unusable(state: CapacityState) -> model.CapacityDecision:
     """Mark instances for deletion that are faulty, lost, drained or beyond the budget."""
     told: list[model.CapacityCommand] = []
-    for id_, machine in tuple(state.machines.items()):
-        if machine.why or machine.is_missed or not machine.instance.request_id:
+    for id_, rented in tuple(state.instances.items()):
+        if rented.why or rented.is_missed or not rented.instance.request_id:
             continue
-        fault = _fault_of(state, machine)
-        if fault and _is_needed(state, machine):
+        fault = _fault_of(state, rented)
+        if fault and _is_needed(state, rented):
             # Its memory may have the only copy of a state: that is moved off first.
-            if not machine.is_drained:
-                drained = replace(machine, is_drained=True)
-                state = replace(state, machines={**state.machines, id_: drained})
-                told.append(model.Drain(machine.instance.node, fault))
+            if not rented.is_drained:
+                drained = replace(rented, is_drained=True)
+                state = replace(state, instances={**state.instances, id_: drained})
+                told.append(model.Drain(rented.instance.node, fault))
             fault = ""
-        why = fault or _why_unneeded(state, machine)
+        why = fault or _why_unneeded(state, rented)
         if why:
-            marked = replace(state.machines[id_], why=why)
-            state = replace(state, machines={**state.machines, id_: marked})
-        if fault and boots.counts(state, machine):
-            pool = machine.instance.pool
+            marked = replace(state.instances[id_], why=why)
+            state = replace(state, instances={**state.instances, id_: marked})
+        if fault and boots.counts(state, rented):
+            pool = rented.instance.pool
             was_stopped = boots.why_stopped(state, pool)
             state = boots.note_failed(state, pool, fault)
             state = cool_down(state, pool, "boot", fault)
@@ -331,34 +332,34 @@ def _mark_unusable(state: CapacityState) -> model.CapacityDecision:
     return state, tuple(told)
 
 
-def _is_needed(state: CapacityState, machine: RentedInstance) -> bool:
+def _is_needed(state: CapacityState, rented: RentedInstance) -> bool:
     """Return whether the job may need it; before the first count of agents it may need each."""
-    return not state.looked_at or machine.instance.node in state.in_use | state.holding
+    return not state.looked_at or rented.instance.node in state.in_use | state.holding
 
 
-def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
+def _fault_of(state: CapacityState, rented: RentedInstance) -> str:
     """Return what is wrong with an instance; its pool gets a cooldown for it."""
-    policy, gpus = state.policy, machine.instance.pool.gpus
-    if machine.joined_at is None:
-        begun = max(machine.running_since or machine.known_since, state.counting_since)
+    policy, gpus = state.policy, rented.instance.pool.gpus
+    if rented.joined_at is None:
+        begun = max(rented.running_since or rented.known_since, state.counting_since)
         is_late = state.looked_at >= begun + policy.boot_s
         return f"no agent registered within {policy.boot_s:.0f} s" if is_late else ""
-    if machine.gpus is not None and machine.gpus < gpus:
-        return f"it has {machine.gpus} of its {gpus} GPUs"
+    if rented.gpus is not None and rented.gpus < gpus:
+        return f"it has {rented.gpus} of its {gpus} GPUs"
     return ""
 
 
-def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
-    is_needed = _is_needed(state, machine)
+def _why_unneeded(state: CapacityState, rented: RentedInstance) -> str:
+    is_needed = _is_needed(state, rented)
     lost_s, surplus_s = state.policy.lost_s, state.policy.surplus_s
     if state.stop == "ended" or (state.stop and not is_needed):
         return "the budget is spent"
-    if _has_lasted(state, machine.absent_since, lost_s):
+    if _has_lasted(state, rented.absent_since, lost_s):
         return f"its agent has been silent for {lost_s:.0f} s"
-    if machine.is_retiring and not is_needed and is_replaced(state, machine.instance.pool):
+    if rented.is_retiring and not is_needed and is_replaced(state, rented.instance.pool):
         return "the provider would soon delete it"
     # Other drains may be withdrawn (an agent that restarts drains), so they must last.
-    is_idle = machine.is_drained or _has_lasted(state, machine.idle_since, surplus_s)
+    is_idle = rented.is_drained or _has_lasted(state, rented.idle_since, surplus_s)
     return "it was drained" if is_idle and not is_needed else ""
 
 
@@ -370,17 +371,17 @@ def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bo
 def _delete(state: CapacityState) -> model.CapacityDecision:
     """Delete marked instances; repeat every ``delete_again_s`` until they no longer exist."""
     due: list[str] = []
-    machines = dict(state.machines)
-    for id_, machine in state.machines.items():
-        if not machine.why or not machine.instance.request_id:
+    instances = dict(state.instances)
+    for id_, rented in state.instances.items():
+        if not rented.why or not rented.instance.request_id:
             continue
-        last = machine.deletion_at
+        last = rented.deletion_at
         if last is None or state.now >= last + state.policy.delete_again_s:
             due.append(id_)
-            machines[id_] = replace(machine, deletion_at=state.now, deletions=machine.deletions + 1)
+            instances[id_] = replace(rented, deletion_at=state.now, deletions=rented.deletions + 1)
     if not due:
         return state, ()
-    return replace(state, machines=machines), (model.DeleteInstances(tuple(sorted(due))),)
+    return replace(state, instances=instances), (model.DeleteInstances(tuple(sorted(due))),)
 
 
 def _grow(state: CapacityState) -> model.CapacityDecision:

@@ -232,6 +232,7 @@ class CapacityRecord:
     spent_usd: float = 0.0
     asks: tuple[PendingRequest, ...] = ()
     machines: tuple[RentedInstance, ...] = ()
+    """The rented instances; the field keeps the name under which it is stored."""
     stop: StopCause = ""
     stopped_at_usd: float | None = None
     """The total budget that was spent; a larger one lifts the stop."""
@@ -261,7 +262,7 @@ class CapacityState:
     is_target_set: bool = False
     """The planner has set a target in this term: until then nothing is surplus."""
     asks: Mapping[str, PendingRequest] = field(default_factory=dict)
-    machines: Mapping[str, RentedInstance] = field(default_factory=dict)
+    instances: Mapping[str, RentedInstance] = field(default_factory=dict)
     ended_nodes: tuple[str, ...] = ()
     """Names of the nodes whose instances ended last. sailord may still list them for a while; the
     ledger must not book them as nodes that are not rented."""

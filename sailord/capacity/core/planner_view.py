@@ -125,7 +125,7 @@ def pool_supplies(
     What waits in the provider's queue is available, as the job must do without it for hours.
     """
     there, queued = supply(capacity), queued_supply(capacity)
-    rented = {m.instance.node: m.instance.pool for m in capacity.machines.values()}
+    rented = {each.instance.node: each.instance.pool for each in capacity.instances.values()}
     others, ready = Counter[Pool](), Counter[Pool]()
     for node in state.nodes.values():
         record = node.record

@@ -29,7 +29,7 @@ def adopt(
     """Record an instance as it is now."""
     if instance.id in state.deleted:
         return state
-    known = state.machines.get(instance.id)
+    known = state.instances.get(instance.id)
     if known is None:
         known = RentedInstance(instance, price, instance.created_at, state.now)
     if known.is_missed:
@@ -40,7 +40,7 @@ def adopt(
     known = replace(
         known, instance=instance, was_seen=known.was_seen or was_seen, running_since=since
     )
-    return replace(state, machines={**state.machines, instance.id: known})
+    return replace(state, instances={**state.instances, instance.id: known})
 
 
 def observe(
@@ -59,56 +59,56 @@ def observe(
         price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
         state = adopt(state, instance, price, was_seen=True)
     state, waiting = follow_queue(state, seen)
-    machines, told = {}, [*waiting]
+    instances, told = {}, [*waiting]
     spent_usd, spent_gpu_us = state.spent_usd, state.spent_gpu_us
     ended_nodes = list(state.ended_nodes)
-    for id_, machine in state.machines.items():
-        name, end = machine.instance.name, _end_of(machine, taken, seen.ended_at)
-        is_gone = id_ not in there and (id_ in seen.ended_at or _is_gone(state, machine, seen))
-        is_taken = id_ in taken or machine.instance.state == "preempted"
+    for id_, rented in state.instances.items():
+        name, end = rented.instance.name, _end_of(rented, taken, seen.ended_at)
+        is_gone = id_ not in there and (id_ in seen.ended_at or _is_gone(state, rented, seen))
+        is_taken = id_ in taken or rented.instance.state == "preempted"
         if is_gone and end is None:
-            machines[id_] = replace(machine, ended_at=seen.at, is_missed=True)
+            instances[id_] = replace(rented, ended_at=seen.at, is_missed=True)
         elif is_gone:
-            ended, now = replace(machine, ended_at=end), max(state.now, seen.at)
+            ended, now = replace(rented, ended_at=end), max(state.now, seen.at)
             spent_usd, spent_gpu_us = spent_usd + ended.usd(now), spent_gpu_us + ended.gpu_us(now)
-            ended_nodes.append(machine.instance.node or machine.instance.id)
-            told.append(Log(f"{name} ended: {machine.why or 'deleted by the provider'}"))
-        elif is_taken and machine.ended_at is None:
+            ended_nodes.append(rented.instance.node or rented.instance.id)
+            told.append(Log(f"{name} ended: {rented.why or 'deleted by the provider'}"))
+        elif is_taken and rented.ended_at is None:
             why = "preempted"
-            is_ours = machine.instance.request_id and not machine.why
-            if is_ours and id_ not in taken and machine.joined_at is None:
+            is_ours = rented.instance.request_id and not rented.why
+            if is_ours and id_ not in taken and rented.joined_at is None:
                 why = "powered off before its agent registered"
-                if boots.counts(state, machine):
-                    state = boots.note_failed(state, machine.instance.pool, why)
+                if boots.counts(state, rented):
+                    state = boots.note_failed(state, rented.instance.pool, why)
             told.append(Log(f"{name}: {why}"))
-            machines[id_] = replace(machine, ended_at=end or seen.at, why=why)
+            instances[id_] = replace(rented, ended_at=end or seen.at, why=why)
         else:
-            machines[id_] = replace(machine, ended_at=end)
+            instances[id_] = replace(rented, ended_at=end)
     asks = _still_open(state, seen, there)
-    deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
-    state = replace(state, machines=machines, asks=asks, observed_at=seen.at, deleted=deleted)
+    deleted = state.deleted | (state.instances.keys() & seen.ended_at.keys() - instances.keys())
+    state = replace(state, instances=instances, asks=asks, observed_at=seen.at, deleted=deleted)
     state = replace(state, spent_usd=spent_usd, spent_gpu_us=spent_gpu_us)
     return replace(state, ended_nodes=tuple(ended_nodes[-ENDED_MAX:])), tuple(told)
 
 
 def _end_of(
-    machine: RentedInstance, taken: Mapping[str, float], ended_at: Mapping[str, float]
+    rented: RentedInstance, taken: Mapping[str, float], ended_at: Mapping[str, float]
 ) -> float | None:
     """Return when an instance ended: as the provider reports, else as we observed."""
-    id_ = machine.instance.id
+    id_ = rented.instance.id
     if id_ in taken:
         return taken[id_]
     told = ended_at.get(id_)
-    if told is None or (machine.ended_at is not None and not machine.is_missed):
-        return machine.ended_at  # Preempted before: it cost nothing by its deletion.
+    if told is None or (rented.ended_at is not None and not rented.is_missed):
+        return rented.ended_at  # Preempted before: it cost nothing by its deletion.
     return told
 
 
-def _is_gone(state: CapacityState, machine: RentedInstance, seen: Observation) -> bool:
+def _is_gone(state: CapacityState, rented: RentedInstance, seen: Observation) -> bool:
     """Return whether an observation without the instance means that it was deleted."""
-    if machine.instance.pool.zone in seen.unseen_zones:
+    if rented.instance.pool.zone in seen.unseen_zones:
         return False
-    return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s
+    return rented.was_seen or seen.at >= rented.known_since + state.policy.doubt_s
 
 
 def _still_open(

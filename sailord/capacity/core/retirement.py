@@ -20,29 +20,31 @@ LAST_DRAIN_S = 300.0
 def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
     """Replace instances that the provider will soon delete by itself, one after the other."""
     ending = sorted(
-        (machine.instance.ends_at, id_)
-        for id_, machine in state.machines.items()
-        if machine.instance.ends_at is not None
-        and machine.instance.request_id
-        and not (machine.is_drained or machine.why)
+        (rented.instance.ends_at, id_)
+        for id_, rented in state.instances.items()
+        if rented.instance.ends_at is not None
+        and rented.instance.request_id
+        and not (rented.is_drained or rented.why)
     )
-    machines, drained = dict(state.machines), []
-    lives = (ends_at - state.machines[id_].instance.created_at for ends_at, id_ in ending)
+    instances, drained = dict(state.instances), []
+    lives = (ends_at - state.instances[id_].instance.created_at for ends_at, id_ in ending)
     all_s = min(RETIRE_ALL_S, LIFE_SHARE * min(lives, default=0.0))
     slot_s, begin = min(RETIRE_S, all_s / max(len(ending), 1)), float("inf")
     for ends_at, id_ in reversed(ending):
         begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
         if state.now >= begin or is_last:
-            machine = state.machines[id_]
-            machines[id_] = replace(machine, is_retiring=True, is_drained=is_last)
+            rented = state.instances[id_]
+            instances[id_] = replace(rented, is_retiring=True, is_drained=is_last)
             if is_last:
                 why = "the provider will soon delete it"
-                drained.append(Drain(machine.instance.node, why, ends_at))
-    return replace(state, machines=machines), tuple(drained)
+                drained.append(Drain(rented.instance.node, why, ends_at))
+    return replace(state, instances=instances), tuple(drained)
 
 
 def is_replaced(state: CapacityState, pool: Pool) -> bool:
     """Return whether as many agents as wanted are there without those that retire."""
-    live = [m for m in state.machines.values() if m.is_live and m.joined_at is not None]
-    present = sum(machine.instance.pool == pool for machine in live)
+    live = [
+        each for each in state.instances.values() if each.is_live and each.joined_at is not None
+    ]
+    present = sum(rented.instance.pool == pool for rented in live)
     return state.is_target_set and present >= state.target.get(pool, 0)

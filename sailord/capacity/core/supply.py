@@ -12,7 +12,7 @@ from sailord.providers.interface import Pool
 
 def supply(state: CapacityState) -> Counter[Pool]:
     """Return usable and requested instances, by pool."""
-    found = Counter(m.instance.pool for m in state.machines.values() if m.is_live)
+    found = Counter(each.instance.pool for each in state.instances.values() if each.is_live)
     for asked in state.asks.values():
         found[asked.ask.pool] += asked.ask.count
     return found
@@ -46,5 +46,5 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
 
 def draws_on_quotas(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:
     """Return what draws on quotas: instances and pending requests."""
-    up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
+    up = (id_ for id_, rented in state.instances.items() if rented.ended_at is None)
     return frozenset(up), frozenset(state.asks)

@@ -24,14 +24,14 @@ def shrink(state: CapacityState) -> tuple[CapacityState, tuple[model.CapacityCom
     # A quarantined one stays to be looked at for as long as anything is wanted.
     is_any_wanted = any(state.target.values())
     live: dict[Pool, list[RentedInstance]] = {}
-    for machine in state.machines.values():
-        is_here = machine.is_live if is_any_wanted else machine.is_staying
-        if is_here and machine.instance.request_id:
-            live.setdefault(machine.instance.pool, []).append(machine)
+    for rented in state.instances.values():
+        is_here = rented.is_live if is_any_wanted else rented.is_staying
+        if is_here and rented.instance.request_id:
+            live.setdefault(rented.instance.pool, []).append(rented)
     since: dict[Pool, float] = {}
     spare: list[RentedInstance] = []
     held: list[RentedInstance] = []
-    machines = dict(state.machines)
+    instances = dict(state.instances)
     for pool, present in sorted(live.items()):
         too_many = len(present) - state.target.get(pool, 0)
         if too_many <= 0:
@@ -39,37 +39,37 @@ def shrink(state: CapacityState) -> tuple[CapacityState, tuple[model.CapacityCom
         since[pool] = state.surplus_since.get(pool, state.now)
         if state.now < since[pool] + state.policy.surplus_s and is_affordable(state, 0.0):
             continue
-        unused = [m for m in present if m.instance.node not in state.in_use]
+        unused = [each for each in present if each.instance.node not in state.in_use]
         unused.sort(
-            key=lambda m: (
-                m.instance.node in state.holding,
-                m.joined_at is not None,
-                -m.instance.created_at,
+            key=lambda each: (
+                each.instance.node in state.holding,
+                each.joined_at is not None,
+                -each.instance.created_at,
             )
         )
-        for machine in unused[:too_many]:
-            if machine.instance.node in state.holding:
-                held.append(replace(machine, is_drained=True))
-                machines[machine.instance.id] = held[-1]
+        for rented in unused[:too_many]:
+            if rented.instance.node in state.holding:
+                held.append(replace(rented, is_drained=True))
+                instances[rented.instance.id] = held[-1]
             else:
-                machines[machine.instance.id] = replace(machine, why="surplus")
-        used = [m for m in present if m.instance.node in state.in_use]
+                instances[rented.instance.id] = replace(rented, why="surplus")
+        used = [each for each in present if each.instance.node in state.in_use]
         spare += used[: max(too_many - len(unused), 0)]
-    state = replace(state, surplus_since=since, machines=machines)
+    state = replace(state, surplus_since=since, instances=instances)
     leaving = spare if _has_all(state, live) else _blocking_surplus(state, spare)
-    drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
-    return replace(state, machines={**machines, **drained}), tuple(map(drain_of, held + leaving))
+    drained = {each.instance.id: replace(each, is_drained=True) for each in leaving}
+    return replace(state, instances={**instances, **drained}), tuple(map(drain_of, held + leaving))
 
 
-def drain_of(machine: RentedInstance) -> model.Drain:
+def drain_of(rented: RentedInstance) -> model.Drain:
     """Return the command that drains an instance for which there is no use any more."""
-    return model.Drain(machine.instance.node, f"{machine.instance.pool} is surplus")
+    return model.Drain(rented.instance.node, f"{rented.instance.pool} is surplus")
 
 
 def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) -> bool:
     """Return whether the whole target is up; until then the job keeps the instances it uses."""
     return all(
-        sum(m.joined_at is not None for m in live.get(pool, ())) >= count
+        sum(each.joined_at is not None for each in live.get(pool, ())) >= count
         for pool, count in state.target.items()
     )
 
@@ -83,11 +83,11 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
     most = usd_per_hour_limit(state)
     if most is None or not spare:
         return []
-    running = [m for m in state.machines.values() if m.ended_at is None]
-    going = (m.usd_per_hour or 0.0 for m in running if not m.is_staying)
+    running = [each for each in state.instances.values() if each.ended_at is None]
+    going = (each.usd_per_hour or 0.0 for each in running if not each.is_staying)
     withdrawn = (a.usd_per_hour_all for a in state.asks.values() if a.cancelled_at is not None)
     room = most - usd_per_hour(state) + sum(going) + sum(withdrawn)
-    within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
+    within_reach = room + sum(each.usd_per_hour or 0.0 for each in spare)
     needed, there = 0.0, supply(state)
     soon = (pool for pool in state.target if not pool.flex)
     for pool in sorted(soon, key=lambda pool: state.prices.get(pool, 0.0)):
@@ -95,12 +95,12 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
             if needed + state.prices[pool] <= within_reach:
                 needed += state.prices[pool]
 
-    def usd_per_gpu(machine: RentedInstance) -> float:
-        return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
+    def usd_per_gpu(rented: RentedInstance) -> float:
+        return (rented.usd_per_hour or 0.0) / max(rented.instance.pool.gpus, 1)
 
     leaving: list[RentedInstance] = []
-    for machine in sorted(spare, key=usd_per_gpu, reverse=True):
+    for rented in sorted(spare, key=usd_per_gpu, reverse=True):
         if room < needed:
-            leaving.append(machine)
-            room += machine.usd_per_hour or 0.0
+            leaving.append(rented)
+            room += rented.usd_per_hour or 0.0
     return leaving

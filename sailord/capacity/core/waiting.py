@@ -39,7 +39,7 @@ def follow_queue(state: CapacityState, seen: Observation) -> CapacityDecision:
     given up, and waits after all, counts again.
     """
     told: list[CapacityCommand] = []
-    made = {machine.instance.request_id for machine in state.machines.values()}
+    made = {each.instance.request_id for each in state.instances.values()}
     made |= {instance.request_id for instance in seen.instances}
     for id_, ask in seen.queued.items():
         if id_ not in state.asks and id_ not in made:

@@ -56,7 +56,7 @@ class Renting:
 
 def renting_of(capacity: CapacityState, now: float) -> Renting:
     """Return what the provider bills."""
-    machines: Collection[RentedInstance] = capacity.machines.values()
+    instances: Collection[RentedInstance] = capacity.instances.values()
     rented = tuple(
         Rented(
             each.instance.node or each.instance.id,
@@ -65,15 +65,15 @@ def renting_of(capacity: CapacityState, now: float) -> Renting:
             each.joined_at is not None,
             bool(each.why) or each.is_leaving or each.is_drained,
         )
-        for each in machines
+        for each in instances
         if each.ended_at is None
     )
-    ended = (each.instance.node for each in machines if each.ended_at is not None)
+    ended = (each.instance.node for each in instances if each.ended_at is not None)
     return Renting(
         rented,
         frozenset((*capacity.ended_nodes, *ended)),
-        capacity.spent_usd + sum(each.usd(now) for each in machines),
-        capacity.spent_gpu_us + sum(each.gpu_us(now) for each in machines),
+        capacity.spent_usd + sum(each.usd(now) for each in instances),
+        capacity.spent_gpu_us + sum(each.gpu_us(now) for each in instances),
     )
 
 

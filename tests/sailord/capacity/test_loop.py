@@ -24,13 +24,13 @@ from sailord.providers.interface import (
     Refused,
 )
 from tests.gce.virtual_client import Gateway, VirtualLoop
-from tests.sailord.capacity.core.story import FLEX, A, Story, machine
+from tests.sailord.capacity.core.story import FLEX, A, Story, instance
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 
 
 class Warner:
-    """A provider that has nothing, and says twice that a machine goes."""
+    """A provider that has nothing, and says twice that an instance goes."""
 
     pools = ()
 
@@ -66,16 +66,16 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
             SimpleNamespace(now=lambda: now),
         )  # fmt: skip
         loop._term = 1
-        loop.state = SimpleNamespace(machines={})
+        loop.state = SimpleNamespace(instances={})
         await loop._want()
         assert given == [], "it has no instances"
         by_hand, rented = (
             SimpleNamespace(instance=SimpleNamespace(request_id=id_)) for id_ in ("", "r")
         )
-        loop.state = SimpleNamespace(machines={"6": by_hand})
+        loop.state = SimpleNamespace(instances={"6": by_hand})
         await loop._want()
         assert given == [], "none of them is rented"
-        loop.state = SimpleNamespace(machines={"7": rented})
+        loop.state = SimpleNamespace(instances={"7": rented})
         await loop._want()
         await loop._want()
 
@@ -217,7 +217,7 @@ def test_what_the_last_job_wanted_is_given_up_while_the_next_one_has_no_plan():
             config, provider, CapacityPolicy(), cluster, Planner(), gateway,
             SimpleNamespace(now=lambda: now),
         )  # fmt: skip
-        loop.state = Story().see(1.0, machine(1), machine(2)).state
+        loop.state = Story().see(1.0, instance(1), instance(2)).state
         await loop._want()
         assert loop._events.get_nowait().target == {A: 2}
         active.job = "next"

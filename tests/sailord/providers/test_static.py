@@ -56,13 +56,13 @@ def test_a_listed_host_costs_from_the_start_and_is_never_deleted():
     # One never registers, one falls silent: a person has to see to both.
     for at in (1100.0, 5000.0):
         assert story.hear(AgentsCounted(at, {})).of(DeleteInstances) == []
-    assert set(story.state.machines) == {"a", "b"}
+    assert set(story.state.instances) == {"a", "b"}
 
 
 def test_a_host_removed_from_the_list_is_not_shown():
     story = look(Story(), 100.0, *HOSTS)
     look(look(story, 200.0, HOSTS[1]), 210.0, HOSTS[1])
-    assert set(story.state.machines) == {"b"}
+    assert set(story.state.instances) == {"b"}
 
 
 @pytest.mark.slow

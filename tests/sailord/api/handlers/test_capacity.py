@@ -19,7 +19,7 @@ from sailord.core.model.state import State
 from sailord.providers.interface import Granted, QuotaUsage, Refused
 from sailord.text.capacity_text import capacity_text
 from sailord.text.cluster_text import glance_text
-from tests.sailord.capacity.core.story import A, B, Story, machine
+from tests.sailord.capacity.core.story import A, B, Story, instance
 
 NAMED = NodeRecord(NodeId("by-hand.1"), "by-hand", "z", "m", "gpu", 4, "h:1", "ready")
 
@@ -36,7 +36,9 @@ def story() -> Story:
     story.hear(model.QuotasRead(1.0, (QuotaUsage("GPUS", (A, B), 16.0, 0.0),)))
     story.hear(model.TargetSet(1.0, {A: 2, B: 1}))
     first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)
-    story.hear(model.RequestAnswered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
+    story.hear(
+        model.RequestAnswered(2.0, Granted(first.ask.request_id, (instance(1), instance(2))))
+    )
     story.hear(model.RequestAnswered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
     story.hear(model.AgentsCounted(20.0, {"n1": model.Agent(4)}, frozenset({"n1"})))
     return story

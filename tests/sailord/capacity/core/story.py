@@ -51,5 +51,5 @@ class Story:
         return [(order.ask.pool, order.ask.count) for order in self.of(model.Create)]
 
 
-def machine(number=1, pool=A, request=FIRST, state="running", at=10.0):
+def instance(number=1, pool=A, request=FIRST, state="running", at=10.0):
     return Instance(str(number), f"m{number}", pool, state, at, request, f"n{number}")

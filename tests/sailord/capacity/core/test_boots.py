@@ -26,22 +26,22 @@ from sailord.capacity.core.model import (
 from sailord.capacity.core.retirement import LAST_DRAIN_S, RETIRE_S
 from sailord.capacity.core.supply import obtainable
 from sailord.providers.interface import Granted, Preemption
-from tests.sailord.capacity.core.story import A, B, Story, machine
+from tests.sailord.capacity.core.story import A, B, Story, instance
 
 BOOT_S = CapacityPolicy().boot_s
 
 
 def rent(story: Story, at: float, *numbers: int, wanted: int = 8) -> Story:
-    """Want machines of a pool, and get as many as are asked for."""
+    """Want instances of a pool, and get as many as are asked for."""
     story.see(at, *seen(story)).hear(TargetSet(at, {A: wanted}))
     (order,) = story.of(Create)
     assert order.ask.count == len(numbers)
-    made = tuple(machine(n, request=order.ask.request_id, at=at) for n in numbers)
+    made = tuple(instance(n, request=order.ask.request_id, at=at) for n in numbers)
     return story.hear(RequestAnswered(at + 1, Granted(order.ask.request_id, made)))
 
 
 def seen(story: Story):
-    return [each.instance for each in story.state.machines.values()]
+    return [each.instance for each in story.state.instances.values()]
 
 
 def fail(story: Story, at: float) -> Story:
@@ -109,7 +109,7 @@ def test_a_proven_pool_goes_on_while_another_fails():
 
 def test_an_instance_that_switches_itself_off_has_failed_and_a_preempted_one_has_not():
     story = rent(Story(), 1.0, 1, 2, 3)
-    off = [machine(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
+    off = [instance(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
     story.see(30.0, *off, seen(story)[2], preemptions=(Preemption("2", 29.0),))
     assert story.state.boots[A].failures == 1
     assert [o.text for o in story.of(Log)][:2] == [
@@ -143,7 +143,7 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
     assert story.see(end - 3 * RETIRE_S, *old).asks() == [(A, 1)]
     story.hear(AgentsCounted(end - 2 * RETIRE_S, agents))
     assert story.of(DeleteInstances) == [], "unused for a moment, but not replaced yet"
-    assert sum(m.is_retiring for m in story.state.machines.values()) == 2
+    assert sum(m.is_retiring for m in story.state.instances.values()) == 2
     story.hear(Tick(end - LAST_DRAIN_S))
     assert {order.leaves_at for order in story.of(Drain)} == {end}
 
@@ -157,7 +157,7 @@ def test_instances_with_a_short_time_limit_are_not_replaced_at_once(run_s):
     story.hear(AgentsCounted(50.0, agents)).see(50.0, *new)
     half = min(each.created_at for each in new) + 0.5 * run_s
     assert story.see(half - 1.0, *new).asks() == []
-    assert not any(m.is_retiring for m in story.state.machines.values())
+    assert not any(m.is_retiring for m in story.state.instances.values())
 
 
 def test_retry_forgets_the_failures_of_instances_that_are_up_too():
@@ -172,7 +172,7 @@ def test_retry_forgets_the_failures_of_instances_that_are_up_too():
 
 def test_after_retry_an_instance_that_goes_off_is_forgotten_if_it_is_older():
     story = rent(Story(), 1.0, 1, 2, 3).hear(BootsRetried(20.0))
-    off = [machine(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
+    off = [instance(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
     later = replace(off[1], created_at=21.0)
     story.see(30.0, off[0], later, seen(story)[2])
     assert story.state.boots[A].failures == 1

@@ -12,8 +12,8 @@ from sailord.providers.interface import Instance, Pool
 
 def state(policy: CapacityPolicy, *, hours: float) -> CapacityState:
     pool = Pool("a", "m", "gpu", 1, True)
-    machine = RentedInstance(Instance("1", "n", pool, "running", 0.0, "r"), 3.6, 0.0, 0.0)
-    return CapacityState(policy, hours * 3600.0, "t1", machines={"1": machine})
+    rented = RentedInstance(Instance("1", "n", pool, "running", 0.0, "r"), 3.6, 0.0, 0.0)
+    return CapacityState(policy, hours * 3600.0, "t1", instances={"1": rented})
 
 
 def test_the_rest_of_a_total_budget_limits_the_hourly_cost():

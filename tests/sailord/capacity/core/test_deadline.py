@@ -22,7 +22,7 @@ from sailord.capacity.core.model import (
 )
 from sailord.capacity.core.planner_view import progress_of
 from sailord.providers.interface import Pool
-from tests.sailord.capacity.core.story import A, Story, machine
+from tests.sailord.capacity.core.story import A, Story, instance
 from tests.sailord.core.states import state
 
 FIRM = Pool("zone-a", "large", "gpu", 4, spot=False)
@@ -152,7 +152,7 @@ def due_on(count: int, *, committed: bool, deadline: float, options: DeadlineOpt
     """A story of a job that runs on so many on-demand instances."""
     books = CapacityRecord(pace=PaceRecord("j", 0.0, is_committed=committed))
     story = Due(options, books=books)
-    story.see(10.0, *(machine(number, FIRM) for number in range(1, count + 1)))
+    story.see(10.0, *(instance(number, FIRM) for number in range(1, count + 1)))
     agents = {f"n{number}": model.Agent(4) for number in range(1, count + 1)}
     story.hear(model.AgentsCounted(20.0, agents, frozenset(agents)))
     return story.at(30.0, is_running=True, deadline=deadline)
@@ -297,7 +297,7 @@ def test_instances_that_are_up_need_no_boot():
     assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 1.0 - HOUR - 260.0)
     story.at(61.0)
     assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 1.0 - HOUR - 260.0), "it boots"
-    story.see(70.0, machine(1, FIRM), machine(2, FIRM))
+    story.see(70.0, instance(1, FIRM), instance(2, FIRM))
     agents = {"n1": model.Agent(4), "n2": model.Agent(4)}
     story.hear(model.AgentsCounted(80.0, agents, frozenset(agents)))
     story.at(90.0, starting_since=85.0)

@@ -42,7 +42,7 @@ from sailord.providers.interface import (
     QuotaUsage,
     Refused,
 )
-from tests.sailord.capacity.core.story import FIRST, PRICES, SECOND, A, B, Story, machine
+from tests.sailord.capacity.core.story import FIRST, PRICES, SECOND, A, B, Story, instance
 
 
 def test_no_request_before_the_first_observation():
@@ -64,9 +64,9 @@ def test_a_new_leader_counts_instances_of_an_open_request_once():
     policy = CapacityPolicy(usd_max=1.0)
     first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
-    # As the provider labels machines, for later leaders to read.
+    # As the provider labels instances, for later leaders to read.
     label = request_uuid(order.ask.request_id)
-    made = [machine(number, request=label, at=5.0) for number in range(4)]
+    made = [instance(number, request=label, at=5.0) for number in range(4)]
     story = Story(policy, record_of(first.state)).hear(TargetSet(20.0, {A: 4}))
     assert story.see(20.0, *made).orders == ()
     assert not story.state.asks
@@ -86,7 +86,7 @@ def _books_with_an_open_request() -> CapacityRecord:
     return record_of(story.state)
 
 
-DEAR, EARLIER = {A: 90.0, B: 7.2}, machine(9, B, request="earlier", at=0.0)
+DEAR, EARLIER = {A: 90.0, B: 7.2}, instance(9, B, request="earlier", at=0.0)
 LATER = 3.9 * 3600
 
 
@@ -104,14 +104,14 @@ def test_a_request_that_made_nothing_while_nobody_led_spends_no_budget():
 
 def test_what_a_request_made_while_nobody_led_costs_from_its_creation():
     story = Story(CapacityPolicy(usd_max=1000.0), _books_with_an_open_request(), LATER)
-    story.see(LATER + 10.0, EARLIER, *(machine(number, at=10.0) for number in range(3)))
+    story.see(LATER + 10.0, EARLIER, *(instance(number, at=10.0) for number in range(3)))
     assert spent_usd(story.state) == pytest.approx(3 * 90 * 3.9 + (LATER + 10.0) / 500)
     assert story.state.stop == "ended"
 
 
 def test_an_instance_that_ended_while_nobody_led_ends_no_budget():
     policy = CapacityPolicy(usd_max=10.0)
-    books = record_of(Story(policy).see(11.0, machine()).state)
+    books = record_of(Story(policy).see(11.0, instance()).state)
     story = Story(policy, books, LATER)  # $14, had it stayed.
     assert story.see(LATER + 10.0, ended_at={"1": 1010.0}).state.stop == ""
     assert spent_usd(story.state) == pytest.approx(1.0)
@@ -127,7 +127,7 @@ def test_a_request_in_a_zone_that_is_not_seen_spends_no_budget():
 
 def test_a_job_is_paused_where_the_budget_may_be_spent_and_nobody_says_what_is_rented():
     policy = CapacityPolicy(usd_max=10.0)
-    books = record_of(Story(policy).see(11.0, machine()).state)
+    books = record_of(Story(policy).see(11.0, instance()).state)
     story = Story(policy, books, LATER)  # $14, if it stayed.
     story.hear(ProgressSeen(LATER + 1.0, JobProgress("j", 0.0, 5, 100, None, is_running=True)))
     paused = []
@@ -147,17 +147,17 @@ def test_two_leaders_never_use_the_same_request_id():
 def test_a_request_in_doubt_is_settled_when_its_operation_ends():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
     story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
-    story.see(20.0, machine(), pending_requests=frozenset({FIRST}))
+    story.see(20.0, instance(), pending_requests=frozenset({FIRST}))
     assert story.asks() == []
-    assert story.see(30.0, machine()).asks() == [(A, 1)]
+    assert story.see(30.0, instance()).asks() == [(A, 1)]
 
 
 def test_a_request_in_doubt_that_made_some_causes_no_cooldown():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
     story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
     hung = frozenset({FIRST})
-    assert story.see(100.0, machine(), pending_requests=hung).asks() == []
-    assert story.see(130.0, machine(), pending_requests=hung).asks() == [(A, 1)]
+    assert story.see(100.0, instance(), pending_requests=hung).asks() == []
+    assert story.see(130.0, instance(), pending_requests=hung).asks() == [(A, 1)]
     assert [order.text for order in story.of(Log)] == [f"{FIRST} made 1 of 2: {A}"]
 
 
@@ -181,7 +181,7 @@ def test_a_request_in_doubt_is_not_given_up_while_its_zone_is_not_seen():
         assert story.see(float(at), unseen_zones=("zone-a",)).asks() == []
         assert set(story.state.asks) == {FIRST}
     before = story.state
-    assert story.see(310.0, machine(1), machine(2)).asks() == []
+    assert story.see(310.0, instance(1), instance(2)).asks() == []
     assert story.state.asks == {}
     story.state = before
     for at in range(310, 480, 10):
@@ -249,7 +249,7 @@ def test_the_hourly_budget_counts_open_requests():
 
 
 def test_no_request_that_the_total_budget_cannot_pay_until_its_deletion():
-    policy = CapacityPolicy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
+    policy = CapacityPolicy(usd_max=0.19)  # 200 s of one instance of A are $0.20.
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == []
     policy = CapacityPolicy(usd_max=0.21)
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == [(A, 1)]
@@ -257,7 +257,7 @@ def test_no_request_that_the_total_budget_cannot_pay_until_its_deletion():
 
 def test_a_spent_total_budget_stops_the_job_then_deletes_all():
     story = Story(CapacityPolicy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
-    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (instance(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
     assert story.hear(Tick(3400.0)).of(PauseJob) == []
     story.hear(Tick(3430.0))
@@ -270,14 +270,14 @@ def test_a_spent_total_budget_stops_the_job_then_deletes_all():
 
 def test_a_job_that_begins_once_the_budget_is_spent_is_paused_too():
     story = Story(CapacityPolicy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
-    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (instance(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story.hear(ProgressSeen(61.0, running("first")))
     assert len(story.hear(Tick(3430.0)).of(PauseJob)) == 1
     assert story.hear(ProgressSeen(3431.0, running("first"))).of(PauseJob) == [], "ordered once"
     assert len(story.hear(ProgressSeen(3432.0, running("next"))).of(PauseJob)) == 1
     assert story.hear(ProgressSeen(3433.0, running("next"))).of(PauseJob) == []
-    later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3434.0, machine())
+    later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3434.0, instance())
     later.hear(AgentsCounted(3435.0, {"n1": Agent(4)}, frozenset({"n1"})))
     assert len(later.hear(ProgressSeen(3436.0, running("next"))).of(PauseJob)) == 1
     # On nodes that are not rented a job may go on.
@@ -290,16 +290,16 @@ def running(job: str) -> JobProgress:
 
 
 def test_only_instances_with_a_request_id_are_deleted():
-    story = Story().see(1.0, machine(request=""))
+    story = Story().see(1.0, instance(request=""))
     story.hear(AgentsCounted(1000.0, {}))
-    assert story.see(2000.0, machine(request="")).of(DeleteInstances) == []
+    assert story.see(2000.0, instance(request="")).of(DeleteInstances) == []
     assert supply(story.state)[A] == 1
 
 
 @pytest.mark.parametrize("depends", ["in_use", "holding"])
 def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     """Its memory may have the only copy of a state."""
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     needed = {depends: frozenset({"n1"})}
     story.hear(AgentsCounted(40.0, {"n1": Agent(3)}, **needed))
@@ -308,7 +308,7 @@ def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     story.hear(AgentsCounted(50.0, {"n1": Agent(3, is_leaving=True)}, **needed))
     assert (story.of(Drain), story.of(DeleteInstances)) == ([], [])
     led = Story(books=decode(CapacityRecord, encode(record_of(story.state))))
-    assert led.state.machines["1"].why == "", "a new leader has not counted agents yet"
+    assert led.state.instances["1"].why == "", "a new leader has not counted agents yet"
     assert (
         led.hear(AgentsCounted(55.0, {"n1": Agent(3, is_leaving=True)}, **needed)).of(
             DeleteInstances
@@ -318,11 +318,11 @@ def test_an_instance_that_lost_a_gpu_is_drained_before_it_is_deleted(depends):
     assert led.hear(AgentsCounted(56.0, {"n1": Agent(3, is_leaving=True)})).of(DeleteInstances)
     story.hear(AgentsCounted(60.0, {"n1": Agent(3, is_leaving=True)}))
     assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
-    assert story.state.machines["1"].why == "it has 3 of its 4 GPUs"
+    assert story.state.instances["1"].why == "it has 3 of its 4 GPUs"
 
 
 def test_a_new_leader_repeats_stored_drains():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 0}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(320.0))
     later, orders = decide(CapacityState(), TookOver(330.0, "t2", record_of(story.state)))
     assert [type(order) for order in orders] == [Drain], "the job may stand on it"
@@ -334,7 +334,7 @@ def test_a_new_leader_repeats_stored_drains():
 
 
 def test_a_new_leader_deletes_nothing_before_agents_are_counted():
-    story = Story(CapacityPolicy(usd_max=3.6)).see(11.0, machine())
+    story = Story(CapacityPolicy(usd_max=3.6)).see(11.0, instance())
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(3430.0))
     later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state))
     assert later.hear(Tick(3440.0)).of(DeleteInstances) == []
@@ -344,7 +344,7 @@ def test_a_new_leader_deletes_nothing_before_agents_are_counted():
 
 
 def test_a_replacement_is_requested_at_the_notice():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     assert story.asks() == []
     assert story.hear(AgentsCounted(30.0, {"n1": Agent(4, is_leaving=True)})).asks() == [(A, 1)]
@@ -352,7 +352,7 @@ def test_a_replacement_is_requested_at_the_notice():
 
 def _one_of_four_is_out() -> tuple[Story, dict[str, Agent]]:
     """Four are wanted, rented and joined; one is quarantined."""
-    story = Story().see(11.0, *(machine(number) for number in range(1, 5)))
+    story = Story().see(11.0, *(instance(number) for number in range(1, 5)))
     agents = {f"n{number}": Agent(4) for number in range(1, 5)}
     story.hear(TargetSet(11.0, {A: 4})).hear(AgentsCounted(20.0, agents, frozenset(agents)))
     assert story.orders == ()
@@ -375,16 +375,16 @@ def test_a_quarantined_instance_goes_once_nothing_is_wanted():
 
 
 def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     taken = (Preemption("1", 1010.0),)
-    story.see(1020.0, machine(state="preempted"), preemptions=taken)
+    story.see(1020.0, instance(state="preempted"), preemptions=taken)
     assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.asks() == [(A, 1)]
-    story = Story().see(11.0, machine())
-    story.see(1020.0, machine(state="preempted"), preemptions=taken)
+    story = Story().see(11.0, instance())
+    story.see(1020.0, instance(state="preempted"), preemptions=taken)
     assert spent_usd(story.state) == pytest.approx(1.0)
     story.see(1500.0, preemptions=taken, ended_at={"1": 1400.0})
-    assert story.state.machines == {}
+    assert story.state.instances == {}
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
@@ -394,7 +394,7 @@ def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
     ids=["never boots", "boots without a GPU"],
 )
 def test_a_faulty_instance_is_deleted_and_its_pool_cools_down(agents, at):
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     story.count(at, agents)
     assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
     assert story.asks() == []
@@ -402,7 +402,7 @@ def test_a_faulty_instance_is_deleted_and_its_pool_cools_down(agents, at):
 
 
 def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
     assert story.asks() == [(A, 1)]
@@ -411,67 +411,67 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
 
 
 def test_an_unseen_zone_leaves_its_instances_unchanged():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(20.0, unseen_zones=("zone-a",)).asks() == []
     assert story.see(30.0).asks() == [(A, 1)]
 
 
 def test_an_observation_older_than_an_instance_does_not_end_it():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
-    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (instance(),))))
     story.hear(Observed(12.0, Observation(9.0, ())))
-    assert "1" in story.state.machines
+    assert "1" in story.state.instances
     assert story.asks() == []
 
 
 def test_an_observation_that_arrives_after_a_newer_one_is_ignored():
     story = Story(CapacityPolicy(usd_per_hour_max=7.2)).hear(TargetSet(1.0, {A: 2})).see(2.0)
     assert story.asks() == [(A, 2)]
-    both = machine(1), machine(2)
+    both = instance(1), instance(2)
     story.hear(RequestAnswered(9.0, Granted(FIRST, both))).see(11.0, *both)
     story.hear(Observed(12.0, Observation(5.0, ())))
     assert story.asks() == []
-    assert [m.ended_at for m in story.state.machines.values()] == [None, None]
+    assert [m.ended_at for m in story.state.instances.values()] == [None, None]
 
 
 def test_cost_ends_at_the_time_that_the_provider_reports():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(1020.0).asks() == [(A, 1)], "another takes its place at once"
     assert story.of(DeleteInstances) == []
     assert spent_usd(story.state) == pytest.approx(1.01)
     story.see(1030.0, ended_at={"1": 1010.0})
-    assert story.state.machines == {}
+    assert story.state.instances == {}
     assert spent_usd(replace(story.state, asks={})) == pytest.approx(1.0)
 
 
 def test_without_a_report_cost_ends_at_the_observation_that_missed_it():
-    story = Story().see(11.0, machine()).see(1010.0).see(1500.0)
-    assert story.state.machines == {}
+    story = Story().see(11.0, instance()).see(1010.0).see(1500.0)
+    assert story.state.instances == {}
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
 def test_an_instance_missed_once_and_seen_again_costs_on():
-    story = Story().see(11.0, machine()).see(1010.0).see(2010.0, machine())
+    story = Story().see(11.0, instance()).see(1010.0).see(2010.0, instance())
     assert supply(story.state)[A] == 1
     assert spent_usd(story.state) == pytest.approx(2.0)
 
 
 def test_an_observation_older_than_a_deletion_is_ignored():
-    story = Story().see(11.0, machine()).see(1020.0, ended_at={"1": 1010.0})
-    story.see(1015.0, machine())
-    assert story.state.machines == {}
+    story = Story().see(11.0, instance()).see(1020.0, ended_at={"1": 1010.0})
+    story.see(1015.0, instance())
+    assert story.state.instances == {}
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
 def test_a_preemption_reported_late_costs_until_its_time():
-    story = Story().see(11.0, machine()).see(1020.0, machine(state="preempted"))
+    story = Story().see(11.0, instance()).see(1020.0, instance(state="preempted"))
     assert spent_usd(story.state) == pytest.approx(1.01)
-    story.see(1030.0, machine(state="preempted"), preemptions=(Preemption("1", 1010.0),))
+    story.see(1030.0, instance(state="preempted"), preemptions=(Preemption("1", 1010.0),))
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
 def test_a_new_price_counts_from_now_on():
-    story = Story().see(10.0, machine())
+    story = Story().see(10.0, instance())
     story.hear(PricesRead(1010.0, {A: 7.2}))
     assert spent_usd(story.hear(Tick(2010.0)).state) == pytest.approx(3.0)
 

@@ -25,7 +25,7 @@ from sailord.core.model.phases import Starting
 from sailord.core.model.state import Progress, State
 from sailord.core.node_lifecycle import grant_grace
 from tests.sailord.capacity.core.story import A as POOL
-from tests.sailord.capacity.core.story import Story, machine
+from tests.sailord.capacity.core.story import Story, instance
 from tests.sailord.core.states import (
     NOW,
     A,
@@ -52,7 +52,7 @@ class Cluster:
     def __init__(self, now: State, wanted: int | None = None) -> None:
         self.now = now
         self.rented = [
-            replace(machine(i), node=each.record.name, pool=replace(POOL, gpus=1))
+            replace(instance(i), node=each.record.name, pool=replace(POOL, gpus=1))
             for i, each in enumerate(now.nodes.values())
         ]
         pool, count = self.rented[0].pool, len(self.rented) if wanted is None else wanted
@@ -96,7 +96,7 @@ def test_an_instance_that_an_operator_drained_is_deleted_after_surplus_s():
     assert cluster.live(SURPLUS_S, moved(node(A, STAYS, draining_since=NOW), 50)) == []
     assert cluster.count == 3, "another one was requested in its place"
     assert cluster.live(20) == ["machine-a"]
-    assert "it was drained" in {m.why for m in cluster.story.state.machines.values()}
+    assert "it was drained" in {m.why for m in cluster.story.state.instances.values()}
 
 
 def test_an_instance_whose_drain_is_withdrawn_is_usable_again():
@@ -206,7 +206,7 @@ def test_a_member_whose_lease_ended_before_this_sailord_led_is_kept():
     assert new.nodes[ids[1]].record.name != "b.example.com", "its record has gone"
     assert cluster.live(5 * LOST_S, new) == []
     assert cluster.count == 2
-    assert {m.gpus for m in cluster.story.state.machines.values()} == {1}
+    assert {m.gpus for m in cluster.story.state.instances.values()} == {1}
 
 
 def test_a_member_that_is_given_up_is_replaced_then_deleted():

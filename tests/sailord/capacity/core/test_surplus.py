@@ -19,11 +19,11 @@ from sailord.capacity.core.model import (
     Tick,
 )
 from sailord.providers.interface import QuotaUsage
-from tests.sailord.capacity.core.story import PRICES, A, B, Story, machine
+from tests.sailord.capacity.core.story import PRICES, A, B, Story, instance
 
 
 def test_surplus_is_deleted_after_surplus_s_unused_first():
-    both = machine(1), machine(2)
+    both = instance(1), instance(2)
     story = Story().see(11.0, *both).hear(TargetSet(11.0, {A: 2}))
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"})))
@@ -33,7 +33,7 @@ def test_surplus_is_deleted_after_surplus_s_unused_first():
 
 
 def test_surplus_in_use_is_drained_then_deleted():
-    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
+    story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 0}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story.hear(Tick(320.0))
     assert [order.node for order in story.of(Drain)] == ["n1"]
@@ -43,9 +43,9 @@ def test_surplus_in_use_is_drained_then_deleted():
 
 
 def _surplus_in_use(usd_per_hour_max) -> Story:
-    """The job stands on two machines of A, and one of B is wanted instead."""
+    """The job stands on two instances of A, and one of B is wanted instead."""
     story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max)).see(
-        11.0, machine(1), machine(2)
+        11.0, instance(1), instance(2)
     )
     agents = {"n1": Agent(4), "n2": Agent(4)}
     return story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
@@ -60,7 +60,7 @@ def test_surplus_in_use_that_blocks_the_target_by_cost_is_drained():
     agents = {"n1": Agent(4, is_leaving=True), "n2": Agent(4)}
     story.hear(AgentsCounted(350.0, agents, frozenset({"n2"})))
     assert story.of(DeleteInstances) == [DeleteInstances(("1",))]
-    assert story.see(360.0, machine(2)).asks() == [(B, 1)]
+    assert story.see(360.0, instance(2)).asks() == [(B, 1)]
     assert story.of(Drain) == []
 
 
@@ -74,7 +74,7 @@ def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
 
 def test_surplus_above_the_hourly_limit_is_deleted_at_once():
     agents = {"n1": Agent(4), "n2": Agent(4)}
-    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
+    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, instance(1), instance(2))
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))
     assert story.of(DeleteInstances) == []
     assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(DeleteInstances) == [
@@ -93,7 +93,7 @@ def test_surplus_in_use_stays_while_the_target_is_unavailable():
 
 
 def test_the_most_expensive_surplus_in_use_is_drained_first():
-    cheap, dear = machine(1), replace(machine(2), pool=B)
+    cheap, dear = instance(1), replace(instance(2), pool=B)
     story = Story(CapacityPolicy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
@@ -103,13 +103,13 @@ def test_the_most_expensive_surplus_in_use_is_drained_first():
 
 
 def test_nothing_is_surplus_before_the_planner_has_answered():
-    first = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    first = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     first.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
-    story = Story(books=record_of(first.state)).see(100.0, machine())
+    story = Story(books=record_of(first.state)).see(100.0, instance())
     story.count(1000.0, {"n1": Agent(4)}, frozenset({"n1"}))
     assert (story.of(Drain), story.of(DeleteInstances)) == ([], [])
     story.hear(TargetSet(1001.0, {})).count(1400.0, {"n1": Agent(4)}, frozenset({"n1"}))
-    assert story.state.machines["1"].is_drained
+    assert story.state.instances["1"].is_drained
 
 
 def test_the_cost_of_a_quarantined_instance_is_not_freed():

@@ -29,7 +29,7 @@ from sailord.capacity.core.supply import supply
 from sailord.core.model.state import State
 from sailord.providers.interface import InDoubt, Instance, InstanceRequest, Queued, Refused
 from sailord.text.capacity_text import capacity_text
-from tests.sailord.capacity.core.story import FLEX, PRICES, A, Story, machine
+from tests.sailord.capacity.core.story import FLEX, PRICES, A, Story, instance
 
 HOUR = 3600.0
 
@@ -72,7 +72,7 @@ def test_the_planner_does_not_count_on_what_waits():
 def test_instances_that_were_granted_cost_from_their_creation_and_settle_the_request():
     story, id_ = waiting()
     watch(story, HOUR, id_)
-    made = [machine(number, FLEX, id_, at=HOUR + 30.0) for number in (1, 2)]
+    made = [instance(number, FLEX, id_, at=HOUR + 30.0) for number in (1, 2)]
     assert story.see(HOUR + 60.0, *made).orders == ()
     assert not story.state.asks
     assert spent_usd(story.state) == pytest.approx(2 * PRICES[FLEX] * 30.0 / 3600)
@@ -106,7 +106,7 @@ def test_a_request_that_was_given_up_and_waits_after_all_counts_again():
     watch(story, 600.0, id_)
     assert supply(story.state)[FLEX] == 2
     assert len(story.hear(TargetSet(700.0, {})).of(Cancel)) == 1
-    made = [machine(number, FLEX, id_, at=705.0) for number in (1, 2)]
+    made = [instance(number, FLEX, id_, at=705.0) for number in (1, 2)]
     for at in (710.0, 720.0):
         story.see(at, *made, queued={id_: InstanceRequest(id_, FLEX, 2)})
         assert not story.state.asks, "its instances are there, so it does not count twice"
@@ -152,7 +152,7 @@ def test_a_request_that_other_instances_replace_is_withdrawn_after_a_while():
 
 def test_what_was_granted_before_it_could_be_withdrawn_is_deleted():
     story, id_ = waiting(1)
-    story.hear(TargetSet(10.0, {})).see(20.0, machine(1, FLEX, id_, at=15.0))
+    story.hear(TargetSet(10.0, {})).see(20.0, instance(1, FLEX, id_, at=15.0))
     assert not story.state.asks
     (order,) = story.hear(Tick(400.0)).of(DeleteInstances)
     assert order.ids == ("1",)
@@ -161,7 +161,7 @@ def test_what_was_granted_before_it_could_be_withdrawn_is_deleted():
 def test_a_spent_budget_withdraws_at_once():
     story, id_ = waiting(policy=CapacityPolicy(usd_max=1.0))
     there = {id_: InstanceRequest(id_, FLEX, 2)}
-    story.see(10.0, machine(1, A, "x", at=-1000.0), queued=there)
+    story.see(10.0, instance(1, A, "x", at=-1000.0), queued=there)
     assert story.state.stop
     assert len(story.of(Cancel)) == 1
 
@@ -170,7 +170,7 @@ def test_the_hourly_limit_counts_a_waiting_request_once():
     story, id_ = waiting(policy=CapacityPolicy(usd_per_hour_max=2 * PRICES[FLEX] + PRICES[A] - 0.1))
     story.hear(TargetSet(10.0, {FLEX: 2, A: 1}))
     assert story.asks() == []
-    made = [machine(number, FLEX, id_, at=30.0) for number in (1, 2)]
+    made = [instance(number, FLEX, id_, at=30.0) for number in (1, 2)]
     assert story.see(60.0, *made).asks() == []
     story, _ = waiting(policy=CapacityPolicy(usd_per_hour_max=2 * PRICES[FLEX] + PRICES[A]))
     assert story.hear(TargetSet(10.0, {FLEX: 2, A: 1})).asks() == [(A, 1)]
@@ -207,22 +207,22 @@ def test_what_trains_stays_until_what_waits_has_come(usd_per_hour_max):
     """The limit does not pay for both: the job must not stand still for as long as a queue."""
     story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max))
     agents = {f"n{number}": Agent(4) for number in (1, 2)}
-    story.see(11.0, machine(1), machine(2)).count(60.0, agents, frozenset(agents))
+    story.see(11.0, instance(1), instance(2)).count(60.0, agents, frozenset(agents))
     story.hear(TargetSet(61.0, {FLEX: 2})).count(HOUR, agents, frozenset(agents))
     assert (story.of(Drain), story.of(DeleteInstances), story.asks()) == ([], [], [])
 
 
 def test_what_trains_is_drained_once_what_waited_has_come():
-    story = Story(CapacityPolicy(usd_per_hour_max=14.4)).see(11.0, machine(1), machine(2))
+    story = Story(CapacityPolicy(usd_per_hour_max=14.4)).see(11.0, instance(1), instance(2))
     old = {f"n{number}": Agent(4) for number in (1, 2)}
     story.count(60.0, old, frozenset(old)).hear(TargetSet(61.0, {FLEX: 2}))
     (order,) = story.of(Create)
     id_ = order.ask.request_id
     story.hear(RequestAnswered(62.0, Queued(id_))).count(HOUR, old, frozenset(old))
     assert story.of(Drain) == []
-    made = [machine(number, FLEX, id_, at=HOUR) for number in (3, 4)]
+    made = [instance(number, FLEX, id_, at=HOUR) for number in (3, 4)]
     both = old | {f"n{number}": Agent(4) for number in (3, 4)}
-    story.see(HOUR + 10.0, machine(1), machine(2), *made).count(HOUR + 60.0, both, frozenset(old))
+    story.see(HOUR + 10.0, instance(1), instance(2), *made).count(HOUR + 60.0, both, frozenset(old))
     assert [order.node for order in story.of(Drain)] == ["n1", "n2"]
 
 
@@ -240,7 +240,7 @@ def test_what_waits_is_requested_as_a_whole_or_not_at_all():
 
 def test_what_waits_is_withdrawn_before_a_budget_pauses_the_job():
     """It is wanted, and still the first to go: it costs nothing and trains nothing."""
-    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, machine(1))
+    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {A: 1, FLEX: 3}))
     (order,) = story.of(Create)
@@ -249,18 +249,18 @@ def test_what_waits_is_withdrawn_before_a_budget_pauses_the_job():
     while not story.of(Cancel):
         assert story.of(PauseJob) == []
         at += 10.0
-        story.see(at, machine(1), queued={id_: order.ask})
+        story.see(at, instance(1), queued={id_: order.ask})
     assert (story.of(Drain), story.of(PauseJob)) == ([], [])
     while not story.of(PauseJob):
         at += 10.0
-        story.see(at, machine(1), refused=(Refused(id_, "unknown", "cancelled"),))
+        story.see(at, instance(1), refused=(Refused(id_, "unknown", "cancelled"),))
         assert story.asks() == []
     assert spent_usd(story.state) == pytest.approx(1.8, abs=0.02)
 
 
 def test_what_is_being_withdrawn_drains_nothing():
     """Its cost goes with it, so the job keeps what it uses."""
-    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, machine(1))
+    story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {FLEX: 3}))
     (order,) = story.of(Create)
@@ -268,5 +268,5 @@ def test_what_is_being_withdrawn_drains_nothing():
     story.hear(RequestAnswered(at, Queued(id_)))
     while not story.of(Cancel):
         at += 10.0
-        story.see(at, machine(1), queued={id_: order.ask})
+        story.see(at, instance(1), queued={id_: order.ask})
     assert story.of(Drain) == []
