@@ -49,9 +49,8 @@ def test_failed_gang_reports_what_the_others_seal_until_they_have(tmp_path: Path
 async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generation(
     tmp_path, monkeypatch
 ):
-    class Full(io.BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(*_: object, **__: object) -> io.BytesIO:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     told: list[Event] = []
     client: Any = SimpleNamespace(check_version=lambda: None)
@@ -61,7 +60,7 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
         tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": 0, "device": 0}
     )
     monkeypatch.setattr(WorkerProcess, "is_idle", lambda _: True)
-    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    monkeypatch.setattr("worker.atomic_file.open", full, raising=False)
     gang.members.append(idle)
     await gang.start([{"job": "j", "generation": 3, "rank": 0, "device": 0}])
     failed, ended = told

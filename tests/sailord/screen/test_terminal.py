@@ -40,13 +40,13 @@ from pathlib import Path
 from sailord.client import Client
 from sailord.local.cluster import LocalCluster
 from sailord.local.control import listen
-from sailord.local.paths import Place
+from sailord.local.paths import LocalFolders
 from sailord.local.screen import live
 class Cluster(LocalCluster):
     client = Client(sys.argv[1])
     def kill_node(self, name):
         self.gone.append(name)
-place = Place(Path(sys.argv[2]))
+place = LocalFolders(Path(sys.argv[2]))
 cluster = Cluster(place, nodes=dict.fromkeys(["b2", "c2", "c3"]))
 cluster.look_after = lambda: ()
 cluster.play_cloud = lambda status: ()

@@ -71,7 +71,8 @@ class World:
         self.at, self.numbers = 0.0, {A: 0, B: 0}
         self.state, self.orders = State(), []
         durables = () if durable is None else ((JOB, durable),)
-        self.tell(Elected, 5, self.nodes(A, B), (job,), (RECORD,), durables)
+        known = {"jobs": (job,), "generations": (RECORD,), "durables": durables}
+        self.tell(Elected, 5, nodes=self.nodes(A, B), **known)
         self.report(A, "running", 10)
         self.report(B, "running", 10)
         self.orders.clear()
