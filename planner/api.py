@@ -49,8 +49,8 @@ def best_answer(question: Question, cache: SearchCache) -> Answer:
 def asked_with_spot_first(question: Question) -> Question | None:
     """The question whose plans pay spot GPUs first, if that may help with limits in dollars."""
     limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
-    sites = PlaceFacts(question.cluster, question.measurements.network)
-    cluster = paying_spot_first(question.cluster, limits, sites)
+    facts = PlaceFacts(question.cluster, question.measurements.network)
+    cluster = paying_spot_first(question.cluster, limits, facts)
     return None if cluster is None else replace(question, cluster=cluster)
 
 
@@ -84,8 +84,8 @@ def _search(
 def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
     """Find out why there is no plan by searching again with relaxed limits or more GPUs."""
     limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
-    sites = PlaceFacts(question.cluster, question.measurements.network)
-    lots = lots_of(question.cluster, sites)
+    facts = PlaceFacts(question.cluster, question.measurements.network)
+    lots = lots_of(question.cluster, facts)
 
     def ask(
         objective: Objective,
@@ -105,7 +105,7 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
             micro_batches=None if any_size else question.job.micro_batches,
         )
         cluster = question.cluster if keeps_quotas else replace(question.cluster, quotas=())
-        more = tuple(_with_more_gpus(lot, times_gpus, sites) for lot in lots)
+        more = tuple(_with_more_gpus(lot, times_gpus, facts) for lot in lots)
         budget = budget or question.budget
         asked = replace(
             question,
@@ -124,11 +124,11 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
     return refusals(question.job, lots, limits, ask, grants_of(question.cluster, lots))
 
 
-def _with_more_gpus(lot: Lot, times: int, sites: PlaceFacts) -> Lot:
+def _with_more_gpus(lot: Lot, times: int, facts: PlaceFacts) -> Lot:
     """The lot with ``times`` as many GPUs, in whole machines and one for the remainder."""
     if times == 1:
         return lot
-    size = sites.gpus_per_machine(lot.place)
+    size = facts.gpus_per_machine(lot.place)
     gpus = lot.gpus * times
     machines = ((size, gpus // size), (gpus % size, 1))
     return replace(

@@ -88,9 +88,9 @@ def _with_one_more_machine(cluster: Cluster, pool: Pool) -> Cluster:
 
 def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
     """The best estimate on another cluster, or the reason why there is no gain."""
-    sites = PlaceFacts(cluster, question.measurements.network)
-    before = grants_of(question.cluster, lots_of(question.cluster, sites))
-    grants = grants_of(cluster, lots_of(cluster, sites))
+    facts = PlaceFacts(cluster, question.measurements.network)
+    before = grants_of(question.cluster, lots_of(question.cluster, facts))
+    grants = grants_of(cluster, lots_of(cluster, facts))
     if len(grants) > len(before):
         return None, "no quota left for it"
     try:

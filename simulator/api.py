@@ -47,19 +47,19 @@ class _PaperEstimator:
     job: Job
     profile: Profile
     network: Network
-    sites: PlaceFacts
+    facts: PlaceFacts
     name: str = "paper"
 
     def estimate(self, plan: Plan) -> Estimate:
-        catalogue = self.sites.cluster.catalogue
+        catalogue = self.facts.cluster.catalogue
         return paper_estimate(
             plan,
             job=self.job,
             profile=self.profile,
             network=self.network,
-            usd_per_hour=self.sites.usd_per_hour,
+            usd_per_hour=self.facts.usd_per_hour,
             capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
-            gpus_per_node=self.sites.gpus_per_machine,
+            gpus_per_node=self.facts.gpus_per_machine,
         ).estimate(plan)
 
 
@@ -163,7 +163,7 @@ def network_of(cluster: Cluster, measured: MeasuredNetwork) -> Network:
 def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measurements) -> Estimator:
     """Return an estimator by name; it caches what plans of one job and cluster share."""
     network = network_of(cluster, measurements.network)
-    sites = PlaceFacts(cluster, measurements.network)
+    facts = PlaceFacts(cluster, measurements.network)
     profile = measurements.profile_of(job, catalogue=cluster.catalogue)
     if name == "event":
         hints: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
             hints=hints,
             live=measurements.live,
         )
-        return EventEstimator(costs, network, sites)
+        return EventEstimator(costs, network, facts)
     if name == "paper":
         if profile is None:
             raise InputError(
@@ -188,5 +188,5 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
                     "set [model] profile, and give its folder with --profiles",
                 )
             )
-        return _PaperEstimator(job, profile, network, sites)
+        return _PaperEstimator(job, profile, network, facts)
     raise InputError(Problem("estimator", f'"{name}" is not known', nearest(name, ESTIMATORS)))

@@ -25,7 +25,7 @@ class Case:
     cluster: Cluster
     costs: LayerCosts
     network: Network
-    sites: PlaceFacts
+    facts: PlaceFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def enter(
     """Run one planner and judge its first plan that can run."""
     limits = Limits(case.job.objective, case.job.steps, seconds_left)
     gpus = sum(pool.gpus for pool in case.cluster.pools)
-    unpriced = missing_price(lots_of(case.cluster, case.sites))
+    unpriced = missing_price(lots_of(case.cluster, case.facts))
     if unpriced is not None and limits.needs_prices:
         raise InputError(unpriced)
     passed = dict.fromkeys(LACKS, 0)
@@ -123,7 +123,7 @@ def _judged(
     faults = check_plan(plan, case.job, case.cluster)
     if faults:
         return "not_allowed", str(faults[0])
-    devices = MemoryModel(plan, case.costs, case.sites.capacity_bytes).pipelines()
+    devices = MemoryModel(plan, case.costs, case.facts.capacity_bytes).pipelines()
     if not all(device.fits for row in devices for device in row):
         return "out_of_memory", _TOO_LARGE
     try:
@@ -156,13 +156,13 @@ def _usd_per_s(plan: Plan, case: Case) -> float:
     for pipeline in plan.pipelines:
         for stage in plan.owning_stages(pipeline):
             for place in stage.places:
-                total += stage.tp * (case.sites.price_usd_per_gpu_hour(place) or 0.0) / 3600
+                total += stage.tp * (case.facts.price_usd_per_gpu_hour(place) or 0.0) / 3600
     return total
 
 
 def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     """The first limit of the job that the plan breaks, if any."""
-    lots = lots_of(case.cluster, case.sites)
+    lots = lots_of(case.cluster, case.facts)
     share = spot_share(gpus_by_lot(plan, lots), lots)
     figures = LimitedFigures(estimate.iteration_s, estimate.money.total_usd, share)
     breach = next(limits.breaches(figures), None)

@@ -71,7 +71,7 @@ class StageMemory:
     """What stages may hold on the devices of each lot, computed once."""
 
     costs: LayerCosts
-    sites: PlaceFacts
+    facts: PlaceFacts
     lots: tuple[Lot, ...]
     more_bytes: int = 0
     """Bytes per parameter besides weights, gradients and the optimizer's."""
@@ -167,7 +167,7 @@ class StageMemory:
         messages = np.maximum(sizes[first], sizes[end])
         is_copied = np.full_like(held, pipelines > 1 and not uses_gloo(lot.gpu), dtype=bool)
         messages = messages + gradient_buffer_bytes(runtime, held, is_copied)
-        room: Floats = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states
+        room: Floats = self.facts.capacity_bytes(lot.place) - platform.context_bytes - states
         return room - messages
 
     def _activations(self, stage: TemplateStage, micro_batch: int) -> _Activations:

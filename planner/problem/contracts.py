@@ -15,7 +15,7 @@ ALONE_MAX = 2
 """Most spot pools that are tried alone, the largest first."""
 
 
-def paying_spot_first(cluster: Cluster, limits: Limits, sites: PlaceFacts) -> Cluster | None:
+def paying_spot_first(cluster: Cluster, limits: Limits, facts: PlaceFacts) -> Cluster | None:
     """The cluster on which plans pay spot GPUs before those on demand; ``None``: it is no other.
 
     Only for limits in dollars, where some place has both and spot costs less. Plans are not asked
@@ -27,7 +27,7 @@ def paying_spot_first(cluster: Cluster, limits: Limits, sites: PlaceFacts) -> Cl
     steady: dict[PlaceKey, float] = {}
     spot: dict[PlaceKey, float] = {}
     for pool in cluster.pools:
-        usd = sites.pool_price_usd(pool)
+        usd = facts.pool_price_usd(pool)
         if pool.gpus and usd is not None:
             (spot if pool.spot else steady)[pool.key] = usd
     if not any(spot[key] < usd for key, usd in steady.items() if key in spot):

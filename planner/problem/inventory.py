@@ -62,7 +62,7 @@ class Lot(Located):
         return True
 
 
-def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
+def lots_of(cluster: Cluster, facts: PlaceFacts) -> tuple[Lot, ...]:
     """The lots of the GPUs that are up, sorted by name so that pool order is irrelevant."""
     lots = []
     for key, pools in sorted(pools_by_place(cluster).items()):
@@ -72,7 +72,7 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
         machines = tuple(sorted(sizes.items()))
         count = sum(size * times for size, times in machines)
         if count:
-            price = sites.price_usd_per_gpu_hour(Place(*key))
+            price = facts.price_usd_per_gpu_hour(Place(*key))
             spot = sum(pool.gpus for pool in pools if pool.spot)
             lots.append(Lot(*key, count, machines[-1][0], machines, price, spot))
     return tuple(lots)

@@ -56,7 +56,7 @@ class ReplanTables:
         self.limits = Limits(self.job.objective, self.job.steps, self.seconds_left)
         # A pool with nothing up counts as one machine, so that it has a lot.
         pools = tuple(replace(p, gpus=p.gpus or p.gpus_per_machine) for p in self.cluster.pools)
-        self.lots = lots_of(replace(self.cluster, pools=pools), judge.sites)
+        self.lots = lots_of(replace(self.cluster, pools=pools), judge.facts)
         self.state = state_of(judge.costs)
         self._templates_if(shares_tokens=False)
         prices = [(lot.gpus, lot.price_usd_per_gpu_hour) for lot in self.lots]
@@ -75,7 +75,7 @@ class ReplanTables:
                 job,
                 self.lots,
                 (),
-                TemplateMaker(costs, judge.network, judge.sites, self.lots),
+                TemplateMaker(costs, judge.network, judge.facts, self.lots),
                 judge,
                 self.limits,
                 micro_batch_sizes(job),
@@ -106,7 +106,7 @@ class ReplanTables:
             if key not in known:
                 known[key] = template_of(pipeline, plan, size, maker, lot_of)
             templates.append(known[key])
-        together = placement_of(plan, self.judge.sites.machines)
+        together = placement_of(plan, self.judge.facts.machines)
         estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
         return RunningPlan(plan, estimate, tuple(templates), together)
 

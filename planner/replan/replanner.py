@@ -97,7 +97,7 @@ class Replanner(ReplanTables):
             best = better
         # The job may run on a node of unknown price; a search from scratch needs prices.
         if self.limits.needs_prices:
-            usd_per_hour = self.judge.sites.usd_per_hour
+            usd_per_hour = self.judge.facts.usd_per_hour
             nodes = [n for n in nodes if usd_per_hour(Place(*n.key), 1, n.spot) is not None]
         cluster = cluster_with(self.cluster, nodes)
         problems: tuple[Problem, ...] = ()

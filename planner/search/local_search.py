@@ -221,7 +221,7 @@ class EventSearch(EventDrafts):
         seen = set()
         for together in (None, *range(1, max(equal.values()) + 1)):
             placed = replace(plan, together=together)
-            layout = lay_out(placed, self.judge.sites.machines)
+            layout = lay_out(placed, self.judge.facts.machines)
             machines = layout.node.tobytes()
             if machines not in seen:
                 seen.add(machines)

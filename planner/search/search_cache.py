@@ -18,7 +18,7 @@ class CachedEstimator(EventEstimator):
     """An event estimator that judges each plan once."""
 
     def __init__(self, judge: EventEstimator) -> None:
-        super().__init__(judge.costs, judge.network, judge.sites)
+        super().__init__(judge.costs, judge.network, judge.facts)
         self._known: dict[Plan, Estimate] = {}
 
     def estimate(self, plan: Plan) -> Estimate:
@@ -66,6 +66,6 @@ class SearchCache:
             costs = judge.costs_if(shares_tokens=shares_tokens)
             takes_outer_steps = question.outer_every is not None
             self._makers[of_kind] = TemplateMaker(
-                costs, judge.network, judge.sites, lots, takes_outer_steps=takes_outer_steps
+                costs, judge.network, judge.facts, lots, takes_outer_steps=takes_outer_steps
             )
         return judge, self._makers[of_kind]

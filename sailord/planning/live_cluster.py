@@ -53,8 +53,8 @@ def of_known_price(
     nodes: Iterable[PlannerNode], cluster: Cluster, measured: MeasuredNetwork
 ) -> frozenset[PlannerNode]:
     """Return the nodes whose pool has a price in a file or the catalogue."""
-    sites = PlaceFacts(cluster, measured)
-    priced = {(p.key, p.spot) for p in cluster.pools if sites.pool_price_usd(p) is not None}
+    facts = PlaceFacts(cluster, measured)
+    priced = {(p.key, p.spot) for p in cluster.pools if facts.pool_price_usd(p) is not None}
     return frozenset(node for node in nodes if (node.key, node.spot) in priced)
 
 

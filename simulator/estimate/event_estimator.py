@@ -71,8 +71,8 @@ class EventEstimator:
 
     name = "event"
 
-    def __init__(self, costs: LayerCosts, network: Network, sites: PlaceFacts) -> None:
-        self.costs, self.network, self.sites = costs, network, sites
+    def __init__(self, costs: LayerCosts, network: Network, facts: PlaceFacts) -> None:
+        self.costs, self.network, self.facts = costs, network, facts
         self._messages = MessageTimes(network, sends_whole=costs.runtime.sends_whole)
         self._hop_times = HopTimes(costs, network)
 
@@ -93,7 +93,7 @@ class EventEstimator:
     @cached_property
     def _with_other_zero(self) -> EventEstimator:
         """The estimator of the same job under the other ZeRO stage."""
-        return EventEstimator(self.costs.with_other_zero(), self.network, self.sites)
+        return EventEstimator(self.costs.with_other_zero(), self.network, self.facts)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan that ``check_plan`` has accepted."""
@@ -110,7 +110,7 @@ class EventEstimator:
 
         The passes on some nodes may be slowed down by a factor (stragglers).
         """
-        layout = lay_out(plan, self.sites.machines)
+        layout = lay_out(plan, self.facts.machines)
         groups = layout.groups
         costs = self.costs_of(plan)
         work = plan_times(layout, costs, self._messages)
@@ -127,12 +127,12 @@ class EventEstimator:
         iteration_s += vote_s + outer_s
         stages = self._stage_times(work, finish, iteration_s, outer)
         computed = groups.sum_by_owner(groups.micro_batches * work.compute) + finish.optimizer
-        memory = MemoryModel(plan, costs, self.sites.capacity_bytes, groups=groups)
+        memory = MemoryModel(plan, costs, self.facts.capacity_bytes, groups=groups)
         money = iteration_money(
             devices_by_place(groups),
             iteration_s=iteration_s,
             spot=spot,
-            usd_per_hour=self.sites.usd_per_hour,
+            usd_per_hour=self.facts.usd_per_hour,
             egress_bytes=self._egress(groups, jobs, outer),
             egress_usd_per_byte=self.network.egress_usd_per_byte,
         )
@@ -162,18 +162,18 @@ class EventEstimator:
         job, costs = self.costs.job, self.costs_of(plan)
 
         def tp_max(stage: Stage) -> int:
-            machines = (self.sites.gpus_per_machine(place) for place in stage.places)
+            machines = (self.facts.gpus_per_machine(place) for place in stage.places)
             return min(job.max_tp, *machines)
 
         return memory_shortages(
             plan,
-            lambda changed: MemoryModel(changed, costs, self.sites.capacity_bytes).pipelines(),
+            lambda changed: MemoryModel(changed, costs, self.facts.capacity_bytes).pipelines(),
             tp_max=tp_max,
         )
 
     def details(self, plan: Plan) -> IterationDetails:
         """Return every pass, sync and optimizer step, for timelines and plots."""
-        layout = lay_out(plan, self.sites.machines)
+        layout = lay_out(plan, self.facts.machines)
         pipelines = self.pipeline_times(plan, layout)
         different = {id(times): times for times in pipelines}
         replays = {key: self._replay(plan, times) for key, times in different.items()}
@@ -194,7 +194,7 @@ class EventEstimator:
 
     def bytes_between_zones(self, plan: Plan) -> dict[tuple[str, str], float]:
         """Return the bytes that an iteration sends from zone to zone, on average."""
-        layout = lay_out(plan, self.sites.machines)
+        layout = lay_out(plan, self.facts.machines)
         return self._egress(layout.groups, self._sync(layout), self._outer_step(layout))
 
     @property
@@ -217,7 +217,7 @@ class EventEstimator:
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
         """Return the gradient sums of an iteration."""
         if layout.groups.plan.outer_every is not None:
-            return inner_jobs(layout, self.sites, self._sync)
+            return inner_jobs(layout, self.facts, self._sync)
         sync = SyncJobs(
             layout.groups.plan,
             layout,

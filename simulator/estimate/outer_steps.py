@@ -61,12 +61,12 @@ class OuterStep:
 
 
 def inner_jobs(
-    layout: MachineLayout, sites: PlaceFacts, jobs_of: Callable[[MachineLayout], list[SyncJob]]
+    layout: MachineLayout, facts: PlaceFacts, jobs_of: Callable[[MachineLayout], list[SyncJob]]
 ) -> list[SyncJob]:
     """Return the gradient sums of an iteration between outer steps, group by group."""
     found = []
     for part, rows in layout.groups.outer_parts:
-        alone = jobs_of(lay_out(part, sites.machines))
+        alone = jobs_of(lay_out(part, facts.machines))
         found += [_in_whole(job, layout.groups, rows) for job in alone]
     return found
 

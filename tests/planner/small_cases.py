@@ -57,16 +57,16 @@ class SmallCase:
     def paper(self, plan: Plan) -> Estimate | None:
         """The paper estimator's result; ``None`` where it rejects the plan."""
         catalogue = self.cluster.catalogue
-        sites = PlaceFacts(self.cluster, self.measurements.network)
+        facts = PlaceFacts(self.cluster, self.measurements.network)
         try:
             return paper_estimate(
                 plan,
                 job=self.job,
                 profile=self.profile,
                 network=Network(catalogue, self.measurements.network),
-                usd_per_hour=sites.usd_per_hour,
+                usd_per_hour=facts.usd_per_hour,
                 capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
-                gpus_per_node=sites.gpus_per_machine,
+                gpus_per_node=facts.gpus_per_machine,
             ).estimate(plan)
         except InputError:
             return None

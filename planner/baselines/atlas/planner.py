@@ -152,7 +152,7 @@ class AtlasPlanner:
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[ProposedPlan]:
         """Layouts that cannot be expressed as a plan come last, with the reason."""
-        simulator = EventEstimator(case.costs, case.network, case.sites)
+        simulator = EventEstimator(case.costs, case.network, case.facts)
         found: list[tuple[int, ProposedPlan]] = []
         for kind in gpu_kinds(case.cluster):
             nodes = equal_nodes(case.cluster, [kind])

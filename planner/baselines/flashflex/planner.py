@@ -166,7 +166,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
         device = PlacedGpu(
             machine,
             peak_flops(case.cluster.catalogue.gpu(place.gpu), job.precision),
-            case.sites.capacity_bytes(place) / GB,
+            case.facts.capacity_bytes(place) / GB,
             bytes_per_s_within(case, place),
         )
         devices += [device] * size

@@ -337,7 +337,7 @@ def inputs_from(case: Case, fleet: Fleet) -> GalvatronInputs:
         all_reduce_gb_per_s=_all_reduce_table(case, fleet, devices),
         batch=job.global_batch,
         devices=devices,
-        memory_mb=int(case.sites.capacity_bytes(fleet.place) / MB),
+        memory_mb=int(case.facts.capacity_bytes(fleet.place) / MB),
         tp_max=max(degrees),
         chunk_counts=tuple(chunks),
         states_per_parameter=states,

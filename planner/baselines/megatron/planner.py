@@ -95,7 +95,7 @@ def inputs_from(case: Case, nodes: EqualNodes) -> MegatronInputs:
     return MegatronInputs(
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
-        memory_bytes=min((case.sites.capacity_bytes(place) for place in nodes.places), default=0.0),
+        memory_bytes=min((case.facts.capacity_bytes(place) for place in nodes.places), default=0.0),
         global_batch=case.job.global_batch,
         micro_batches=sizes,
         parameters={tp: costs.parameters(tp).tolist() for tp in degrees},

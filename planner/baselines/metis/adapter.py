@@ -82,7 +82,7 @@ def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[MetisNode, ...]:
             size,
             bytes_per_s_within(case, place) / unit,
             out[place] / unit,
-            case.sites.capacity_bytes(place) / MB,
+            case.facts.capacity_bytes(place) / MB,
         )
         for fleet in kinds
         for place, size in fleet.machines

@@ -351,7 +351,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckIn
             *(2 * (n - 1) / n * float(sizes[0]) / bandwidth for n in range(1, nodes + 1)),
         ),
         memory_bytes=tuple((STATES_PER_PARAMETER * sizes + kept).tolist()),
-        node_memory_bytes=size * case.sites.capacity_bytes(fleet.place),
+        node_memory_bytes=size * case.facts.capacity_bytes(fleet.place),
         nodes=nodes,
         gpus_per_node=size,
         micro_batches=job.global_batch // micro_batch_size,

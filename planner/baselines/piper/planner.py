@@ -296,7 +296,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInpu
         bandwidth_bytes_per_s=equal_gpus.fleet_bytes_per_s(case, fleet),
         devices=fleet.gpus,
         micro_batches=job.global_batch // micro_batch_size,
-        memory_bytes=case.sites.capacity_bytes(fleet.place),
+        memory_bytes=case.facts.capacity_bytes(fleet.place),
     )
 
 

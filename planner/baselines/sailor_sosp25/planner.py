@@ -112,7 +112,7 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> MeasuredGpu:
                 seconds[tp, b] = prefix_sums(times.forward + times.backward)
                 each = float(costs.parameters(tp).mean())
                 update_s[tp, b] = times.optimizer_s_per_parameter * each
-    price = case.sites.price_usd_per_gpu_hour(fleet.place) or 0.0
+    price = case.facts.price_usd_per_gpu_hour(fleet.place) or 0.0
     capacity = float(case.cluster.catalogue.gpu(fleet.gpu).memory_bytes)
     return MeasuredGpu(fleet.gpu, price / 3600, capacity, seconds, update_s)
 

@@ -113,5 +113,5 @@ def fits(case: Case, plan: Plan | str) -> bool:
     """Whether there is a plan whose devices all fit the common memory model."""
     if isinstance(plan, str):
         return False
-    memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
+    memory = MemoryModel(plan, case.costs, case.facts.capacity_bytes)
     return all(device.fits for pipeline in memory.pipelines() for device in pipeline)

@@ -136,7 +136,7 @@ def inputs_from(case: Case, nodes: EqualNodes) -> VarunaInputs:
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
         global_batch=case.job.global_batch,
-        memory_bytes=case.sites.capacity_bytes(place),
+        memory_bytes=case.facts.capacity_bytes(place),
         between_bytes_per_s=slowest_bytes_per_s(case, nodes.places),
         within_bytes_per_s=bytes_per_s_within(case, place),
         forward_us=forward,

@@ -105,7 +105,7 @@ def balance(
 def groups_of(case: Case, shape: Degrees) -> tuple[tuple[Place, ...], ...]:
     """The places of each stage's groups, those with the most memory in the first stage."""
     nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
-    groups = sorted(nodes.groups(shape.tp), key=case.sites.capacity_bytes, reverse=True)
+    groups = sorted(nodes.groups(shape.tp), key=case.facts.capacity_bytes, reverse=True)
     return tuple(tuple(groups[s * shape.dp : (s + 1) * shape.dp]) for s in range(shape.pp))
 
 
@@ -133,7 +133,7 @@ def rooms_of(case: Case, shape: Degrees, cuts: tuple[int, ...]) -> list[int]:
     rooms = [0] * shape.dp
     for count in range(1, min(shape.pp, total) + 1):
         plan = to_plan(Split(cuts, (count,) * shape.dp), case, shape)
-        memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
+        memory = MemoryModel(plan, case.costs, case.facts.capacity_bytes)
         for replica, devices in enumerate(memory.pipelines()):
             if rooms[replica] == count - 1 and all(device.fits for device in devices):
                 rooms[replica] = count

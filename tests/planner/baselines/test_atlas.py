@@ -99,7 +99,7 @@ def test_plans_of_a_real_case(mode):
         "A100-40",
         "V100-16",
     }
-    simulator = EventEstimator(case.costs, case.network, case.sites)
+    simulator = EventEstimator(case.costs, case.network, case.facts)
     for one in found:
         assert one.plan is not None
         assert check_plan(one.plan, case.job, case.cluster) == ()

@@ -108,11 +108,11 @@ def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
     held = []
     for count in (1, 2):
         plan = to_plan(Split(cuts, (count, count)), case, shape)
-        devices = MemoryModel(plan, case.costs, case.sites.capacity_bytes).pipelines()[0]
+        devices = MemoryModel(plan, case.costs, case.facts.capacity_bytes).pipelines()[0]
         held.append(max(device.total for device in devices))
     assert held[0] < held[1]
     for capacity, room in ((held[1], 64), ((held[0] + held[1]) / 2, 1), (held[0] - 1, 0)):
-        tight = replace(case, sites=Capacity(capacity))
+        tight = replace(case, facts=Capacity(capacity))
         assert rooms_of(tight, shape, cuts) == [room, room]
 
 

@@ -128,7 +128,7 @@ def test_plans_without_a_price_have_no_cost() -> None:
     case = with_objective(one_pool(), goal="cost")
     unpriced = replace(case.cluster.pools[0], price_usd_per_gpu_hour=None)
     cluster = Cluster((unpriced,), case.cluster.catalogue)
-    case = replace(case, cluster=cluster, sites=PlaceFacts(cluster, Measurements().network))
+    case = replace(case, cluster=cluster, facts=PlaceFacts(cluster, Measurements().network))
     with pytest.raises(InputError, match="no price is known"):
         judged(case, ProposedPlan(1.0, whole(4, 2)))
 

@@ -124,8 +124,8 @@ def test_without_a_known_plan_the_bound_is_that_of_the_families(examples: int) -
 
 
 def search_of(case: SmallCase, objective: Objective) -> PaperSearch:
-    sites = PlaceFacts(case.cluster, case.measurements.network)
-    lots = lots_of(case.cluster, sites)
+    facts = PlaceFacts(case.cluster, case.measurements.network)
+    lots = lots_of(case.cluster, facts)
     catalogue = case.cluster.catalogue
     model = PaperModel(
         case.profile,
@@ -133,7 +133,7 @@ def search_of(case: SmallCase, objective: Objective) -> PaperSearch:
         lots,
         tuple(float(catalogue.gpu(lot.gpu).memory_bytes) for lot in lots),
         case.job.global_batch,
-        sites.usd_per_hour,
+        facts.usd_per_hour,
     )
     sizes = tuple(b for b in (1, 2, 4) if case.job.global_batch % b == 0)
     return PaperSearch(model, Limits(objective), (), sizes, (1, 2, 4), 2000)

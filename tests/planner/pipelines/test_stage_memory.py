@@ -30,7 +30,7 @@ def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(exa
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
         by_owner = world.job.zero == 1 and judge.costs.runtime.zero1_by_bucket
-        lots = lots_of(just_enough(plan, world), judge.sites)
+        lots = lots_of(just_enough(plan, world), judge.facts)
         lot_of = {lot.place.key: number for number, lot in enumerate(lots)}
         for pipeline, devices in zip(plan.pipelines, judge.estimate(plan).memory, strict=True):
             for number, (stage, device) in enumerate(zip(pipeline.stages, devices, strict=True)):
@@ -40,7 +40,7 @@ def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(exa
                     with patch.object(
                         PlaceFacts, "capacity_bytes", return_value=device.total * factor
                     ):
-                        maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+                        maker = TemplateMaker(judge.costs, judge.network, judge.facts, lots)
                         most = maker.memory.most_in_flight(
                             one, plan.micro_batch_size, len(plan.pipelines)
                         )
@@ -61,7 +61,7 @@ def test_as_few_layers_are_recomputed_as_the_memory_model_requires(examples: int
         world = world_of(replace(job, model=small_model(layers=rng.randint(6, 14), family="opt")))
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
-        lots = lots_of(just_enough(plan, world), judge.sites)
+        lots = lots_of(just_enough(plan, world), judge.facts)
         s = rng.randrange(len(plan.pipelines[0].stages))
         stage = plan.pipelines[0].stages[s]
         held = min(plan.pipelines[0].micro_batches, len(plan.pipelines[0].stages) - s)
@@ -74,7 +74,7 @@ def test_as_few_layers_are_recomputed_as_the_memory_model_requires(examples: int
         one = TemplateStage(lot, stage.tp, "auto")
         asked = one, plan.micro_batch_size
         with patch.object(PlaceFacts, "capacity_bytes", return_value=capacity):
-            memory = TemplateMaker(judge.costs, judge.network, judge.sites, lots).memory
+            memory = TemplateMaker(judge.costs, judge.network, judge.facts, lots).memory
             least = memory.fewest_recomputed(*asked, len(plan.pipelines), held)[stage.layers]
             room = room_of(replace(devices[0], capacity=capacity))
             found = memory.recomputed(*asked, stage.layers, in_flight=held, room=room)

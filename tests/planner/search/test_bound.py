@@ -44,7 +44,7 @@ def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
     estimate = world.estimator.estimate(alone)
     usd = estimate.money.total_usd
     assert usd is not None
-    lots = lots_of(world.cluster, world.estimator.sites)
+    lots = lots_of(world.cluster, world.estimator.facts)
     bounds = bound_of(world, alone, tables_of(world.estimator, lots), "cost").bounds(
         2 * estimate.iteration_s, 2 * usd
     )
@@ -68,7 +68,7 @@ def test_layers_that_fit_only_with_shared_moments_count() -> None:
     assert estimate.fits
     usd = estimate.money.total_usd
     assert usd is not None
-    lots = lots_of(world.cluster, world.estimator.sites)
+    lots = lots_of(world.cluster, world.estimator.facts)
     bounds = bound_of(world, plan, tables_of(world.estimator, lots), "cost").bounds(
         2 * estimate.iteration_s, 2 * usd
     )
@@ -99,6 +99,6 @@ def test_machines_that_lost_gpus_are_not_estimated_as_whole_ones(
     plan, names = on(*[None] * pipelines), [*"aaaa"[:whole], *"bbcc"]
     estimate = world.estimator.estimate(plan)
     assert estimate.iteration_s == world.estimator.estimate(on(*names)).iteration_s
-    lots = lots_of(world.cluster, world.estimator.sites)
+    lots = lots_of(world.cluster, world.estimator.facts)
     bound = bound_of(world, plan, tables_of(world.estimator, lots), "throughput")
     assert bound.least(10.0, 10.0, is_cost=False, trips=False) <= estimate.iteration_s

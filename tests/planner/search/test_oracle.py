@@ -96,9 +96,9 @@ def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
     answer = plan_job(Question(case.job, case.cluster, case.measurements, "event"))
     judge = estimator("event", job=case.job, cluster=case.cluster, measurements=case.measurements)
     assert isinstance(judge, EventEstimator)
-    lots = lots_of(case.cluster, judge.sites)
+    lots = lots_of(case.cluster, judge.facts)
     tables = StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        TemplateMaker(judge.costs, judge.network, judge.facts, lots),
         lots,
         degrees=(1, 2, 4),
         recompute=case.job.recompute,

@@ -39,7 +39,7 @@ def test_a_bound_that_counts_sums_would_be_beaten() -> None:
     seconds = found.estimate.iteration_s
     judge = estimator("event", job=JOB, cluster=asked.cluster, measurements=asked.measurements)
     assert isinstance(judge, EventEstimator)
-    lots, sizes = lots_of(asked.cluster, judge.sites), [1, 2, 4, 8, 16, 32, 64]
+    lots, sizes = lots_of(asked.cluster, judge.facts), [1, 2, 4, 8, 16, 32, 64]
     bounds = {
         takes: EventBound(
             tables_of(judge, lots, "none", (1,), takes_outer_steps=takes),

@@ -30,7 +30,7 @@ from tests.simulator.worlds import World, random_plan, random_world
 
 def cases_of(plan: Plan, trips: RoundTrips, world: World) -> list[list[tuple[int, bool]]]:
     """By pipeline and stage: the stage's case, and whether it is the first of its machine's."""
-    layout = lay_out(plan, world.estimator.sites.machines)
+    layout = lay_out(plan, world.estimator.facts.machines)
     groups, node = layout.groups, layout.node.tolist()
     first, end = groups.first.tolist(), groups.end.tolist()
 
@@ -109,7 +109,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
         plan, policy = any_recomputation(rng, plan)
-        lots = lots_of(just_enough(plan, world), world.estimator.sites)
+        lots = lots_of(just_enough(plan, world), world.estimator.facts)
         plan = placed_somehow(plan, rng)
         judge = world.estimator
         estimate = judge.estimate(plan)

@@ -111,8 +111,8 @@ def test_no_share_is_refused_that_some_plan_keeps(kind: str, examples: int) -> N
     kept = 0
     for seed in range(max(8, examples // 5)):
         case = mostly_spot(seed)
-        sites = PlaceFacts(case.cluster, case.measurements.network)
-        lots, most = lots_of(case.cluster, sites), case.job.objective.max_spot_share
+        facts = PlaceFacts(case.cluster, case.measurements.network)
+        lots, most = lots_of(case.cluster, facts), case.job.objective.max_spot_share
         judge = estimator(
             "event", job=case.job, cluster=case.cluster, measurements=case.measurements
         )

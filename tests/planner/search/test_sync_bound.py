@@ -26,9 +26,9 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
         world = random_world(rng, over_tcp=seed % 2 == 1)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
-        lots = lots_of(just_enough(plan, world), judge.sites)
+        lots = lots_of(just_enough(plan, world), judge.facts)
         tables = StageTimeTables(
-            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+            TemplateMaker(judge.costs, judge.network, judge.facts, lots),
             lots,
             degrees=(1, 2, 4),
             recompute="none",
@@ -65,13 +65,13 @@ def test_no_pipeline_is_quicker_than_its_stages(
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         plan, policy = any_recomputation(rng, plan)
         judge = world.estimator
-        lots = lots_of(just_enough(plan, world), judge.sites)
+        lots = lots_of(just_enough(plan, world), judge.facts)
         estimate = judge.estimate(plan)
         if not estimate.fits:
             continue
         compared += 1
         tables = StageTimeTables(
-            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+            TemplateMaker(judge.costs, judge.network, judge.facts, lots),
             lots,
             degrees=(1, 2, 4),
             recompute=policy,

@@ -129,7 +129,7 @@ def test_each_stage_of_a_deep_pipeline_keeps_its_limits(
     assert isinstance(judge, EventEstimator)
     plan = divided(plan_of((0, 5, 9, 13, 17, 21, 25, 29, 34), count))
     seconds = judge.estimate(plan).iteration_s * (1 + 1e-9)
-    tables = TABLES(judge, lots_of(CLUSTER, judge.sites), "full", degrees=(1,))
+    tables = TABLES(judge, lots_of(CLUSTER, judge.facts), "full", degrees=(1,))
     most, stages = tables.most(1, seconds, 1, 1), plan.pipelines[0].stages
     choice = tables.index_of("A100-40", 1)
     for s, each in enumerate(stages):
@@ -188,7 +188,7 @@ def test_no_plan_of_a_small_case_is_below_its_bound(
         if best == float("inf"):
             continue
         gained += found["zero-bubble"] < found["1f1b"] * (1 - 1e-9)
-        lots = lots_of(case.cluster, judge.sites)
+        lots = lots_of(case.cluster, judge.facts)
         sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
         bounds = EventBound(
             TABLES(judge, lots, "none"),

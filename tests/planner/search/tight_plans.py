@@ -90,7 +90,7 @@ def tables_of(
 ) -> StageTimeTables:
     """The tables of a search on these GPUs."""
     return StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        TemplateMaker(judge.costs, judge.network, judge.facts, lots),
         lots,
         degrees=degrees,
         recompute=recompute,
@@ -112,7 +112,7 @@ def keeps_bound(
 ) -> None:
     """Assert that a plan, as it just fits on few machines, is not below its bound."""
     plan, policy = any_recomputation(rng, plan)
-    lots = lots_of(just_enough(plan, world), world.estimator.sites)
+    lots = lots_of(just_enough(plan, world), world.estimator.facts)
     plan = placed_somehow(plan, rng)
     with just_fitting(rng, world, plan):
         estimate = world.estimator.estimate(plan)

@@ -25,19 +25,19 @@ PLACE = Place("T4", "T4x4", ZONE)
 
 @pytest.mark.parametrize("pools", [(ON_DEMAND, SPOT), (SPOT, ON_DEMAND)])
 def test_on_demand_gpus_are_charged_before_spot(pools: tuple[Pool, ...]) -> None:
-    sites = PlaceFacts(Cluster(pools, load_catalogue()), MeasuredNetwork())
-    assert sites.usd_per_hour(PLACE, 3) == 9.0
-    assert sites.usd_per_hour(PLACE, 6) == 4 * 3.0 + 2 * 1.0
-    assert sites.usd_per_hour(PLACE, 14) == 4 * 3.0 + 10 * 1.0
-    assert sites.price_usd_per_gpu_hour(PLACE) == 1.0
+    facts = PlaceFacts(Cluster(pools, load_catalogue()), MeasuredNetwork())
+    assert facts.usd_per_hour(PLACE, 3) == 9.0
+    assert facts.usd_per_hour(PLACE, 6) == 4 * 3.0 + 2 * 1.0
+    assert facts.usd_per_hour(PLACE, 14) == 4 * 3.0 + 10 * 1.0
+    assert facts.price_usd_per_gpu_hour(PLACE) == 1.0
 
 
 def test_unknown_price_matters_only_if_its_pool_is_used() -> None:
     unpriced = replace(SPOT, price_usd_per_gpu_hour=None, price_source="unknown")
-    sites = PlaceFacts(Cluster((ON_DEMAND, unpriced), load_catalogue()), MeasuredNetwork())
-    assert sites.usd_per_hour(PLACE, 4) == 12.0
-    assert sites.usd_per_hour(PLACE, 5) is None
-    assert sites.price_usd_per_gpu_hour(PLACE) is None
+    facts = PlaceFacts(Cluster((ON_DEMAND, unpriced), load_catalogue()), MeasuredNetwork())
+    assert facts.usd_per_hour(PLACE, 4) == 12.0
+    assert facts.usd_per_hour(PLACE, 5) is None
+    assert facts.price_usd_per_gpu_hour(PLACE) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.7])

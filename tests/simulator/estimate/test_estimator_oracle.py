@@ -34,7 +34,7 @@ from tests.simulator.worlds import (
 def judged_iteration_s(world: World, plan: Plan) -> float:
     """The iteration as the oracle sees it."""
     estimator, job = world.estimator, world.job
-    layout = lay_out(plan, estimator.sites.machines)
+    layout = lay_out(plan, estimator.facts.machines)
     works = estimator.pipeline_times(plan, layout)
     overlap = job.gradient_sync == "overlap" and job.runtime == "sailor"
     sync = SyncJobs(plan, layout, world.estimator.costs_of(plan), world.network)

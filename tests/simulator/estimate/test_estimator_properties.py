@@ -282,12 +282,12 @@ def test_costs_add_up(examples: int) -> None:
         assert money.compute_usd == pytest.approx(sum(usd for _, usd in money.by_pool_usd))
         assert money.egress_usd == pytest.approx(sum(usd for _, usd in money.by_egress_usd))
         crossing += money.egress_usd > 0
-        sites = PlaceFacts(world.cluster, world.measured)
+        facts = PlaceFacts(world.cluster, world.measured)
         per_hour = 0.0
         for pipeline in plan.pipelines:
             for one in pipeline.stages[: plan.group_count(pipeline)]:
                 for where in one.places:
-                    usd = sites.price_usd_per_gpu_hour(where)
+                    usd = facts.price_usd_per_gpu_hour(where)
                     assert usd is not None
                     per_hour += one.tp * usd
         assert money.compute_usd == pytest.approx(per_hour / 3600 * estimate.iteration_s)

@@ -84,8 +84,8 @@ def test_double_bandwidth_is_never_slower(examples: int) -> None:
     for seed in cases("bandwidth", examples):
         _, world, plan = world_and_plan(seed)
         before = world.estimator.estimate(plan).iteration_s
-        sites = PlaceFacts(world.cluster, world.measured)
-        judge = EventEstimator(world.costs, faster_network(world.network), sites)
+        facts = PlaceFacts(world.cluster, world.measured)
+        judge = EventEstimator(world.costs, faster_network(world.network), facts)
         after = judge.estimate(plan).iteration_s
         assert after <= before * (1 + ROUNDING), seed
         quicker += after < 0.999 * before
@@ -101,9 +101,9 @@ def test_double_bandwidth_speeds_up_computed_layers(examples: int) -> None:
             wires: LayerCosts(world.job, profile=None, catalogue=wires.catalogue, network=wires)
             for wires in (world.network, network)
         }
-        sites = PlaceFacts(world.cluster, world.measured)
+        facts = PlaceFacts(world.cluster, world.measured)
         slow, fast = (
-            EventEstimator(costs[wires], wires, sites).estimate(plan).iteration_s
+            EventEstimator(costs[wires], wires, facts).estimate(plan).iteration_s
             for wires in (world.network, network)
         )
         assert fast <= slow * (1 + ROUNDING), seed

@@ -72,7 +72,7 @@ def whole(*places: Place, tp: int = 1, tps: tuple[int, ...] | None = None) -> Pl
 
 
 def sums(world: World, plan: Plan, *, per_layer: bool = False) -> list[SyncJob]:
-    layout = lay_out(plan, world.estimator.sites.machines)
+    layout = lay_out(plan, world.estimator.facts.machines)
     return SyncJobs(plan, layout, world.costs, world.network).jobs(per_layer=per_layer)
 
 

@@ -85,7 +85,7 @@ def test_named_nodes_give_the_estimate_of_the_placement(examples: int) -> None:
         world = random_world(rng)
         plan = random_plan(rng, world, splits=False, schedules=("1f1b", "gpipe"))
         plan = replace(plan, together=rng.choice([None, 1, 2, 3]))
-        by_hand = with_nodes(plan, lay_out(plan, world.estimator.sites.machines))
+        by_hand = with_nodes(plan, lay_out(plan, world.estimator.facts.machines))
         ours, theirs = (world.estimator.estimate(one) for one in (plan, by_hand))
         assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9), seed
 

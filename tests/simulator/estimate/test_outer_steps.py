@@ -59,7 +59,7 @@ def alone(plan: Plan, group: list[int]) -> Plan:
 def outer_step_s(world: World, plan: Plan) -> float:
     """All layers summed in fp32 after all passes, then an update of all that a group holds."""
     plain = replace(plan, outer_every=None)
-    layout = lay_out(plain, world.estimator.sites.machines)
+    layout = lay_out(plain, world.estimator.facts.machines)
     sync = SyncJobs(plain, layout, world.costs, world.network, of_weights=True)
     groups = layout.groups
     names = [str(groups.ids[row]) for row in groups.owner.tolist()]
@@ -122,7 +122,7 @@ def test_dollars_and_bytes_are_those_of_the_groups_and_a_share_of_the_outer_sums
                 expected[way] = expected.get(way, 0.0) + size
         assert expected == {}, "each group has one zone"
         plain = replace(plan, outer_every=None)
-        layout = lay_out(plain, world.estimator.sites.machines)
+        layout = lay_out(plain, world.estimator.facts.machines)
         sync = SyncJobs(plain, layout, world.costs, world.network, of_weights=True)
         for job in sync.jobs(per_layer=False):
             for way, size in job.egress_bytes:
@@ -143,7 +143,7 @@ def test_memory_is_that_of_the_group_alone_and_the_state_of_outer_steps(examples
         world = random_world(rng)
         plan, groups = random_grouped(rng, world, 50)
         memory = world.estimator.estimate(plan).memory
-        capacity = world.estimator.sites.capacity_bytes
+        capacity = world.estimator.facts.capacity_bytes
         both = MemoryModel(replace(plan, outer_every=None), world.costs, capacity).pipelines()
         for group in groups:
             own = MemoryModel(alone(plan, group), world.costs, capacity).pipelines()

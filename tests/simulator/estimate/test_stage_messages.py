@@ -59,7 +59,7 @@ def channels(
     here: World, plan: Plan, p: int = 0, s: int = 0
 ) -> list[tuple[float, float, float, float]]:
     """Per hop: transfer and gather of the activation, then of the gradient."""
-    layout = lay_out(plan, here.estimator.sites.machines)
+    layout = lay_out(plan, here.estimator.facts.machines)
     hops = layout.groups.hops
     sizes = np.full(len(hops.source), SAMPLE_BYTES)
     messages = MessageTimes(here.network, sends_whole=here.costs.runtime.sends_whole)
@@ -125,7 +125,7 @@ def test_ranks_that_share_tokens_send_their_own_or_gather_all_before() -> None:
 def test_what_ranks_gather_before_they_send_holds_up_their_device() -> None:
     here = world(runtime=WHOLE)
     plan = Plan(2, (pipeline((at("a"), 4), (at("b"), 2)),), sequence_parallel=True)
-    layout = lay_out(plan, here.estimator.sites.machines)
+    layout = lay_out(plan, here.estimator.facts.machines)
     first, last = here.estimator.pipeline_times(plan, layout)[0].times
     ((ahead, back),) = gathered_before(here, plan)
     message_s = platform_of("V100-16").message_s
@@ -135,7 +135,7 @@ def test_what_ranks_gather_before_they_send_holds_up_their_device() -> None:
 
 def gathered_before(here: World, plan: Plan) -> list[tuple[float, float]]:
     """Per hop: what the source gathers of the activation, and the target of the gradient."""
-    layout = lay_out(plan, here.estimator.sites.machines)
+    layout = lay_out(plan, here.estimator.facts.machines)
     messages = MessageTimes(here.network, sends_whole=here.costs.runtime.sends_whole)
     sizes = np.full(len(layout.groups.hops.source), SAMPLE_BYTES)
     priced = messages.channels(layout, bytes_per_sample=sizes)
@@ -223,7 +223,7 @@ def test_device_times_include_gathers_and_message_overheads() -> None:
     """The middle of three stages sends and receives both ways; the ends only on one side."""
     here = world()
     plan = Plan(1, (pipeline((at("a"), 2), (at("b"), 4), (at("c"), 1)),))
-    layout = lay_out(plan, here.estimator.sites.machines)
+    layout = lay_out(plan, here.estimator.facts.machines)
     (work,) = here.estimator.pipeline_times(plan, layout)
     first, middle, last = work.times
     each = platform_of("V100-16").message_s
