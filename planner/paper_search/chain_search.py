@@ -12,6 +12,7 @@ import numpy as np
 from planner.paper_search.chains import Cut, OptionTables
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.layouts import layouts
+from planner.pipelines.pipeline_template import NEVER_S
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.objective import ObjectiveArrays
 from simulator.arrays import Floats, Ints
@@ -24,8 +25,6 @@ SHARES_FINE = (np.inf, 2.5, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.25, 1.2, 1.15, 1.1,
 ROUNDS = 6
 CUT_PER_ROUND = 120
 ROUGH_SLACK = 1.25
-NEVER_S = 1e30
-"""A time that counts as infinite and may be multiplied by zero."""
 VARIED = 0.02
 """Penalty per better chain of equal length."""
 STEPS_BACK = (0, 1, 2)

@@ -22,7 +22,7 @@ from planner.paper_search.formula_tables import (
 from planner.paper_search.layouts import Layout, Lots, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
 from simulator.arrays import Bools, Floats, Ints
-from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS, overhead_bytes
 
 HALVINGS = 9
 """Bisection steps for a chain's time limit."""
@@ -67,7 +67,7 @@ class OptionTables:
         self.seconds = np.array([model.seconds(gpu, tp, micro_batch) for gpu, tp in timed])
         self.update_s = np.array([model.update_s(gpu, tp, micro_batch) for gpu, tp in timed])
         self.capacity = np.array([model.capacity_bytes[k] for k in first])
-        self.capacity -= [model.overhead_bytes(tp) for _, tp in self.options]
+        self.capacity -= [overhead_bytes(tp) for _, tp in self.options]
         self.usd_per_s = self.tp * [(lot.price_usd_per_gpu_hour or 0.0) / 3600 for lot in lots]
         sizes = {model.output_bytes(cut, micro_batch) for cut in range(1, model.layers)}
         self.sent_bytes = max(sizes, default=0.0)

@@ -18,6 +18,7 @@ from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.polish import Workbench
 from planner.pipelines.plan_shape import PlanShape, Run
 from planner.problem.bounds import TooManyPlansError
+from simulator.estimate.paper_formula import overhead_bytes
 from simulator.spec.plan import equal_cuts
 
 GPUS_MAX = 10
@@ -103,7 +104,7 @@ class ExhaustiveSearch:
             if not model.lots[lot].room(tp) or not model.measured(lot, tp, micro_batch):
                 continue
             held = model.memory(tp, micro_batch, len(cuts) - 1 - s)
-            needed = held[cuts[s + 1]] - held[cuts[s]] + model.overhead_bytes(tp)
+            needed = held[cuts[s + 1]] - held[cuts[s]] + overhead_bytes(tp)
             if needed <= model.capacity_bytes[lot]:
                 found.append((lot, tp))
         return found

@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.paper_search.formula_tables import LinkNumbers, PaperModel, ring_seconds
 from simulator.arrays import Floats, Ints
-from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
+from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS, overhead_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> M
                 continue
             options.append(Option(index, gpu, tp))
             ends.append([(lot, tp) for lot in usable])
-            capacity.append(max(model.capacity_bytes[k] for k in usable) - model.overhead_bytes(tp))
+            capacity.append(max(model.capacity_bytes[k] for k in usable) - overhead_bytes(tp))
             updates.append(model.update_s(gpu, tp, micro_batch))
     if not options:
         return None

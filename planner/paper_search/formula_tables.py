@@ -22,10 +22,9 @@ from simulator.estimate.paper_formula import (
     BUCKET_BYTES,
     FP32_BYTES,
     MOST_TP_SHARING_GRADIENTS,
-    OVERHEAD_BYTES,
-    OVERHEAD_TP1_BYTES,
     STATE_BYTES_PER_PARAMETER,
     all_reduce_s,
+    overhead_bytes,
     sent_s,
 )
 from simulator.layer_costs.profile import Profile
@@ -119,11 +118,6 @@ class PaperModel:
         states = STATE_BYTES_PER_PARAMETER * self._parameters[tp]
         row: Floats = states + FP32_BYTES * micro_batch * following * self._kept[tp]
         return row
-
-    @staticmethod
-    def overhead_bytes(tp: int) -> float:
-        """Memory that does not depend on the layers."""
-        return OVERHEAD_TP1_BYTES if tp == 1 else OVERHEAD_BYTES
 
     def send_s(self, one: int, tp: int, other: int, tp_other: int, size: float) -> float:
         """Seconds of a message between groups on two lots; infinite without a fitted speed."""
@@ -254,7 +248,7 @@ class PaperModel:
             first, end = shape.cuts[s], shape.cuts[s + 1]
             for lot, tp, _ in column:
                 row = self.memory(tp, shape.micro_batch, shape.stages - s)
-                if row[end] - row[first] + self.overhead_bytes(tp) > self.capacity_bytes[lot]:
+                if row[end] - row[first] + overhead_bytes(tp) > self.capacity_bytes[lot]:
                     return False
         return True
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.layouts import Lots, Sites, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
-from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS, sent_s
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS, overhead_bytes, sent_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Mixer:
         found = []
         for tp in self._degrees[kind]:
             memory = model.memory(tp, b, self.stages - s)
-            held = float(memory[end] - memory[first]) + model.overhead_bytes(tp)
+            held = float(memory[end] - memory[first]) + overhead_bytes(tp)
             if held > model.capacity_bytes[lot] or not model.allows(self.cuts, s, kind, tp, b):
                 continue
             row, ends = model.seconds(kind, tp, b), (lot, tp, lot, tp)

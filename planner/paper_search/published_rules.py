@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.paper_search.formula_tables import PaperModel
 from planner.pipelines.plan_shape import PlanShape
+from simulator.estimate.paper_formula import overhead_bytes
 from simulator.spec.plan import equal_cuts
 
 SPEEDUP_LEAST = 1.5
@@ -66,7 +67,7 @@ class PublishedModel(PaperModel):
         least = None
         for tp in degrees:
             row = self.memory(tp, micro_batch, following)
-            if float(row[end] - row[first]) + self.overhead_bytes(tp) <= capacity:
+            if float(row[end] - row[first]) + overhead_bytes(tp) <= capacity:
                 least = tp
                 break
         kinds = {lot.gpu for lot in self.lots}

@@ -31,7 +31,7 @@ MANY = 1 << 30
 MANY_LOTS_MAX = 200
 """Most sequences that are listed for one set of three lots or more."""
 NEVER_S = 1e30
-"""Longer than anything takes."""
+"""Longer than anything takes: a time that counts as infinite and may be multiplied by zero."""
 HALVINGS = 10
 """Bisection steps for the slowest stage; boundaries hardly change after these."""
 

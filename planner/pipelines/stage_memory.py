@@ -152,17 +152,17 @@ class StageMemory:
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         weight, gradient, copy, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
-        held = range_sums(costs.parameters(stage.tp))
+        held = all_range_sums(costs.parameters(stage.tp))
         held[0, -1] -= costs.tied_parameters(stage.tp)
         states = (weight + gradient + copy + moments) * held
         if job.zero and runtime.zero1_by_bucket:
             # Which parts a device owns depends on the other pipelines; it may be none.
             kept = least_kept(costs, stage.tp) if pipelines == 1 else np.zeros(layers)
-            states = (weight + gradient + copy) * held + moments * range_sums(kept)
+            states = (weight + gradient + copy) * held + moments * all_range_sums(kept)
         elif job.zero:
             states = (weight + gradient + (copy + moments) / pipelines) * held
         states += self.more_bytes * held
-        states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
+        states += all_range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = self._sizes(micro_batch)
         messages = np.maximum(sizes[first], sizes[end])
         is_copied = np.full_like(held, pipelines > 1 and not uses_gloo(lot.gpu), dtype=bool)
@@ -188,7 +188,7 @@ class StageMemory:
     def _kept(self, stage: TemplateStage, micro_batch: int) -> Floats:
         """Bytes that a stage keeps for each micro batch if it recomputes what it must."""
         lot = self.lots[stage.lot]
-        kept = range_sums(
+        kept = all_range_sums(
             self.costs.kept_bytes(
                 tp=stage.tp, samples=micro_batch, recompute=stage.least, gpu=lot.gpu
             )
@@ -207,7 +207,7 @@ class StageMemory:
         if stage.recompute != "auto":
             return most
         saved, transient = self._saved(stage, micro_batch)
-        return np.maximum(most, _count(room - transient, kept - range_sums(saved)))
+        return np.maximum(most, _count(room - transient, kept - all_range_sums(saved)))
 
     def _saved(self, stage: TemplateStage, micro_batch: int) -> tuple[Floats, Floats]:
         """Bytes that each recomputed layer saves for each micro batch, and the least transients of
@@ -252,7 +252,7 @@ def room_of(device: DeviceMemory) -> float:
     return device.capacity - taken - device.communication - device.context
 
 
-def range_sums(row: Floats) -> Floats:
+def all_range_sums(row: Floats) -> Floats:
     """Sums over all ranges, by [first, end]."""
     sums = prefix_sums(row)
     ranges: Floats = sums[None, :] - sums[:, None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.pipelines.pipeline_template import NEVER_S, TemplateMaker
-from planner.pipelines.stage_memory import TemplateStage, range_sums
+from planner.pipelines.stage_memory import TemplateStage, all_range_sums
 from planner.search.stage_times import BEHIND_MAX, StageOption, Times
 from simulator.arrays import Floats, Ints
 
@@ -68,7 +68,7 @@ class Recomputation:
         """
         if not self.is_chosen:
             return times.below_top[None]
-        whole = np.stack([range_sums(row) for row in times.forward_work])
+        whole = np.stack([all_range_sums(row) for row in times.forward_work])
         below: Floats = times.below_top + np.minimum(seconds, whole)
         if times.layers - 1 > BEHIND_MAX:
             # Stages that are further ahead may recompute more.

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.pipelines.pipeline_template import TemplateMaker
-from planner.pipelines.stage_memory import range_sums
+from planner.pipelines.stage_memory import all_range_sums
 from planner.problem.inventory import Lot
 from planner.search.recomputation import Recomputation
 from planner.search.stage_times import BEHIND_MAX, Neighbourhood, StageOption, Times
@@ -110,7 +110,7 @@ class StageTimeTables:
             if self.divides:
                 later = costs.weight_by_layer(choice.gpu, tp=choice.tp, samples=micro_batch)
             later_rows.append(np.minimum(later, back))
-            forward, backward = range_sums(times.forward), range_sums(back)
+            forward, backward = all_range_sums(times.forward), all_range_sums(back)
             platform = platform_of(choice.gpu)
             message = platform.message_s
             gather = self._gather_s(choice, sizes)
@@ -121,7 +121,7 @@ class StageTimeTables:
             backward = backward + has_behind * (message + gather[end]) + message * has_before
             held = costs.parameters(choice.tp)
             both = ~(has_before | has_behind)
-            count = range_sums(held) - both * costs.tied_parameters(choice.tp)
+            count = all_range_sums(held) - both * costs.tied_parameters(choice.tp)
             # Under ZeRO-1 by buckets, other devices may update all of a stage.
             is_sure = not (costs.job.zero and costs.runtime.zero1_by_bucket)
             optimizer = is_sure * count * times.optimizer_s_per_parameter
@@ -149,7 +149,10 @@ class StageTimeTables:
             backward=np.stack([row[1] for row in rows]),
             through=through,
             inputs=np.stack(
-                [row[1] - range_sums(later) for row, later in zip(rows, later_rows, strict=True)]
+                [
+                    row[1] - all_range_sums(later)
+                    for row, later in zip(rows, later_rows, strict=True)
+                ]
             ),
             below_top=np.stack([row[2] for row in rows]),
             last_send=np.array([platform_of(choice.gpu).message_s for choice in self.choices]),
@@ -439,7 +442,7 @@ class StageTimeTables:
         if self.sync.is_gloo:
             ranges = np.stack([_range_maxima(row) for row in sync])
         else:
-            ranges = np.stack([range_sums(row) for row in sync])
+            ranges = np.stack([all_range_sums(row) for row in sync])
             # The first stage sums the shared tensor after all its layers.
             ranges[:, 0, 1:layers] += tied[:, :1]
             ranges[:, 0, layers] += tied[:, 1]

@@ -28,9 +28,6 @@ from simulator.spec.provenance import Provenance
 FP32_BYTES = 4
 STATE_BYTES_PER_PARAMETER = 24
 """The formula's total; weights, gradients and two Adam moments account for 16."""
-OVERHEAD_TP1_BYTES = 2e9
-OVERHEAD_BYTES = 3e9
-"""Memory besides states and activations, in the check whether a plan fits."""
 BUCKET_BYTES = 5e8
 """Gradients are reduced in buckets of at most this size."""
 MOST_TP_SHARING_GRADIENTS = 4
@@ -39,6 +36,11 @@ RELATIVE_ERROR = 0.10
 
 _End = tuple[str, str, int]
 """Zone, GPU kind and number of GPUs of one end of a transfer."""
+
+
+def overhead_bytes(tp: int) -> float:
+    """Return the memory besides states and activations, in the check whether a plan fits."""
+    return 2e9 if tp == 1 else 3e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +386,7 @@ def _memory(
                 activations=FP32_BYTES * sum(sizes.kept_elements[first:end]) * in_flight,
                 workspace=0.0,
                 communication=0.0,
-                context=OVERHEAD_TP1_BYTES if stage.tp == 1 else OVERHEAD_BYTES,
+                context=overhead_bytes(stage.tp),
                 fragmentation=0.0,
                 capacity=key[2],
             )

@@ -41,7 +41,7 @@ from worker.models.apply_plan import ShardValues
 from worker.models.built_in import exact
 from worker.models.starting_weights import open_weights
 from worker.profiling.activity_board import ActivityBoard
-from worker.profiling.fault_injection import FailPoint
+from worker.profiling.fault_injection import FAIL_POINT, FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
 from worker.script.hf_model import check_not_overwritten
@@ -51,9 +51,6 @@ from worker.training.full_tensors import RankTensors, merge_ranks
 from worker.types import ACTIVITIES
 
 T = TypeVar("T")
-
-FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable with a fail point ``RANK:ACTIVITY:STEP``, for tests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
 from worker.layout.tensor_table import holdings_for
-from worker.profiling.fault_injection import Milestone, parse_fail_point
+from worker.profiling.fault_injection import FAIL_POINT, Milestone, parse_fail_point
 from worker.profiling.kept_steps import timer_of_rank
 from worker.profiling.timeline import Recorder
 from worker.script.script_error import print_script_traceback, script_line, sentence
@@ -50,8 +50,6 @@ from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.step_report import StepReport, finite
 from worker.training.trainer import NotANumberError, RankTrainer
 
-FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
 EVALUATIONS_MAX = 32
 """How many evaluations each status repeats, since the leader may be down for some seconds."""
 ReportStatus = Callable[[dict[str, Any], bool], None]

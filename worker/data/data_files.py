@@ -10,7 +10,8 @@ from typing import Any
 from simulator.documents.problems import InputError, Problem
 
 _BLOCKS, _BLOCK_BYTES = 16, 2**16
-_CURE = "keep the data as it was while a job trains; start a new job for other data"
+KEEP_DATA = "keep the data as it was while a job trains; start a new job for other data"
+"""The cure for data that changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class DataFile:
             found = self.path.stat()
         except OSError as error:
             what = f"{self.path} cannot be read any more: {error.strerror or error}"
-            raise InputError(Problem(self.path.name, what, _CURE)) from None
+            raise InputError(Problem(self.path.name, what, KEEP_DATA)) from None
         if (found.st_size, found.st_mtime_ns) != (self.bytes, self.changed_ns):
             what = f"{self.path} was changed while the job trains"
             if found.st_size != self.bytes:
                 what += f": it has {found.st_size:,} bytes, and had {self.bytes:,}"
-            raise InputError(Problem(self.path.name, what, _CURE))
+            raise InputError(Problem(self.path.name, what, KEEP_DATA))
 
 
 def data_file(path: Path) -> DataFile:
@@ -80,7 +81,7 @@ def check_identity(now: str, before: str) -> None:
         what = "is a file that the job was trained on so far, and is none of its data now"
     elif sizes[0] != sizes[1]:
         what += f": it has {sizes[0]}, and had {sizes[1] or 'another name'}"
-    raise InputError(Problem(name, what, _CURE))
+    raise InputError(Problem(name, what, KEEP_DATA))
 
 
 def _parts(identity: str) -> tuple[str, str, str]:

@@ -21,14 +21,10 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
-from worker.distributed.proof import prove, receive_proof
+from worker.distributed.proof import GREETING_S, STRANGERS_MAX, prove, receive_proof
 from worker.distributed.sockets import listener_at
 
 _PREFIX = "watch"
-GREETING_S = 30.0
-"""Seconds for a peer to prove that it knows the secret."""
-STRANGERS_MAX = 64
-"""Connections, besides one for each rank, that may be unproven at a time."""
 KEEPALIVE_S, KEEPALIVES = 1, 4
 """A peer is lost if its machine's kernel does not answer for 5 s; it answers for a hung process,
 too."""

@@ -6,6 +6,10 @@ import hmac
 import secrets
 import socket
 
+GREETING_S = 30.0
+"""Seconds for a caller to prove that it knows the secret."""
+STRANGERS_MAX = 64
+"""Connections, besides one for each rank, that may be unproven at a time."""
 _NONCE_BYTES = 16
 
 

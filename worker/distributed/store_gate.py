@@ -15,15 +15,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.distributed.proof import prove, receive_proof
+from worker.distributed.proof import GREETING_S, STRANGERS_MAX, prove, receive_proof
 from worker.distributed.sockets import listener_at
 
 PURPOSE = b"store"
 LOOPBACK = "127.0.0.1"
-GREETING_S = 30.0
 CONNECT_S = 10.0
-STRANGERS_MAX = 64
-"""Connections, besides one for each rank, that may be unproven at a time."""
 _READ_BYTES = 1 << 16
 _WAITING_BYTES_MAX = 1 << 20
 """Bytes that wait for a slow receiver; with more, reading from its sender stops."""

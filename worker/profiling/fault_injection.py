@@ -28,6 +28,8 @@ Milestone = Literal[
 ]
 """Fail points outside of the steps: stages of a snapshot or of a reconfiguration."""
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
+FAIL_POINT = "SAILOR_FAIL_AT"
+"""Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,13 @@ from collections import defaultdict
 
 from planner.baselines.aceso.cost import AcesoInputs, AcesoKey, AcesoPlan, AcesoRow
 from planner.baselines.shared import equal_gpus
-from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
+from planner.baselines.shared.equal_gpus import MB, PROFILED_SAMPLES, Fleet, ReplicatedStage
 from planner.baselines.shared.machines import bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Plan
 
-MB = 2.0**20
-SAMPLES = (1, 2, 4, 8)
-"""Micro batches for which profiles are made."""
 TOKEN_BYTES = 4
 """What the first operator receives per token."""
 
@@ -33,7 +30,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
     rows: defaultdict[str, dict[AcesoKey, AcesoRow]] = defaultdict(dict)
     sent = [costs.output_bytes(layer) / MB for layer in range(costs.layer_count)]
     received = [TOKEN_BYTES * job.sequence / MB, *sent[:-1]]
-    for key in ((b, t) for b in SAMPLES for t in degrees):
+    for key in ((b, t) for b in PROFILED_SAMPLES for t in degrees):
         b, t = key
         times = costs.times(fleet.gpu, tp=t, samples=b)
         back = costs.backward_by_layer(fleet.gpu, tp=t, samples=b, recompute=recompute)
@@ -47,7 +44,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
         rows["kept_mb"][key] = tuple(float(k) / MB for k in kept)
         rows["scratch_forward_mb"][key] = (0.0,) * costs.layer_count
         rows["scratch_backward_mb"][key] = tuple(float(s) / MB for s in scratch)
-    largest = max(SAMPLES) * (fleet.gpus if mode == "fixed" else 1)
+    largest = max(PROFILED_SAMPLES) * (fleet.gpus if mode == "fixed" else 1)
     sizes = [1 << k for k in range(largest.bit_length()) if job.global_batch % (1 << k) == 0]
     halves = 1 if job.precision == "fp32" else 2
     return AcesoInputs(

@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 
 from planner.baselines.shared import equal_gpus, proposals
-from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
+from planner.baselines.shared.equal_gpus import MB, Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
-MB = 2.0**20
 MICRO_BATCHES = (1, 2, 4)
 """Sizes of micro batch per device that were profiled; others are not considered."""
 LARGE_MEMORY_MB = 20 * 1024

@@ -16,17 +16,13 @@ from planner.baselines.metis.cost import (
     replica_shares,
 )
 from planner.baselines.shared import equal_gpus
-from planner.baselines.shared.equal_gpus import Fleet
+from planner.baselines.shared.equal_gpus import MB, PROFILED_SAMPLES, Fleet
 from planner.baselines.shared.machines import bytes_per_s_between, bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
-
-SAMPLES = (1, 2, 4, 8)
-"""Micro batches for which profiles are made."""
-MB = 2.0**20
 
 
 def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> MetisInputs:
@@ -40,7 +36,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
     for fleet in kinds:
         for t in equal_gpus.tp_degrees(case, max(size for _, size in fleet.machines)):
             tp_max = max(tp_max, t)
-            for b in SAMPLES:
+            for b in PROFILED_SAMPLES:
                 times = costs.times(fleet.gpu, tp=t, samples=b)
                 seconds = times.forward + costs.backward_by_layer(
                     fleet.gpu, tp=t, samples=b, recompute=recompute
@@ -65,7 +61,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
         hidden=job.model.hidden,
         vocabulary=job.model.vocab,
         tp_max=tp_max,
-        samples_max=max(SAMPLES),
+        samples_max=max(PROFILED_SAMPLES),
     )
 
 

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from planner.baselines.sailor_sosp25.cost import MeasuredGpu, Sosp25Inputs
 from planner.compare.interface import Mode
+from simulator.estimate.paper_formula import STATE_BYTES_PER_PARAMETER, overhead_bytes
 from simulator.spec.plan import equal_cuts
 
-STATE_BYTES_PER_PARAMETER = 24
-"""Weights, gradients, two moments, a buffer for messages, and as much for the rest."""
-OVERHEAD_BYTES = {True: 2e9, False: 3e9}
-"""What a GPU holds besides, with TP 1 and with more."""
 SPEEDUP_LEAST = 1.5
 """A TP degree must be faster than the one before by this factor to be worth its GPUs."""
 
@@ -25,7 +22,7 @@ def stage_fits(
     first, end = cut
     states = STATE_BYTES_PER_PARAMETER * (inputs.parameters[tp][end] - inputs.parameters[tp][first])
     kept = inputs.float_bytes * b * (inputs.kept[tp][end] - inputs.kept[tp][first])
-    needed = states + kept * following + OVERHEAD_BYTES[tp == 1]
+    needed = states + kept * following + overhead_bytes(tp)
     return bool(needed <= kind.capacity_bytes)
 
 

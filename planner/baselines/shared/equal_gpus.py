@@ -19,6 +19,9 @@ from simulator.models.layers import Recompute
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
+MB = 2.0**20
+PROFILED_SAMPLES = (1, 2, 4, 8)
+"""Micro batches for which profiles are made."""
 FLEET_MESSAGE_BYTES = 64e6
 """At which the single bandwidth of a fleet is measured."""
 

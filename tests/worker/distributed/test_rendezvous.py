@@ -13,6 +13,7 @@ import torch
 
 from agents.daemon.version import own_version
 from worker.distributed import rank_protocol
+from worker.distributed.proof import STRANGERS_MAX
 from worker.distributed.rank_protocol import OtherCodeError
 from worker.distributed.rendezvous import (
     Meeting,
@@ -22,7 +23,7 @@ from worker.distributed.rendezvous import (
     open_transport,
     secret_of,
 )
-from worker.distributed.store_gate import STRANGERS_MAX, connect_gate
+from worker.distributed.store_gate import connect_gate
 
 
 @pytest.fixture

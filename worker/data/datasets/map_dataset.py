@@ -18,7 +18,7 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DIGEST_BYTES, Samples
 from worker.data.batch_tree import leaves_of, map_tensors
-from worker.data.data_files import DataFile, files_of
+from worker.data.data_files import KEEP_DATA, DataFile, files_of
 from worker.data.datasets.blend import Blend
 from worker.data.datasets.stream import Stream, StreamReader
 from worker.data.generator_turns import turn
@@ -139,7 +139,7 @@ class MapData:
             raise
         except IndexError as error:
             what = f"cannot be read ({type(error).__name__}: {error})"
-            raise InputError(Problem(place, what, _CURE)) from error
+            raise InputError(Problem(place, what, KEEP_DATA)) from error
         except Exception as error:
             error.add_note(f"in {place}")
             raise
@@ -163,7 +163,7 @@ class MapData:
             if now != before:
                 name = f"dataset {part}" if len(self.sizes) > 1 else "dataset"
                 what = f"has {now} samples at step {step}, and had {before} when the job began"
-                raise InputError(Problem(name, what, _CURE))
+                raise InputError(Problem(name, what, KEEP_DATA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,6 @@ class OneEpoch:
         there = self.data.positions_in(step, positions)
         none = torch.empty(0, dtype=torch.int64)
         return self.data.batch(step, there) if there else Samples(None, None, none)
-
-
-_CURE = "keep the data as it was while a job trains; start a new job for other data"
 
 
 def sizes_of(dataset: Dataset) -> tuple[int, ...]:
