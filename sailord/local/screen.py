@@ -36,7 +36,8 @@ def hints_of(place: LocalFolders) -> str:
     hints = f"in a browser: {place.page}\n{HINTS}"
     if place.folder == default_folder():
         return hints
-    found = f"with SAILOR_SERVER=unix://{place.socket} (and local with --folder {place.folder}):"
+    local = f"`sailorctl local kill NODE --folder {place.folder}`"
+    found = f"with SAILOR_SERVER=unix://{place.socket} (and {local}):"
     return hints.replace("in another terminal:", f"in another terminal, {found}", 1)
 
 

@@ -330,7 +330,7 @@ def summary(
     ``before``: the steps and dollars of the job in the first answer about it.
     """
     if job is None:
-        return f"no job ran in {duration(ran_s)}"
+        return f"no job was there at the end, after {duration(ran_s)}"
     steps, usd = max(job["step"] - before[0], 0), job["spent"]["usd"] - before[1]
     real = [move for move in moves if move["kind"] != "start"]
     lost = sum(move["steps_lost"] for move in real)

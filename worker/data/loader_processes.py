@@ -79,6 +79,7 @@ class LoaderProcesses:
         ending._shutdown_workers()
         for each in ending._workers:
             each.kill()  # One that hangs in its data is waited for in vain.
+            each.join(5)
 
     def _started(self, first: Micro) -> Iterator[Samples | str]:
         parent = os.getpid()

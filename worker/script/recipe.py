@@ -318,7 +318,7 @@ class Recipe:
             return None
         collate = self.eval_collate or self.collate
         about = self.eval_dataset, collate, self.batch_size, self.seed
-        return MapData(*about, shuffled=False, limits=self.limits)
+        return MapData(*about, shuffled=False, limits=self.limits, name="eval_dataset")
 
     def report(self, step: int, values: Mapping[str, float]) -> str:
         """Hand figures to loggers and callbacks; return why loggers are not used any more."""
@@ -431,19 +431,18 @@ class Recipe:
 
     def settings_digests(self) -> dict[str, int]:
         """Return digests of the settings that the described job does not hold."""
-        return settings_digests(
-            {name: self.group_of(name) for name in self._trained.values()},
-            self.settings.schedules,
-            shuffle=self.shuffled,
-            drop_last=self.drop_last,
-            eval_every=self.eval_every,
-            metrics=self.metric_names,
-        )
+        groups = {name: self.group_of(name) for name in self._trained.values()}
+        order = {"shuffle": self.shuffled, "drop_last": self.drop_last}
+        more = {**order, "eval_every": self.eval_every, "metrics": self.metric_names}
+        return settings_digests(groups, self.settings.schedules, **more)
 
     def _evaluated(self) -> list[Any]:
-        """Return samples of the evaluation for a check of its metrics, if there are some."""
+        """Load a batch of the evaluation, and return samples for a check of its metrics."""
         data = None if self.steps is None else self.evaluation_after(self.steps - 1)
-        if not self.more_metrics or data is None or not data.batches():
+        if data is None or not data.batches():
+            return []
+        data.batch(0, range(min(self.batch_size, *sizes_of(data.dataset))))
+        if not self.more_metrics:
             return []
         others = unlike_first(data, min(sizes_of(data.dataset) or (1,)))[:1]
         chosen = [[0, *others], [0], others] if others else [[0]]

@@ -356,4 +356,4 @@ def test_status_w_on_a_terminal_uses_the_alternate_screen_and_ends_with_a_summar
     assert code == 0
     assert b"\x1b[?1049h" in raw
     assert b"\x1b[?1049l" in raw
-    assert b"moves" in raw.rpartition(b"\x1b[?1049l")[2] or b"no job ran" in raw
+    assert b"moves" in raw.rpartition(b"\x1b[?1049l")[2] or b"no job was there" in raw

@@ -58,6 +58,8 @@ class MapData:
     """How many samples each data set had when the job began; default: as many as it has now."""
     limits: ValueLimits = field(default_factory=dict)
     """By key, the least integer that is too large; an error names a sample that reaches it."""
+    name: str = "dataset"
+    """What errors call it: the argument of the script."""
     _reader: StreamReader | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class MapData:
         return int(sample_numbers(number, [0], global_batch=1, count=count, seed=seed)[0])
 
     def _load(self, step: int, position: int, part: int, number: int) -> Any:
-        name = f"dataset {part}" if isinstance(self.dataset, Blend) else "dataset"
+        name = f"{self.name} {part}" if isinstance(self.dataset, Blend) else self.name
         place = f"{name}: sample {number} (step {step}, position {position})"
         try:
             if self._reader is not None:
@@ -152,16 +154,16 @@ class MapData:
         try:
             return default_collate(items)
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse_texts(items[0], "dataset")
+            refuse_texts(items[0], self.name)
             what = f"has samples that cannot be stacked: {error}"
             cure = "give collate=sailor.pad, or a function of your own"
-            raise InputError(Problem("dataset", what, cure)) from None
+            raise InputError(Problem(self.name, what, cure)) from None
 
     def _check_sizes(self, step: int) -> None:
         """Raise ``InputError`` if a data set has changed: the order would be another one."""
         for part, (now, before) in enumerate(zip(sizes_of(self.dataset), self.sizes, strict=True)):
             if now != before:
-                name = f"dataset {part}" if len(self.sizes) > 1 else "dataset"
+                name = f"{self.name} {part}" if len(self.sizes) > 1 else self.name
                 what = f"has {now} samples at step {step}, and had {before} when the job began"
                 raise InputError(Problem(name, what, KEEP_DATA))
 
