@@ -441,7 +441,7 @@ class Recipe:
         data = None if self.steps is None else self.evaluation_after(self.steps - 1)
         if data is None or not data.batches():
             return []
-        data.batch(0, range(min(self.batch_size, *sizes_of(data.dataset))))
+        data.batch(0, range(min(8, self.batch_size, *sizes_of(data.dataset))))
         if not self.more_metrics:
             return []
         others = unlike_first(data, min(sizes_of(data.dataset) or (1,)))[:1]

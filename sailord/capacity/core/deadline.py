@@ -66,19 +66,24 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
     if job is None or state.paused or not job.is_running:
         return state, ()
     why = ""
-    if state.observed_at is None and stop_due(state) and rented_in_use(state):
-        if state.now < state.counting_since + state.policy.doubt_s:
-            return state, ()
-        why = "the total budget may be spent, and the provider does not say what is still rented"
-    elif state.stop and rented_in_use(state):
+    if state.stop and rented_in_use(state):
         why = "what is left of the total budget is kept for saving its state"
     elif job.usd_left is not None and (
         job.usd_left <= job.usd_per_hour / 3600 * state.policy.reserve_s
     ):
         why = f"${job.usd_left:,.2f} of its budget are left, which is kept for saving its state"
+    elif _may_be_spent(state):
+        why = "the total budget may be spent, and the provider does not say what is rented"
     if not why:
         return state, ()
     return replace(state, paused=job.job), (PauseJob(why),)
+
+
+def _may_be_spent(state: CapacityState) -> bool:
+    """Return whether a provider that was never observed leaves open what the budget has left."""
+    if state.observed_at is not None or not stop_due(state) or not rented_in_use(state):
+        return False
+    return state.now >= state.counting_since + state.policy.doubt_s
 
 
 def rented_in_use(state: CapacityState) -> Counter[Pool]:

@@ -107,11 +107,11 @@ def test_the_store_itself_listens_on_the_loopback_device_only(meeting):
     assert secret_of(meeting.address)
 
 
-@pytest.mark.parametrize(("ours", "drained"), [(3, "the node of rank 0"), (0, "this node")])
+@pytest.mark.parametrize(("ours", "drained"), [(4, "the node of rank 0"), (0, "this node")])
 def test_ranks_of_two_versions_refuse_each_other(meeting, monkeypatch, ours, drained):
     monkeypatch.setattr(rank_protocol, "SPEAKS", ours)
     monkeypatch.setattr(rank_protocol, "VERSION", "9.9")
-    first = f"rank 0 Sailor {own_version()} (ranks' protocol 2)"
+    first = f"rank 0 Sailor {own_version()} (ranks' protocol 3)"
     with pytest.raises(OtherCodeError) as raised:
         join(meeting, 1)
     assert str(raised.value) == (

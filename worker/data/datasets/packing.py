@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
-from worker.atomic_file import OWNER_ONLY, replacing
+from worker.atomic_file import replacing
 from worker.data.batch import NO_LABEL
 
 
@@ -143,7 +143,7 @@ def _keep(lengths: Sequence[int], cache: Path) -> None:
     """Write the lengths; several processes may do so at once, and write the same."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cache, suffix=uuid.uuid4().hex, mode=OWNER_ONLY) as file:
+        with replacing(cache, suffix=uuid.uuid4().hex, is_durable=False) as file:
             np.save(file, np.asarray(lengths, dtype=np.int64))
     except OSError as error:
         what = f"cannot be written ({error.strerror})"

@@ -139,6 +139,16 @@ def test_a_job_is_paused_where_the_budget_may_be_spent_and_nobody_says_what_is_r
     assert story.see(LATER + 410.0, ended_at={"1": 1010.0}).state.stop == ""
 
 
+def test_a_job_that_begins_after_a_stop_is_paused_also_while_the_provider_is_silent():
+    policy = CapacityPolicy(usd_max=10.0)
+    books = record_of(Story(policy).see(11.0, instance()).state)
+    books = replace(books, stop="parting", stopped_at_usd=10.0)
+    story = Story(policy, books, LATER)
+    story.hear(ProgressSeen(LATER + 1.0, JobProgress("j", 0.0, 5, 100, None, is_running=True)))
+    story.hear(AgentsCounted(LATER + 2.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    assert len(story.of(PauseJob)) == 1
+
+
 def test_two_leaders_never_use_the_same_request_id():
     ids = {request_id_of(prefix, number) for prefix in ("a", "b") for number in range(9)}
     assert len(ids) == 18
