@@ -8,11 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from torch import nn
+
 from simulator.documents.problems import InputError
 from simulator.spec.plan import Place, Plan
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.data.batch import Samples
+from worker.script.recipe import Recipe
 from worker.training.same_start import check_same_start
 from worker.training.trainer import RankTrainer
 
@@ -107,3 +110,29 @@ def test_ranks_whose_scripts_give_other_settings_are_named(groups, shuffle, expe
         return
     with pytest.raises(InputError, match=f"rank 0 on a and rank 1 on b {expected}"):
         check()
+
+
+def test_a_rank_whose_script_gives_another_setting_does_not_train() -> None:
+    """The comparison is made before the first step, and all ranks say the same."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    given = {
+        "dataset": [(torch.ones(4) * index, index % 2) for index in range(8)],
+        "batch_size": 8,
+        "steps": 2,
+        "loss": lambda output, _: (output.square().sum(), len(output)),
+    }
+    recipe = Recipe(model=model, **given)
+    other = Recipe(model=model, eval_every=1, **given)
+    job = recipe.job()
+    line = plan_of(1, *[(4, [(0, len(job.model.layers), 1)])] * 2)
+
+    def body(transport: ThreadTransport) -> str:
+        source = other if transport.rank else recipe
+        about = job, line, transport.rank, transport, source.data()
+        with pytest.raises(InputError) as raised:
+            RankTrainer(*about, module=source).step()
+        return str(raised.value)
+
+    said = run_as_threads(2, body)
+    assert len(set(said)) == 1
+    assert "rank 0 and rank 1 different settings: eval_every" in said[0]
