@@ -403,7 +403,7 @@ async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
     for runner in (local, public):
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-    # With groups everybody may connect: the kernel says who does.
+    # With groups any user may connect; the kernel says which one does.
     mode = 0o666 if config.operators or config.viewers else 0o600
     try:
         with named_socket(config.socket, mode) as early:

@@ -203,7 +203,7 @@ def test_files_shown_can_be_parsed(block):
 
 
 def unproved(found: Iterable[Block]) -> list[str]:
-    """Blocks whose output nobody compares, and that do not say so."""
+    """Return blocks whose output is not compared, and that are not called examples."""
     return [
         block.place
         for block in found

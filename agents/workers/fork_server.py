@@ -64,7 +64,7 @@ class ForkServer:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with named_socket(path, 0o660 if is_service else 0o600) as early:
             self.listener.bind(str(early))
-            early.chmod(0o600)  # Nobody else connects before it has its mode.
+            early.chmod(0o600)  # Closed to others until it has its final mode.
             self.listener.listen(4)
             self.inode = early.stat().st_ino
 

@@ -134,7 +134,7 @@ class _Sent(ForkingPickler):
 
     def persistent_id(self, value: Any) -> str | None:
         if isinstance(value, torch.UntypedStorage):
-            return "storage"  # Else its memory stays shared until somebody fetches it.
+            return "storage"  # Pickling it would share its memory, and no process fetches a trial.
         if type(value) is Tensor and value.is_leaf and value.layout is torch.strided:
             return "tensor"
         return "array" if type(value) is np.ndarray and not value.dtype.hasobject else None

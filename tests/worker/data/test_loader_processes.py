@@ -207,7 +207,7 @@ class Marked(torch.Tensor):
 
 
 def test_the_trial_of_a_batch_leaves_no_shared_memory_behind():
-    """Nobody fetches what a trial shares."""
+    """A trial shares no memory, since no process would fetch it."""
     eye = torch.eye(3)
     parts = eye.to_sparse(), eye.as_subclass(Marked), torch.nn.Parameter(eye)
     before = len(os.listdir("/proc/self/fd"))

@@ -74,7 +74,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether those who were to be blamed were blamed. Counted is each rank's first verdict."""
+    """Whether the right ranks were blamed, by each rank's first verdict."""
 
     kind: str
     ranks: int

@@ -8,33 +8,13 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
+from tests.worker.script.test_script_trainer import SCRIPT
 from worker.script.job_text import job_text
 from worker.script.load import load_script
 from worker.script.open_job import check_job, open_saved_module
 from worker.script.script_settings import settings_digests
 
 pytestmark = pytest.mark.torch
-
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-import sailor
-
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
-data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(30)]
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-sailor.Trainer(
-    model,
-    data,
-    batch_size=6,
-    steps=int(sys.argv[1]) if len(sys.argv) > 1 else 4,
-    loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
-    optimizer=optimizer,
-    name="small",
-).train()
-"""
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_instances_are_known_by_their_names_also_while_the_queue_is_not_seen():
         assert {one.request_id for one in seen.instances} == {first.request_id}
         cloud.insert(HERE, {**PROPERTIES, "name": "by-hand"})
         by_hand = [one for one in (await gce.observe()).instances if one.name == "by-hand"]
-        assert [one.request_id for one in by_hand] == [""], "it is nobody's request"
+        assert [one.request_id for one in by_hand] == [""], "no request of sailord made it"
 
     queued(story)
 
