@@ -66,16 +66,26 @@ def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> Part
     if key is None and _has_ended(before, after):
         parts = replace(parts, too_few={})
     if key is None or after.active is not None or after.term is None:
-        return PartsChange(parts.with_part(key, after), commands)
+        parts = _without_settled_recall(parts.with_part(key, after), key)
+        return PartsChange(parts, commands)
     others = {id_: part for id_, part in parts.others.items() if id_ != key}
     left = _back_in_line(parts, before, after.jobs[key])
     first = joined(parts.first, replace(after, jobs={key: left}))
     is_queued = left.state == "queued"
     too_few = {**parts.too_few, key: nodes_in_all(parts)} if is_queued else {}
     rest = tuple(each for each in commands if not _tells_of(each, key))
-    recalled = {job: order for job, order in parts.recalled.items() if job != key}
+    recalled = _but(parts.recalled, key)
     parts = replace(parts, first=first, others=others, recalled=recalled, too_few=too_few)
     return PartsChange(parts, (WriteJob(left), state_note(left), *rest))
+
+
+def _without_settled_recall(parts: Parts, key: JobId | None) -> Parts:
+    """Forget a recall whose pause a resume has taken back."""
+    if key is None or key not in parts.recalled:
+        return parts
+    active, recall = parts.of_job(key).active, parts.recalled[key]
+    is_open = active is not None and any(each.id == recall for each in active.orders)
+    return parts if is_open else replace(parts, recalled=_but(parts.recalled, key))
 
 
 def _has_ended(before: State, after: State) -> bool:
@@ -216,6 +226,10 @@ def _orders_for(
         id_ = NodeId(order.life) or names.get(order.target, NodeId(order.target))
         # The part that has the node stores which life of it is meant.
         yield order if parts.key_of(id_) == key else replace(order, life=id_)
+
+
+def _but(recalled: Mapping[JobId, str], job: JobId) -> Mapping[JobId, str]:
+    return {key: order for key, order in recalled.items() if key != job}
 
 
 def _key(parts: Parts, job: JobId) -> JobId | None:

@@ -184,6 +184,25 @@ def test_only_a_job_that_comes_later_makes_room_for_the_first(priority, recalled
         assert parts.first.jobs[OTHER].state == "queued"
 
 
+def test_a_recall_is_over_once_a_person_resumes_the_job():
+    """Until it is, nothing changes hands. It may be recalled anew."""
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=(C, D)),
+        generations=(of(OTHER, C, D),),
+        durables=((OTHER, durable(10)),),
+    )
+    parts, asked = act(parts, Ticked(NOW + 5))
+    (question,) = of_kind(RequestPlan, asked)
+    parts, _ = act(parts, PlanRefused(NOW + 6, question.request, "it does not fit"))
+    parts, _ = act(parts, *(Ticked(NOW + at) for at in range(7, 40)))
+    assert OTHER in parts.recalled, "its nodes have yet to say what they hold"
+    parts, _ = act(parts, OrderGiven(NOW + 40, Order("o1", "resume", OTHER)))
+    there = parts.others[OTHER]
+    assert there.job.state == "running"
+    assert {each.id for each in there.active.orders} == {*parts.recalled.values()}
+
+
 def test_a_held_job_is_not_recalled():
     parts, _ = elected(job(), job(OTHER, "held", part=(C, D)))
     parts, asked = act(parts, Ticked(NOW + 5))
