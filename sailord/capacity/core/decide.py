@@ -146,9 +146,11 @@ def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDec
     seen. Drains are repeated, since the last leader may have died between storing and ordering
     them.
     """
-    books = event.books
+    books, now = event.books, state.now
     asks = {
-        a.ask.request_id: replace(a, is_in_doubt=not a.is_queued, since=max(a.since, state.now))
+        a.ask.request_id: replace(
+            a, is_in_doubt=not a.is_queued, since=now, doubted_at=min(a.doubted_at, now)
+        )
         for a in books.asks
     }
     is_spent = books.stopped_at_usd is not None and books.stopped_at_usd == state.policy.usd_max
@@ -157,7 +159,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDec
         state.now,
         event.prefix,
         asks=asks,
-        instances={each.instance.id: each for each in books.machines},
+        instances={each.instance.id: each.as_of(now) for each in books.machines},
         spent_usd=books.spent_usd,
         stop=books.stop if is_spent else "",
         boots={record.pool: record for record in books.boots},

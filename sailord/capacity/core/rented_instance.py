@@ -5,7 +5,7 @@ Its fields are keys in the store, as those of ``CapacityRecord``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sailord.providers.interface import Instance
 
@@ -53,6 +53,24 @@ class RentedInstance:
     """How often its deletion was ordered."""
     why: str = ""
     """Why it is marked for deletion; empty: it is not."""
+
+    def as_of(self, now: float) -> RentedInstance:
+        """Return it for a leader that takes over: the last one's clock may have been ahead.
+
+        A moment to come would put off all that is due some time after it.
+        """
+
+        def past(at: float | None) -> float | None:
+            return None if at is None else min(at, now)
+
+        return replace(
+            self,
+            known_since=min(self.known_since, now),
+            running_since=past(self.running_since),
+            absent_since=past(self.absent_since),
+            idle_since=past(self.idle_since),
+            deletion_at=past(self.deletion_at),
+        )
 
     def usd(self, now: float) -> float:
         """Return what it has cost up to ``now``."""

@@ -28,7 +28,8 @@ def charge(before: State, after: State) -> Step:
         ran = paid(before, then.generation)
     until = after.job.bill.until
     if ran == now and ran is not None:
-        is_due = until is None or after.now >= until + WRITTEN_EVERY_S
+        # A bill from the future is of a leader whose clock was ahead.
+        is_due = until is None or not until <= after.now < until + WRITTEN_EVERY_S
         if ran.usd_per_hour is None or not is_due or not costs(ran):
             return Step(after)
     elif None not in (ran, now) and not costs(ran) and not costs(now):

@@ -1,4 +1,4 @@
-"""What a new leader may think is spent before it has seen what is rented."""
+"""What a new leader makes of the record of the last one, before it has seen what is rented."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sailord.capacity.core.model import (
     PricesRead,
     ProgressSeen,
     TargetSet,
+    Tick,
 )
 from tests.sailord.capacity.core.story import FIRST, A, B, Story, instance
 
@@ -92,3 +93,14 @@ def test_a_job_that_begins_after_a_stop_is_paused_also_while_the_provider_is_sil
     story.hear(ProgressSeen(LATER + 1.0, JobProgress("j", 0.0, 5, 100, None, is_running=True)))
     story.hear(AgentsCounted(LATER + 2.0, {"n1": Agent(4)}, frozenset({"n1"})))
     assert len(story.of(PauseJob)) == 1
+
+
+def test_a_clock_that_was_set_back_puts_off_no_deletion_and_no_doubt():
+    story = Story(books=_books_with_an_open_request(), at=3600.0).see(3610.0, EARLIER)
+    story.hear(AgentsCounted(3611.0, {"n9": Agent(4)})).hear(TargetSet(3612.0, {}))
+    assert story.hear(Tick(3612.0 + 300.0)).of(DeleteInstances) == [DeleteInstances(("9",))]
+    back = Story(books=record_of(story.state), at=400.0)
+    assert back.see(410.0, EARLIER).of(DeleteInstances) == []
+    assert back.hear(Tick(430.0)).of(DeleteInstances) == [DeleteInstances(("9",))]
+    assert set(back.state.asks) == {FIRST}
+    assert back.see(521.0, EARLIER).state.asks == {}

@@ -106,10 +106,11 @@ def test_a_request_in_doubt_is_awaited_from_when_its_answer_failed_to_come(answe
     story.hear(RequestAnswered(181.0, answer))
     assert set(story.state.asks) == {FIRST}
     again = decode(CapacityRecord, encode(record_of(story.state)))
-    for later in (story, Story(books=again).hear(TargetSet(182.0, {A: 1}))):
-        assert later.see(300.0).asks() == []
+    took_over = Story(books=again, at=182.0).hear(TargetSet(182.0, {A: 1}))
+    for later, over_at in ((story, 301.0), (took_over, 302.0)):
+        assert later.see(over_at - 1.0).asks() == []
         assert set(later.state.asks) == {FIRST}
-        later.see(301.0)
+        later.see(over_at)
         assert not later.state.asks
 
 

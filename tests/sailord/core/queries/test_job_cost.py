@@ -77,6 +77,15 @@ def test_new_leader_continues_the_stored_bill() -> None:
     assert round(bill.usd, 9) == 2.0
 
 
+def test_a_bill_of_a_leader_whose_clock_was_ahead_goes_on_at_once() -> None:
+    """The head's clock was set back by an hour: what the job costs until then counts."""
+    stored = job(bill=Bill(usd=1.0, until=NOW + 3600))
+    led, _ = act(State(), Elected(NOW, 8, nodes=(), jobs=(stored,), generations=(PRICED,)))
+    assert bill_of(led) == Bill(usd=1.0, until=NOW)
+    later, _ = at(led, Ticked(NOW + 100))
+    assert round(later.usd, 9) == 2.0
+
+
 def test_a_closed_generation_costs_nothing() -> None:
     closed = replace(PRICED, state="closed")
     closing = state(Closing("paused", "x"), generation=PRICED, job=job(bill=Bill(until=NOW)))
