@@ -378,6 +378,7 @@ def _assemble(
     webhooks = WebhookSender(config.webhooks.receivers, announcer.outbox, cluster)
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)
+    cluster.lifetimes.given_back = rented.given_back
     cluster.watchers += [books.observe, api.curve.observe, available.note]
     return Daemon(
         config=config,

@@ -23,3 +23,10 @@ class RentedNow:
     def keeps_deadline(self, job: JobId) -> bool:
         """Whether instances are rented so that this job meets its deadline."""
         return self.state is not None and watches_deadline(self.state, job)
+
+    def given_back(self) -> frozenset[str]:
+        """The names of the nodes whose instances are deleted for sailord's own reasons."""
+        instances = () if self.state is None else self.state.instances.values()
+        return frozenset(
+            each.instance.node for each in instances if each.why and each.ended_at is None
+        )

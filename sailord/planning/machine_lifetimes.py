@@ -1,8 +1,12 @@
-"""Observes which nodes live and which are lost, by pool: the data behind expected lifetimes."""
+"""Observes which nodes live and which are lost, by pool: the data behind expected lifetimes.
+
+What sailord gives back, or an operator drains, was not lost: it counts no more from then on.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from agents.protocol.records import NodeId, NodeRecord
@@ -29,6 +33,8 @@ class MachineLifetimes:
     """Losses and lifetimes of nodes, as leaders saw them; begins with the planner's priors."""
 
     history: LifetimeHistory = field(default_factory=LifetimeHistory)
+    given_back: Callable[[], Container[str]] = frozenset
+    """The names of the nodes whose instances sailord deletes."""
     _up: dict[NodeId, str] = field(default_factory=dict)
     _term: int | None = None
     _observed_at: float = 0.0
@@ -38,12 +44,17 @@ class MachineLifetimes:
         is_same_term = after.term == self._term
         if after.term is None or (is_same_term and after.now < self._observed_at + OBSERVE_S):
             return
-        up = {
-            id_: pool_of(node.record)
-            for id_, node in after.nodes.items()
-            if not node.is_lost and node.record.gpus
+        there = {
+            id_: node for id_, node in after.nodes.items() if not node.is_lost and node.record.gpus
         }
-        gone = [pool for id_, pool in self._up.items() if id_ not in up and is_same_term]
+        given_back = self.given_back()
+        returned = {
+            id_
+            for id_, node in there.items()
+            if node.exclusion.is_drain_ordered or node.record.name in given_back
+        }
+        up = {id_: pool_of(node.record) for id_, node in there.items() if id_ not in returned}
+        gone = [pool for id_, pool in self._up.items() if id_ not in there and is_same_term]
         self.history = self.history.seen(after.now, up=Counter(up.values()), lost=Counter(gone))
         self._up, self._term, self._observed_at = up, after.term, after.now
 

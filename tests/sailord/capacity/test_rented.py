@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from agents.protocol.records import JobId
-from sailord.capacity.core.model import CapacityPolicy, Pace
+from sailord.capacity.core.model import CapacityPolicy, CapacityState, Pace
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
+from tests.sailord.capacity.core.story import instance
 
 JOB, OTHER = JobId("job"), JobId("other")
 
@@ -25,3 +27,12 @@ def test_deadlines_are_nobodys_until_the_loop_watches_one() -> None:
     loop.state = replace(loop.state, pace=Pace("job", uses_on_demand=True))
     assert [is_behind(JOB), keeps_deadline(JOB)] == [True, True]
     assert [is_behind(OTHER), keeps_deadline(OTHER)] == [False, False]
+
+
+def test_instances_that_sailord_deletes_are_given_back_and_preempted_ones_are_not() -> None:
+    made = [RentedInstance(instance(number), 1.0, 0.0, 0.0) for number in range(3)]
+    stays, goes, taken = made[0], replace(made[1], why="surplus"), made[2]
+    taken = replace(taken, why="preempted", ended_at=9.0)
+    known = {each.instance.id: each for each in (stays, goes, taken)}
+    assert RentedNow(CapacityState(instances=known)).given_back() == {"n1"}
+    assert RentedNow().given_back() == frozenset()

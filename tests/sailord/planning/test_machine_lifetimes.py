@@ -38,3 +38,19 @@ def test_losses_are_not_counted_across_terms():
     lifetimes.observe(State(now=20.0))
     lifetimes.observe(state(30.0, term=2))
     assert lifetimes.history.record(pool_of(RECORD), 30.0).losses == 0
+
+
+def test_what_is_given_back_or_drained_on_order_is_no_loss():
+    """Else a pool would seem to lose its nodes since a job has ended."""
+    third = replace(RECORD, id=NodeId("c.1"), name="c")
+    nodes = [Node(RECORD, 0.0), Node(OTHER, 0.0), Node(third, 0.0)]
+    lifetimes, pool = MachineLifetimes(), pool_of(RECORD)
+    lifetimes.observe(state(10.0, *nodes))
+    lifetimes.given_back = lambda: {"a"}
+    drained = changed(nodes[1], draining_since=11.0, is_drain_ordered=True)
+    lifetimes.observe(state(20.0, nodes[0], drained, nodes[2]))
+    assert lifetimes.history.record(pool, 20.0).nodes_up == 1
+    lifetimes.observe(state(30.0, nodes[2]))
+    assert lifetimes.history.record(pool, 30.0).losses == 0
+    lifetimes.observe(state(40.0))
+    assert round(lifetimes.history.record(pool, 40.0).losses, 2) == 1.0
