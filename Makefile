@@ -109,8 +109,8 @@ audit: $(FOR_ALL) ## compare the pinned packages with known advisories (OSV=FILE
 # that compare with measurements. A program ends with 2 where it cannot measure, and with 3 where it
 # missed a target (benchmarks/machine.py); any other status is a defect, and fails at the end.
 .PHONY: bench
-BENCHES := simulate plan_quality sailorctl runtime chunks read_ahead overhead store reconfigure \
-	checkpoint control notices page fidelity
+BENCHES := simulate megatron_papers plan_quality sailorctl runtime chunks read_ahead overhead store \
+	reconfigure checkpoint control notices page fidelity
 bench: $(FOR_ALL) ## print the benchmarks' tables (MEASURED=DIR: also those that need measurements)
 	@failed=; run() { echo "== $$*"; status=0; $(BIN)/python -m benchmarks."$$@" || status=$$?; \
 		case $$status in \

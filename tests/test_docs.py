@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 WITHIN = "SAILOR_RUNS_DOCUMENTS"
 HANG_S = 150
-SLOW = ("docs/training.md", "docs/replay.md")
+SLOW = ("docs/accuracy.md", "docs/replay.md", "docs/training.md")
 """Documents whose commands train or search for seconds; `make test-slow` runs them."""
 
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")
