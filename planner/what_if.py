@@ -65,7 +65,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
         found, why_none = _with(question, _with_one_more_machine(question.cluster, pool))
         usd = None if found is None else found.money.total_usd
         least = now * (1 - GAIN_MIN)
-        if found is None or _worth(answer, found.iteration_s, usd) > least:
+        if found is None or now <= 0 or _worth(answer, found.iteration_s, usd) > least:
             same = (seconds, dollars, 0.0, 0.0)
             why_none = why_none or "no gain found"
             yield OneMore(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)

@@ -18,6 +18,8 @@ NO_MONEY_LIMITS: dict[str, Any] = dict.fromkeys(
     ("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total")
 )
 """What to replace in an objective to ignore its limits in dollars."""
+FREE_USD_PER_HOUR = 1e-12
+"""Price of what costs nothing, so that free plans are ranked by time and prices divide."""
 ROUGH_TOLERANCE = 1.15
 """Factor by which rough figures may break a limit before a plan is dropped."""
 
@@ -166,7 +168,7 @@ class ObjectiveArrays:
             return seconds
         possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
-        usd = finite * usd_per_s
+        usd = finite * np.maximum(usd_per_s, FREE_USD_PER_HOUR / 3600)
         score = usd if self.limits.goal_is_cost else finite
         for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
             possible = possible & (value <= most * ROUGH_TOLERANCE)

@@ -104,12 +104,12 @@ def preferred(best: _Plan, others: Iterable[_Plan], goal: Goal) -> _Plan:
         return weighted, seconds
 
     cheapest = min(tied, key=worth)
-    least, price = objective_of(cheapest, goal), usd(cheapest)
+    seconds, price = cheapest.estimate.iteration_s, usd(cheapest)
     has = simplicity(cheapest.plan)
     equal = (
         one
         for one in tied
-        if objective_of(one, goal) <= least * (1 + REPEATED)
+        if one.estimate.iteration_s <= seconds * (1 + REPEATED)
         and usd(one) <= price * (1 + REPEATED)
         and all(map(le, simplicity(one.plan), has))
     )

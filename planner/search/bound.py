@@ -22,14 +22,12 @@ import numpy as np
 
 from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, LotQuota
-from planner.problem.objective import Limits
+from planner.problem.objective import FREE_USD_PER_HOUR, Limits
 from planner.search.pricing import FOREVER_S, Priced, Reach, batch_counts, pipeline_prices
 from planner.search.round_trips import RoundTrips
 from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
 
-FREE_USD_PER_HOUR = 1e-12
-"""Price of a GPU that has none, so that division by prices is possible."""
 SPAN = 1.01
 """Spans of time narrower than this ratio are not halved."""
 WORK_MAX = 2e7

@@ -24,7 +24,7 @@ from planner.pipelines.pipeline_template import (
 )
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, LotQuota
-from planner.problem.objective import Limits
+from planner.problem.objective import FREE_USD_PER_HOUR, Limits
 from planner.search.packing import best_packing
 from planner.search.pricing import quickest_equal_pipelines
 from planner.search.rough_sums import RoughSums
@@ -49,6 +49,8 @@ PACKED_WHOLE = 1e-6
 """A count this close below a whole number is taken as that number."""
 ROUGH_BREACH = 40.0
 """Penalty slope for limits that a draft breaks by its rough figures."""
+FREE_ZONES = 1000.0
+"""Factor on the rough dollars of free GPUs for each further zone."""
 FAMILIES_SHARE = 0.5
 """Share of the drafts judged that goes to the best of each family."""
 EQUAL_MAX = 12
@@ -382,6 +384,10 @@ class EventDrafts:
             for lot, of_lot in mix.groups().items()
             for tp, groups in of_lot.items()
         )
+        if not hourly:
+            # Free GPUs are ranked by time, those of several zones last: they may cost egress.
+            zones = {self.lots[lot].zone for lot in mix.groups()}
+            hourly = FREE_USD_PER_HOUR * FREE_ZONES ** (len(zones) - 1)
         usd = hourly / 3600 * seconds
         score = usd if self.limits.goal_is_cost else seconds
         for value, most in self.limits.capped(seconds, usd, hourly):

@@ -25,6 +25,8 @@ from simulator.documents.problems import InputError, Problem
 
 TIMES_END_S = 253_402_300_800
 """Seconds from 1970 to the year 10000, where dates end."""
+COUNT_MAX = 10**7
+"""Far above any log; more nodes or GPUs are a mistake."""
 Counts = Mapping[str, int]
 """GPUs by pool, named ``<gpu>@<zone>``."""
 NodesByKind = Mapping[str, tuple[str, ...]]
@@ -83,7 +85,10 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
     try:
         points, end_s = _READERS[format_of(file)](file)
         _check_times(points, end_s)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (
+        *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
         what = f"could not be read as {format_of(file)}: {error}"
         raise InputError(Problem(file.name, what, "give a file as it was published")) from None
     for number, (one, two) in enumerate(pairwise(points), 2):
@@ -98,6 +103,14 @@ def _check_times(points: _Points, end_s: float) -> None:
     for at_s in (*(point[0] for point in points), end_s):
         if not 0 <= at_s < TIMES_END_S:
             raise ValueError(f"{at_s:g} s is not a time in seconds from 0 to the year 9999")
+
+
+def _whole(value: object) -> int:
+    """Return a number of nodes or GPUs."""
+    count = float(value)  # type: ignore[arg-type]  # what is no number raises an error
+    if not 0 <= count <= COUNT_MAX or count != int(count):
+        raise ValueError(f"{value} is not a number of nodes or GPUs")
+    return int(count)
 
 
 def format_of(file: LogFile) -> str:
@@ -197,7 +210,7 @@ def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
             up.remove(node)
         else:
             raise ValueError(f'"{what}" is neither add nor remove')
-        points.append(_named(int(ms) / 1000, up, file))
+        points.append(_named(float(ms) / 1000, up, file))
     return points, points[-1][0] + _step_s(points)
 
 
@@ -216,16 +229,24 @@ def _step_s(points: _Points) -> float:
 
 
 def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
+    """A published log has entries for the minutes ahead; a later line corrects them."""
     points: _Points = []
+    first = 0  # Of the latest entries with the same count.
     for day, time, count in _rows(file.text):
         at = datetime.fromisoformat(f"{day}T{time}+00:00").timestamp()
-        points.append((at, {file.pool: int(count) * file.gpus_per_node}, {}))
+        counts = {file.pool: _whole(count) * file.gpus_per_node}
+        if points and at >= points[first][0]:
+            for number in range(first, len(points)):
+                points[number] = (min(at, points[number][0]), *points[number][1:])
+        if points and counts != points[-1][1]:
+            first = len(points)
+        points.append((at, counts, {}))
     return points, points[-1][0]
 
 
 def _counts(file: LogFile) -> tuple[_Points, float]:
     points: _Points = [
-        (int(ms) / 1000, {file.pool: int(count) * file.gpus_per_node}, {})
+        (float(ms) / 1000, {file.pool: _whole(count) * file.gpus_per_node}, {})
         for ms, count in _rows(file.text)
     ]
     return points, points[-1][0] + _step_s(points)
@@ -249,7 +270,7 @@ def _parcae(file: LogFile) -> tuple[_Points, float]:
 def _skypilot(file: LogFile) -> tuple[_Points, float]:
     document = json.loads(file.text)
     gap_s = float(document["metadata"]["gap_seconds"])
-    counts = [int(count) * file.gpus_per_node for count in document["data"]]
+    counts = [_whole(count) * file.gpus_per_node for count in document["data"]]
     points: _Points = [
         (number * gap_s, {file.pool: gpus}, {}) for number, gpus in enumerate(counts)
     ]
@@ -263,9 +284,10 @@ def _sailord(file: LogFile) -> tuple[_Points, float]:
     entries = [json.loads(line) for line in file.text.splitlines() if line.strip()]
     entries.sort(key=itemgetter("at"))
     for entry in entries:
+        entry["gpus"] = {pool: _whole(gpus) for pool, gpus in entry["gpus"].items()}
         pools |= dict.fromkeys(entry["gpus"], 0)
     for entry in entries:
-        points.append((float(entry["at"]), {**pools, **entry["gpus"]}, {}))
+        points.append((float(entry["at"]), pools | entry["gpus"], {}))
     return points, points[-1][0]
 
 

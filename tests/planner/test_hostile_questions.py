@@ -174,7 +174,29 @@ def test_free_gpus_cost_nothing_and_have_reasons(estimator: str) -> None:
     answer = plan_job(question)
     check(question, answer)
     assert answer.objective == 0.0
-    assert explained(question, answer).explain
+    why = explained(question, answer)
+    assert why.explain
+    # Nothing costs less than nothing, so no plan with another machine is a gain.
+    assert {one.why_none for one in why.why.one_more} == {"no gain found"}
+
+
+def test_of_plans_that_cost_nothing_the_fastest_is_looked_for() -> None:
+    case = random_case(random.Random("free 10"), gpus_max=12, layers_max=6, batch=12)
+    free = tuple(replace(pool, price_usd_per_gpu_hour=0.0) for pool in case.cluster.pools)
+    asked = Question(
+        case.job,
+        replace(case.cluster, pools=free),
+        case.measurements,
+        budget=BUDGET,
+        proves=False,
+        is_bounded=False,
+    )
+    seconds = []
+    for goal in ("throughput", "cost"):
+        answer = plan_job(replace(asked, job=replace(case.job, objective=Objective(goal=goal))))
+        assert answer.estimate is not None
+        seconds.append(answer.estimate.iteration_s)
+    assert seconds[0] == pytest.approx(seconds[1])
 
 
 @pytest.mark.parametrize("estimator", ["event", "paper"])

@@ -75,7 +75,7 @@ def import_(
     own: list[LogFile] = []
     for number, path in enumerate(files):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "is not text"
             raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None

@@ -89,6 +89,15 @@ def test_where_cost_is_the_goal_nothing_dearer_is_taken_for_its_speed() -> None:
     assert preferred(slow, [judged(5.0, 3.05, WHOLE)], "cost").plan is WHOLE
 
 
+@pytest.mark.parametrize("usd", [0.0, 3.0])
+def test_where_cost_is_the_goal_no_simpler_plan_takes_much_longer(usd: float) -> None:
+    quick, simple = judged(5.0, usd, HALVES), judged(10.0, usd, WHOLE)
+    assert preferred(quick, [simple], "cost") is quick
+    # 2 % longer is no reason against it.
+    equal = judged(5.1, usd, WHOLE)
+    assert preferred(quick, [equal], "cost") is equal
+
+
 def test_without_prices_only_simplicity_counts() -> None:
     fast, simple = judged(10.0, None, HALVES), judged(10.1, 0.01, WHOLE)
     assert preferred(fast, [simple], "throughput") is simple

@@ -72,6 +72,13 @@ def test_published_formats_are_read(
         ('{"at": 1, "gpus": {}}\n{"at": NaN, "gpus": {}}', "could not be read as sailord: nan"),
         ('{"at": -5, "gpus": {}}\n{"at": 3, "gpus": {}}', "-5 s is not a time"),
         ('{"metadata": {"gap_seconds": Infinity}, "data": [1]}', "could not be read as skypilot"),
+        ('{"metadata": {"gap_seconds": 300}, "data": [1e999]}', "inf is not a number of nodes"),
+        ('{"metadata": {"gap_seconds": 300}, "data": [1, 0.9]}', "0.9 is not a number of nodes"),
+        ('{"metadata": ' + "[" * 100_000, "could not be read as skypilot"),
+        ("0,1\n60000,-2\n", "-2 is not a number of nodes"),
+        (f"0,1\n{'9' * 400},2\n", "inf s is not a time"),
+        ('{"at": 1, "gpus": {"V100-16@a": -8}}', "-8 is not a number of nodes or GPUs"),
+        ('{"at": 1, "gpus": {"V100-16@a": null}}', "could not be read as sailord"),
     ],
 )
 def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
@@ -92,6 +99,24 @@ def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
 def test_a_log_that_goes_back_in_time_is_a_mistake(text: str) -> None:
     with pytest.raises(InputError, match=r"goes back in time: its entry \d is earlier than"):
         read(text)
+
+
+def test_of_overlapping_counts_the_later_line_holds() -> None:
+    """As in a published log, whose lines are for some minutes ahead."""
+    text = (
+        "2021-12-10, 13:07:00, 80\n2021-12-10, 13:08:00, 80\n2021-12-10, 13:09:00, 80\n"
+        "2021-12-10, 13:08:00, 70\n2021-12-10, 13:09:00, 70\n2021-12-10, 13:10:00, 70\n"
+        "2021-12-10, 13:09:30, 70\n2021-12-10, 13:10:30, 70\n2021-12-10, 13:10:00, 60\n"
+        "2021-12-10, 13:11:00, 60\n"
+    )
+    assert read(text) == ([(0, 80), (60, 70), (180, 60)], 240)
+
+
+def test_a_log_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(EVENTS.encode("utf-8-sig"))
+    save = tmp_path / "trace.json"
+    code, told = run("trace", "import", str(tmp_path / "log"), "--pool", POOL, "--save", str(save))
+    assert (code, save.exists()) == (0, True), told
 
 
 def test_files_of_several_zones_are_merged() -> None:
