@@ -189,7 +189,8 @@ class Effects:
         if command.ratios and command.running is not None and command.running.busy is not None:
             error = command.running.busy.relative_error
             request = replace(request, ratios=command.ratios, relative_error=error)
-        return await self.planner.ask(request, timeout_s=self.config.options.plan_s)
+        limit_s = self.config.options.plan_s
+        return await self.planner.ask(request, timeout_s=limit_s, job=command.job)
 
     async def _repeat(self, record: GenerationRecord) -> FoundPlan | None:
         """The generation's plan again; ``None`` if the store does not have all of it."""

@@ -116,7 +116,8 @@ class PlannerPool:
         default_factory=lambda: tuple(PlannerProcess(FOREGROUND_NICENESS) for _ in range(2))
     )
     """Two, so that a new request need not wait for an outdated one."""
-    _newest: PlanRequest | None = None
+    _newest: dict[str, PlanRequest] = field(default_factory=dict)
+    """The newest open request of each job."""
     _worker_freed: asyncio.Event = field(default_factory=asyncio.Event)
     _ahead_worker: PlannerProcess = field(
         default_factory=lambda: PlannerProcess(BACKGROUND_NICENESS)
@@ -134,19 +135,21 @@ class PlannerPool:
     def __post_init__(self) -> None:
         self._idle.set()
 
-    async def ask(self, request: PlanRequest, *, timeout_s: float) -> FoundPlan | str:
-        """Return a plan, or why there is none."""
+    async def ask(
+        self, request: PlanRequest, *, timeout_s: float, job: str = ""
+    ) -> FoundPlan | str:
+        """Return a plan, or why there is none; of the requests of a job that wait, the newest."""
         known = None if self._precomputed is None else self._precomputed.answer(request)
         if known is not None:
             return known
-        self._newest = request
+        self._newest[job] = request
         self._open_requests += 1
         self._idle.clear()
         worker = None
         try:
             async with asyncio.timeout(timeout_s):
                 worker = await self._free_worker()
-                if self._newest is not request:
+                if self._newest.get(job) is not request:
                     return NoAnswer("superseded by a newer request")
                 found: FoundPlan | str = await worker.run(child.call, "plan_search.answer", request)
                 return found
@@ -159,13 +162,15 @@ class PlannerPool:
             worker.kill()
             return NoAnswer("the planner process died")
         finally:
+            if self._newest.get(job) is request:
+                del self._newest[job]
             self._worker_freed.set()
             self._open_requests -= 1
             if not self._open_requests:
                 self._idle.set()
 
     async def _free_worker(self) -> PlannerProcess:
-        """Wait for a free process. Waiters wake in order; all but the newest then give up."""
+        """Wait for a free process. Waiters wake in order; all but each job's newest give up."""
         while True:
             for worker in self._workers:
                 if not worker.waiting:

@@ -120,24 +120,25 @@ async def test_precomputing_pauses_while_a_request_is_open():
         service.close()
 
 
+class Slow:
+    """Blocks at its request until ``go`` is set."""
+
+    def __init__(self):
+        self.taken, self.waiting, self.go = [], 0, asyncio.Event()
+
+    async def run(self, _work, _name, request):
+        self.waiting += 1
+        self.taken.append(request)
+        await self.go.wait()
+        self.waiting -= 1
+        return f"answer {len(request.nodes)}"
+
+    def kill(self):
+        self.waiting = 0
+
+
 def test_only_the_newest_waiting_request_is_answered():
     """Nodes that join one after the other each cause a request; only the last answer counts."""
-
-    class Slow:
-        """Blocks at its request until ``go`` is set."""
-
-        def __init__(self):
-            self.taken, self.waiting, self.go = [], 0, asyncio.Event()
-
-        async def run(self, _work, _name, request):
-            self.waiting += 1
-            self.taken.append(request)
-            await self.go.wait()
-            self.waiting -= 1
-            return f"answer {len(request.nodes)}"
-
-        def kill(self):
-            self.waiting = 0
 
     async def ask_all():
         first, second = workers = (Slow(), Slow())
@@ -154,6 +155,24 @@ def test_only_the_newest_waiting_request_is_answered():
     assert sorted(taken) == [1, 2, 5]
     assert [answers[0], answers[3], answers[4]] == ["answer 1", "answer 5", "answer 2"]
     assert all("newer request" in text for text in answers[1:3])
+
+
+def test_a_request_of_another_job_supersedes_none():
+    """Jobs that share the cluster may all ask at once."""
+
+    async def ask_all():
+        service = PlannerPool(_workers=(Slow(), Slow()))
+        jobs = {str(n): replace(QUESTION, nodes=NODES[:1] * n) for n in range(1, 5)}
+        asked = [service.ask(each, timeout_s=30, job=job) for job, each in jobs.items()]
+        tasks = [asyncio.create_task(each) for each in asked]
+        await asyncio.sleep(0)
+        for worker in service._workers:
+            worker.go.set()
+        return await asyncio.gather(*tasks), service._newest
+
+    answers, still_open = asyncio.run(ask_all())
+    assert answers == ["answer 1", "answer 2", "answer 3", "answer 4"]
+    assert still_open == {}
 
 
 class SlowToBegin(ProcessPoolExecutor):
