@@ -80,13 +80,15 @@ class NetworkProfiler:
     @property
     def candidates(self) -> list[Candidate]:
         """The nodes that may be asked."""
-        active = self.cluster.state.active
-        generation = None if active is None else active.generation
-        is_open = generation is not None and generation.state == "open"
-        members = generation.members if generation is not None and is_open else ()
+        state = self.cluster.state
+        # Those of jobs that train beside the first are among them, too.
+        known = [*state.generations.values()]
+        if state.active is not None and state.active.generation is not None:
+            known.append(state.active.generation)
+        members = {id_ for each in known if each.state == "open" for id_ in each.members}
         return [
             Candidate(id_, _site(node), node.record.gpus, is_training=id_ in members)
-            for id_, node in self.cluster.state.nodes.items()
+            for id_, node in state.nodes.items()
             if node.record.address and node.is_usable(is_member=True)
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from agents.protocol.codec import decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes, SizeTimes
-from agents.protocol.records import NodeId, NodeRecord
+from agents.protocol.records import JobId, NodeId, NodeRecord
 from agents.rpc.client import CallFailed
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.network import measure_network, show_network, show_network_file
@@ -26,6 +26,7 @@ from sailord.network.core.model import SIZES_BYTES, NetworkPolicy
 from sailord.network.profiler import ANSWER_S, ROUND_S_MAX, NetworkProfiler
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network_file import network_from_json
+from tests.sailord.core.states import generation
 
 NODES = {"a1": "zone-a", "a2": "zone-a", "b1": "zone-b"}
 QUESTIONS = 5
@@ -96,7 +97,8 @@ def world(tmp_path, monkeypatch):
             network_file=tmp_path / "network.json",
             cluster=SimpleNamespace(catalogue=load_catalogue()),
         )
-        cluster: Any = SimpleNamespace(term=1, state=SimpleNamespace(active=None, nodes=nodes))
+        state = SimpleNamespace(active=None, generations={}, nodes=nodes)
+        cluster: Any = SimpleNamespace(term=1, state=state)
         monkeypatch.setattr(profiler_module, "time", agents)
         monkeypatch.setattr(profiler_module, "PAUSE_S", 0.0)
         return NetworkProfiler(config, cluster, agents), agents
@@ -152,6 +154,18 @@ async def test_an_ordered_round_measures_each_link_once_and_writes_the_file(worl
     others.now = agents.now + ROUND_S_MAX
     await until_round_ends(again, others)
     assert len(again.history.all) == QUESTIONS
+
+
+def test_nodes_of_each_job_that_trains_are_measured_last_and_gently(world):
+    profiler, _ = world()
+    known: Any = profiler.cluster.state
+    known.active = SimpleNamespace(generation=generation(NodeId("a1")))
+    known.generations = {
+        JobId("beside"): generation(NodeId("a2")),
+        JobId("paused"): replace(generation(NodeId("b1")), state="closed"),
+    }
+    trains = {each.id: each.is_training for each in profiler.candidates}
+    assert trains == {"a1": True, "a2": True, "b1": False}
 
 
 @pytest.mark.asyncio
