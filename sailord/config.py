@@ -152,6 +152,9 @@ def load_config(path: Path) -> Config:
     options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
     capacity = _limits(top.section("capacity"), CapacityPolicy(), least=0)
+    if not capacity.look_s:
+        cure = "give the seconds between two observations, such as 10"
+        problems.add(top.place_of("capacity"), "look_s is 0", cure)
     telemetry = top.section("telemetry")
     otlp = telemetry.value("otlp", _url, required="telemetry" in top)
     telemetry.finish()

@@ -134,7 +134,13 @@ def _static(table: Table, cluster: Cluster) -> StaticConfig:
         if any(host.name == name for host in hosts):
             entry.report("name", f'is "{name}" a second time', "list each host once")
         price = entry.number("usd_per_hour", least=0.0, most=1e6)
-        hosts.append(Host(name or "", _pool(entry, cluster), price))
+        host = Host(name or "", _pool(entry, cluster), price)
+        alike = next((each for each in hosts if each.pool == host.pool), host)
+        if alike.usd_per_hour != price:
+            what = f"is not that of {alike.name}, which is alike"
+            cure = "give hosts of one zone, machine type and contract one price, or none"
+            entry.report("usd_per_hour", what, cure)
+        hosts.append(host)
         entry.finish()
     if not hosts and "host" not in table:
         table.report("host", "is missing", "add [[provider.host]] with name, zone and machine")
