@@ -193,8 +193,8 @@ class CapacityLoop:
                 self._tasks.start(self._delete(command.ids))
             case model.Drain():
                 self._tasks.start(self._drain(command))
-            case model.PauseJob():
-                self._tasks.start(self._pause(f"budget-{self.clock.now():.0f}", command.why))
+            case model.PauseJob(why, job):
+                self._tasks.start(self._pause(f"budget-{self.clock.now():.0f}", why, job))
             case model.Tell():
                 self.tell(command.job, command.text, command.is_at_risk)
             case model.Log():
@@ -394,9 +394,10 @@ class CapacityLoop:
             else:
                 return
 
-    async def _pause(self, cause: str, why: str) -> None:
+    async def _pause(self, cause: str, why: str, job: str = "") -> None:
+        """Pause the job that has the cluster, or only this one: another may have come meanwhile."""
         active = self.cluster.state.active
-        if active is not None:
+        if active is not None and job in ("", active.job):
             id_ = f"capacity-{cause}-{self._term}-{active.job}"
             await self._give(Order(id_, "pause", active.job, reason=why))
 

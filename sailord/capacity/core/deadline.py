@@ -76,7 +76,7 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
         why = "the total budget may be spent, and the provider does not say what is rented"
     if not why:
         return state, ()
-    return replace(state, paused=job.job), (PauseJob(why),)
+    return replace(state, paused=job.job), (PauseJob(why, job.job),)
 
 
 def _may_be_spent(state: CapacityState) -> bool:

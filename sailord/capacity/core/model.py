@@ -475,6 +475,8 @@ class PauseJob:
     """Pause the job, so that it saves its state and its instances can be deleted."""
 
     why: str
+    job: str = ""
+    """Empty: whichever has the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

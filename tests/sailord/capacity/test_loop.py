@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from agents.store.interface import StoreUnavailable
-from sailord.capacity.core.model import CapacityPolicy, CapacityRecord, Create, TargetSet, TookOver
+from sailord.capacity.core.model import (
+    CapacityPolicy,
+    CapacityRecord,
+    Create,
+    PauseJob,
+    TargetSet,
+    TookOver,
+)
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
@@ -82,6 +89,27 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
     asyncio.run(play())
     assert len({each.id for each in given}) == orders
     assert all((e.kind, e.target) == ("pause", "job") and "no plan" in e.reason for e in given)
+
+
+def test_what_one_job_may_not_spend_pauses_no_other():
+    """The first one has ended since."""
+    given = []
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, given.append)
+        gateway.term = 1
+        state = SimpleNamespace(term=1, active=SimpleNamespace(job="next"))
+        loop = CapacityLoop(
+            None, Warner(), CapacityPolicy(), SimpleNamespace(state=state), None, gateway,
+            SimpleNamespace(now=lambda: 0.0),
+        )  # fmt: skip
+        loop._term = 1
+        for job in ("first", "next", ""):
+            loop._perform(PauseJob(f"budget of {job}", job))
+            await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+    assert [each.reason for each in given] == ["budget of next", "budget of "]
 
 
 def test_a_provider_notice_drains_the_node_under_one_id():
