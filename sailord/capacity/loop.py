@@ -33,6 +33,7 @@ from sailord.capacity.core.planner_view import (
     pool_supplies,
     progress_of,
     target_of,
+    without_market,
 )
 from sailord.capacity.core.supply import draws_on_quotas
 from sailord.capacity.rented import RentedNow
@@ -72,8 +73,7 @@ WANT_AGAIN_S = 300.0
 WANT_TIMEOUT_S = 120.0
 HELD_TOO_LONG = "it was held for too long, so its instances are given back"
 MOVE_S = 60.0
-"""Assumed duration of a reconfiguration to instances that do not exist yet; the real one is judged
-by its own cost."""
+"""Assumed duration of a reconfiguration to instances that do not exist yet."""
 
 
 @dataclass(eq=False)
@@ -304,6 +304,8 @@ class CapacityLoop:
             seen = await self.provider.observe()
         except ProviderError as error:
             log.warning("the provider does not answer", error=str(error))
+        except Exception:  # A fault of ours: without a leader nothing would be given back.
+            log.exception("what the provider answered cannot be read")
         else:
             self._feed(model.Observed(self.clock.now(), seen))
 
@@ -324,6 +326,9 @@ class CapacityLoop:
             await read()
         except ProviderError as error:
             log.warning("the provider did not answer", question=what, error=str(error))
+            return False
+        except Exception:
+            log.exception("what the provider answered cannot be read", question=what)
             return False
         return True
 
@@ -430,7 +435,7 @@ class CapacityLoop:
         self._asked, self._asked_at = key, now
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
         after = pool_supplies(self.state, self.provider.pools, self.cluster.state)
-        if _up(after) != _up(pools):
+        if without_market(after) != without_market(pools):
             self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
         elif wanted.choices is not None:
             options = options_of(active.job, self.provider.pools, pools, wanted.choices)
@@ -493,8 +498,3 @@ async def read_capacity(gateway: Gateway) -> CapacityRecord:
     """Return the stored record; raises ``StoreError``, or ``WireError`` if it cannot be read."""
     entry = await gateway.store.get(gateway.keys.capacity)
     return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
-
-
-def _up(pools: tuple[PoolSupply, ...]) -> list[PoolSupply]:
-    """Return what is up or requested, without what is available."""
-    return [replace(pool, obtainable=0, usd_per_hour=None, ready=0) for pool in pools]

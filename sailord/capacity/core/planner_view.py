@@ -153,6 +153,11 @@ def pool_supplies(
     )
 
 
+def without_market(pools: Iterable[PoolSupply]) -> list[PoolSupply]:
+    """Return what is up or requested, without what is available."""
+    return [replace(pool, obtainable=0, usd_per_hour=None, ready=0) for pool in pools]
+
+
 def possible_supplies(capacity: CapacityState, offered: Sequence[Pool]) -> tuple[PoolSupply, ...]:
     """Return how many instances of each pool there could ever be, whatever is refused now."""
     most, quotas = capacity.policy.machines_per_pool_max, capacity.quotas or ()

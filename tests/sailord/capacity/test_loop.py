@@ -106,9 +106,10 @@ def test_what_one_job_may_not_spend_pauses_no_other():
         loop._term = 1
         for job in ("first", "next", ""):
             loop._perform(PauseJob(f"budget of {job}", job))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(5.0)
 
-    asyncio.run(play())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
     assert [each.reason for each in given] == ["budget of next", "budget of "]
 
 
@@ -133,6 +134,52 @@ def test_a_provider_notice_drains_the_node_under_one_id():
     }
     assert len(given) == 2
     assert len({each.id for each in given}) == 1, "the store takes an id once"
+
+
+class Garbled(Warner):
+    """Its first answers cannot be read."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, int] = {}
+
+    def _read(self, what):
+        self.asked[what] = self.asked.get(what, 0) + 1
+        if self.asked[what] == 1:
+            raise ValueError("Invalid isoformat string: ''")
+
+    async def observe(self):
+        self._read("instances")
+        return Observation(asyncio.get_running_loop().time(), ())
+
+    async def prices(self):
+        self._read("prices")
+        return {}
+
+    async def quotas(self):
+        self._read("quotas")
+        return ()
+
+
+def test_an_answer_of_the_provider_that_cannot_be_read_ends_nothing():
+    """A sailord that dies of it at each start could give nothing back."""
+    provider = Garbled()
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, lambda _: None)
+        gateway.term = 1
+        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
+        clock = SimpleNamespace(now=asyncio.get_running_loop().time)
+        loop = CapacityLoop(None, provider, CapacityPolicy(), cluster, None, gateway, clock)
+        work = asyncio.create_task(loop.run())
+        await asyncio.sleep(100.0)
+        assert not work.done()
+        assert (loop.state.observed_at, loop.state.quotas) == (pytest.approx(60.0, abs=50), ())
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
+    assert min(provider.asked.values()) > 1
 
 
 class Queue(Warner):
