@@ -12,7 +12,15 @@ from typing import Any, get_args
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.protocol.records import PREPARING, Evaluation, JobId, NodeId, Order, OrderKind
+from agents.protocol.records import (
+    ENDED,
+    PREPARING,
+    Evaluation,
+    JobId,
+    NodeId,
+    Order,
+    OrderKind,
+)
 from agents.store.interface import Operation, StoreError, WriteRejected
 from sailord.cluster_records import HISTORY_MAX, Gateway, Transition
 from sailord.core.model.commands import Note
@@ -448,11 +456,12 @@ def _changes_of_phase(before: State, after: State) -> Iterator[tuple[FeedEvent, 
             yield event, f"{job}.{number}.running"
     if now is not None and after.job.state == "held" and then and before.job.state != "held":
         yield _event("job_held", after.job.reason, after, job=now.job), ""
-    if then is not None and now is None:
-        ended = after.jobs.get(then.job)
-        if ended is not None and ended.state in {"done", "failed", "cancelled"}:
-            text = f"{ended.state}: {ended.reason}"
-            yield _event("job_finished", text, after, job=ended.id), ""
+    # Also of one in the queue, and where the next job has the cluster at once.
+    for id_, ended in after.jobs.items() if after.jobs is not before.jobs else ():
+        known_job = before.jobs.get(id_)
+        if ended.state in ENDED and known_job is not None and known_job.state not in ENDED:
+            about = {"job": id_, "generation": None, "step": None}
+            yield _event("job_finished", f"{ended.state}: {ended.reason}", after, **about), ""
 
 
 def _runs(active: Active) -> bool:

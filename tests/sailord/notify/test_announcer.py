@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from agents.protocol.codec import decode, encode
-from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, Order, Taking
+from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, JobId, Order, Taking
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Put, StoreUnavailable, WriteRejected
 from agents.store.sqlite_store import EmbeddedStore
@@ -34,6 +34,7 @@ from tests.sailord.core.states import (
     JOB,
     NOW,
     QUESTION,
+    WAITING,
     A,
     B,
     C,
@@ -63,6 +64,7 @@ class Published:
         return [each.text for each in self.announcer.feed.kept if each.kind == kind]
 
 
+OTHER = JobId("other")
 STARTS, RUNS = state(Starting(NOW - 1, NOW + 30, 1.0)), state(Running(BEGAN))
 ASKS = state(replace(QUESTION, before=Running(BEGAN), is_forced=False))
 
@@ -355,6 +357,23 @@ def test_generation_closed_before_a_pause_is_not_announced_as_opened_on_resume()
     assert published.texts("generation_opened") == []
     published.announcer.observe(paused, state(Running(NOW), generation=G4))
     assert len(published.texts("generation_opened")) == 1
+
+
+def test_the_end_of_a_job_is_an_event_also_in_the_queue_and_where_another_follows() -> None:
+    published, waits = Published(), replace(job(), id=OTHER, state="queued")
+    before = RUNS.with_job(waits)
+    cancelled, _ = act(before, OrderGiven(NOW, order("cancel", OTHER)))
+    published.announcer.observe(before, cancelled)
+    done = replace(job(), state="done", reason="all 9 steps are done")
+    turn = replace(cancelled.active, job=OTHER, generation=G4, phase=WAITING)  # type: ignore[type-var] # it is active
+    follows = replace(before.with_job(done).with_job(replace(waits, state="running")), active=turn)
+    published.announcer.observe(before, follows)
+    published.announcer.observe(follows, follows)
+    ends = [each for each in published.announcer.feed.kept if each.kind == "job_finished"]
+    assert [(each.job, each.text, each.generation) for each in ends] == [
+        (OTHER, "cancelled: cancel was ordered", None),
+        (JOB, "done: all 9 steps are done", None),
+    ]
 
 
 def test_plan_request_during_the_start_does_not_announce_a_running_generation() -> None:
