@@ -18,7 +18,10 @@ LAST_DRAIN_S = 300.0
 
 
 def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
-    """Replace instances that the provider will soon delete by itself, one after the other."""
+    """Replace instances that the provider will soon delete by itself, one after the other.
+
+    The job moves off each as soon as all that is wanted is up without it: else both would be paid.
+    """
     ending = sorted(
         (rented.instance.ends_at, id_)
         for id_, rented in state.instances.items()
@@ -30,14 +33,16 @@ def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
     lives = (ends_at - state.instances[id_].instance.created_at for ends_at, id_ in ending)
     all_s = min(RETIRE_ALL_S, LIFE_SHARE * min(lives, default=0.0))
     slot_s, begin = min(RETIRE_S, all_s / max(len(ending), 1)), float("inf")
+    has_all = bool(ending) and all(is_replaced(state, pool) for pool in state.target)
     for ends_at, id_ in reversed(ending):
         begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
         if state.now >= begin or is_last:
             rented = state.instances[id_]
-            instances[id_] = replace(rented, is_retiring=True, is_drained=is_last)
-            if is_last:
+            goes = is_last or (rented.is_retiring and has_all and any(state.target.values()))
+            instances[id_] = replace(rented, is_retiring=True, is_drained=goes)
+            if goes:
                 why = "the provider will soon delete it"
-                drained.append(Drain(rented.instance.node, why, ends_at))
+                drained.append(Drain(rented.instance.node, why, ends_at if is_last else None))
     return replace(state, instances=instances), tuple(drained)
 
 

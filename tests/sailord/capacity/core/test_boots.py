@@ -148,6 +148,25 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
     assert {order.leaves_at for order in story.of(Drain)} == {end}
 
 
+def test_a_job_moves_off_an_instance_that_will_end_once_another_one_is_there():
+    """Else both would be paid until the end: for hours, where many are of one age."""
+    story = rent(Story(), 1.0, 1, 2, wanted=2)
+    end, agents, used = 100_000.0, {f"n{n}": Agent(4) for n in (1, 2)}, frozenset({"n1", "n2"})
+    old = [replace(each, ends_at=end) for each in seen(story)]
+    story.hear(AgentsCounted(50.0, agents, used)).see(50.0, *old)
+    begins = end - 2 * RETIRE_S
+    assert story.see(begins, *old).asks() == [(A, 1)]
+    (asked,) = story.state.asks
+    new = instance(3, request=asked, at=begins)
+    assert story.see(begins + 10.0, *old, new).of(Drain) == []
+    story.hear(AgentsCounted(begins + 200.0, agents | {"n3": Agent(4)}, used))
+    (goes,) = [m.instance.node for m in story.state.instances.values() if m.is_retiring]
+    assert [(each.node, each.leaves_at) for each in story.of(Drain)] == [(goes, None)]
+    story.hear(AgentsCounted(begins + 230.0, agents | {"n3": Agent(4)}, used - {goes} | {"n3"}))
+    assert story.of(DeleteInstances) == [DeleteInstances((goes.removeprefix("n"),))]
+    assert story.hear(Tick(end - RETIRE_S - 1.0)).of(Drain) == [], "the next one has its own time"
+
+
 @pytest.mark.parametrize("run_s", [3600.0, 4 * 3600.0, 7 * 86400.0])
 def test_instances_with_a_short_time_limit_are_not_replaced_at_once(run_s):
     policy = CapacityPolicy(boot_failures_max=16)
