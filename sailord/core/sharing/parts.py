@@ -35,7 +35,9 @@ class Parts:
     others: Mapping[JobId, State] = field(default_factory=dict)
     handover: Handover | None = None
     dealt_at: float = 0.0
-    """When nodes last changed hands, or a handover was taken back."""
+    """When nodes last changed hands, or a handover was taken back, ..."""
+    looked_at: float = 0.0
+    """... and when it was last looked for what should."""
     too_few: Mapping[JobId, int] = field(default_factory=dict)
     """Jobs that did not get what they should have, and how many nodes there were in all.
 
@@ -59,6 +61,11 @@ class Parts:
             if node in (part.jobs[id_].part or ()):
                 return id_
         return None
+
+    def owners(self) -> dict[NodeId, JobId]:
+        """Return whose part has each node that the first part does not have, as ``key_of``."""
+        others = self.others.items()
+        return {node: id_ for id_, part in others for node in part.jobs[id_].part or ()}
 
     def of_node(self, node: NodeId) -> State:
         """Return the part that has the node."""
