@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agents.protocol.records import Durable, Order
+from agents.protocol.records import Durable, JobId, Order
 from tests.sim.clock import EPOCH_S
 from tests.sim.heads import Head
 from tests.sim.machines import Machine
@@ -167,10 +167,26 @@ class FaultInjector:
             undo = Order(f"undrain-{self.count}", "withdraw", machine.id)
             self.clock.after(60.0, lambda: self.world.give_order(undo))
 
+    def _job(self) -> JobId:
+        """Return the job that an order is about: where jobs share, any that was submitted."""
+        stored = (each for each in self.world.steps if self.world.store.get(f"/job/{each}/state"))
+        known = sorted(stored) if self.world.options.share else []
+        return self.random.choice(known) if known else JOB
+
+    def _cancel(self) -> None:
+        """Cancel a job; mostly another one is submitted soon."""
+        job = self._job()
+        self._log(f"cancel {job}")
+        self.world.give_order(Order(f"cancel-{self.count}", "cancel", job))
+        if self.random.random() > HALF / 2:
+            following = self.world.sharing_job(JobId(f"after-{self.count}"), 100.0 + self.count)
+            self.clock.after(self.random.uniform(0.0, 15.0), lambda: self.world.submit(following))
+
     def _pause_resume(self) -> None:
-        self._log("pause_resume")
-        self.world.give_order(Order(f"pause-{self.count}", "pause", JOB))
-        again = Order(f"resume-{self.count}", "resume", JOB)
+        job = self._job()
+        self._log(f"pause_resume {job}")
+        self.world.give_order(Order(f"pause-{self.count}", "pause", job))
+        again = Order(f"resume-{self.count}", "resume", job)
         self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.give_order(again))
 
     def _setup_fails(self) -> None:
@@ -190,19 +206,20 @@ class FaultInjector:
 
     def _replan(self) -> None:
         self._log("replan")
-        self.world.give_order(Order(f"replan-{self.count}", "replan", JOB))
+        self.world.give_order(Order(f"replan-{self.count}", "replan", self._job()))
 
     def _checkpoint(self) -> None:
         self._log("checkpoint")
-        self.world.give_order(Order(f"checkpoint-{self.count}", "checkpoint", JOB))
+        self.world.give_order(Order(f"checkpoint-{self.count}", "checkpoint", self._job()))
 
     def _rollback(self) -> None:
         """Order a rollback to the checkpoint before the last."""
-        durable = self.world.store.get(f"/job/{JOB}/durable")
+        job = self._job()
+        durable = self.world.store.get(f"/job/{job}/durable")
         line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
         if len(line) > 1:
             self._log(f"rollback to step {line[1].point.step}")
-            self.world.give_order(Order(f"rollback-{self.count}", "rollback", JOB, durable=line[1]))
+            self.world.give_order(Order(f"rollback-{self.count}", "rollback", job, durable=line[1]))
 
     # ---- heads, store, networks -----------------------------------------------------------
 
@@ -266,7 +283,7 @@ class FaultInjector:
         self.world.objects.truncates_writes = self.world.objects.loses_answers = False
 
     def _checkpoint_damaged(self) -> None:
-        durable = self.world.store.get(f"/job/{JOB}/durable")
+        durable = self.world.store.get(f"/job/{self._job()}/durable")
         if isinstance(durable, Durable):
             self._log(f"checkpoint_damaged at step {durable.point.step}")
             self.world.objects.damage(durable)

@@ -17,6 +17,7 @@ from tests.sim.world import (
     CONTROL_PLANE_FAULTS,
     JOB,
     MACHINE_FAULTS,
+    SHARING,
     SLOW_SEALS,
     STRAGGLERS,
     WRONG_BITS,
@@ -63,7 +64,7 @@ def run_life(seed: int, wire: Wire | None = None, *, sharing: int = 0) -> World:
     ``wire``: what a reader makes of the records that another process wrote. ``sharing``: so many
     jobs share the cluster.
     """
-    faults = Faults(setup_fails=0.0) if sharing else faults_of(seed)
+    faults = SHARING if sharing else faults_of(seed)
     world = World(seed, faults, QuickPlanner() if sharing else planner_of(seed), sharing=sharing)
     if wire is not None:
         world.wire = world.store.wire = wire

@@ -103,6 +103,11 @@ SLOW_SEALS = Faults(
 )
 """Nodes are lost, and states are large: each step that survivors seal in time must be kept."""
 
+SHARING = Faults(
+    setup_fails=0.0, kinds=(*Faults().kinds, *("cancel", "cancel", "pause_resume", "pause_resume"))
+)
+"""Where jobs share, orders are about any of them, and jobs are cancelled."""
+
 STEP_S, LONG_STEP_S = 1.0, 4.0
 """In some lives a step takes longer than a node may be silent."""
 LEASES_S = 10.0, 5.0, 20.0
@@ -183,13 +188,17 @@ class World:
     def _submit_sharing(self, count: int) -> None:
         """Submit jobs that share the cluster, at random moments; some end."""
         for place in range(count):
-            steps = self.random.randint(20, 60) if self.random.random() < 0.3 else None
-            saving = Saving("file:///checkpoints", self.random.choice((1, 2)), 4)
-            job = JobRecord(
-                JOB if place == 0 else JobId(f"job-{place}"), "queued", submitted_at=float(place),
-                steps=steps, layers=LAYERS, atoms=1, saving=saving,
-            )  # fmt: skip
+            job = self.sharing_job(JOB if place == 0 else JobId(f"job-{place}"), float(place))
             self.clock.after(self.random.uniform(0.0, 50.0 * place), partial(self.submit, job))
+
+    def sharing_job(self, id_: JobId, submitted_at: float) -> JobRecord:
+        """Return a job that can share the cluster; some end."""
+        steps = self.random.randint(20, 60) if self.random.random() < 0.3 else None
+        saving = Saving("file:///checkpoints", self.random.choice((1, 2)), 4)
+        return JobRecord(
+            id_, "queued", submitted_at=submitted_at, steps=steps, layers=LAYERS, atoms=1,
+            saving=saving,
+        )  # fmt: skip
 
     def submit(self, job: JobRecord) -> None:
         self.steps[job.id] = job.steps
