@@ -391,7 +391,7 @@ class CapacityLoop:
             await self._give(Order(id_, kind, order.node, order.leaves_at, order.why))
 
     async def _give(self, order: Order) -> None:
-        while self._term is not None:
+        while self._term is not None and order.id not in self.cluster.state.known_orders:
             try:
                 await self.gateway.give_order(order)
             except StoreError:
