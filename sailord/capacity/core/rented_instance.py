@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from sailord.providers.interface import Instance
 
+RETURN_S = 15.0
+"""An agent that was away for no longer is expected back, as after an outage of the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class RentedInstance:
@@ -87,6 +90,12 @@ class RentedInstance:
 
     def _end(self, now: float) -> float:
         return now if self.ended_at is None else min(self.ended_at, now)
+
+    def needs_no_other(self, now: float) -> bool:
+        """Return whether no other one is requested for it: it is usable, or soon will be again."""
+        if self.absent_since is None or now >= self.absent_since + RETURN_S:
+            return self.is_live
+        return replace(self, absent_since=None).is_live
 
     @property
     def is_live(self) -> bool:

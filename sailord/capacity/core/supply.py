@@ -12,7 +12,8 @@ from sailord.providers.interface import Pool
 
 def supply(state: CapacityState) -> Counter[Pool]:
     """Return usable and requested instances, by pool."""
-    found = Counter(each.instance.pool for each in state.instances.values() if each.is_live)
+    there = (each for each in state.instances.values() if each.needs_no_other(state.now))
+    found = Counter(each.instance.pool for each in there)
     for asked in state.asks.values():
         found[asked.ask.pool] += asked.ask.count
     return found

@@ -32,6 +32,7 @@ from sailord.capacity.core.model import (
     TookOver,
     request_id_of,
 )
+from sailord.capacity.core.rented_instance import RETURN_S
 from sailord.capacity.core.supply import obtainable, supply
 from sailord.providers.gce.requests import request_uuid
 from sailord.providers.interface import (
@@ -345,7 +346,7 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     story = Story().see(11.0, instance()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
-    assert story.asks() == [(A, 1)]
+    assert story.hear(AgentsCounted(30.0 + RETURN_S, {})).asks() == [(A, 1)]
     assert story.count(89.0, {}).of(DeleteInstances) == []
     assert story.hear(AgentsCounted(90.0, {})).of(DeleteInstances) == [DeleteInstances(("1",))]
 
@@ -434,3 +435,12 @@ def test_reported_stock_ends_the_cooldown_after_a_stockout_there(kind, zone, is_
     story = Story().see(0.0).hear(TargetSet(10.0, {A: 1}))
     story.hear(RequestAnswered(10.0, Refused(FIRST, kind, "no")))
     assert (story.hear(StockReported(11.0, zone, "gpu")).asks() == [(A, 1)]) is is_over
+
+
+def test_no_other_instance_is_requested_for_agents_that_were_away_for_a_moment():
+    """After an outage of the store that outlasts their leases they register again."""
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 2})).see(10.0, instance(1), instance(2))
+    agents = {"n1": Agent(4), "n2": Agent(4)}
+    assert story.hear(AgentsCounted(20.0, agents)).hear(AgentsCounted(30.0, {})).asks() == []
+    assert story.hear(AgentsCounted(44.0, {"n1": Agent(4)})).asks() == []
+    assert story.hear(AgentsCounted(45.0, {"n1": Agent(4)})).asks() == [(A, 1)]
