@@ -42,7 +42,7 @@ def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
             instances[id_] = replace(rented, is_retiring=True, is_drained=goes)
             if goes:
                 why = "the provider will soon delete it"
-                drained.append(Drain(rented.instance.node, why, ends_at if is_last else None))
+                drained.append(Drain(rented.instance.node, why, ends_at))
     return replace(state, instances=instances), tuple(drained)
 
 

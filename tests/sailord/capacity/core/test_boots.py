@@ -161,7 +161,7 @@ def test_a_job_moves_off_an_instance_that_will_end_once_another_one_is_there():
     assert story.see(begins + 10.0, *old, new).of(Drain) == []
     story.hear(AgentsCounted(begins + 200.0, agents | {"n3": Agent(4)}, used))
     (goes,) = [m.instance.node for m in story.state.instances.values() if m.is_retiring]
-    assert [(each.node, each.leaves_at) for each in story.of(Drain)] == [(goes, None)]
+    assert [(each.node, each.leaves_at) for each in story.of(Drain)] == [(goes, end)]
     story.hear(AgentsCounted(begins + 230.0, agents | {"n3": Agent(4)}, used - {goes} | {"n3"}))
     assert story.of(DeleteInstances) == [DeleteInstances((goes.removeprefix("n"),))]
     assert story.hear(Tick(end - RETIRE_S - 1.0)).of(Drain) == [], "the next one has its own time"
