@@ -73,7 +73,7 @@ def describe(state: State) -> str:
 
 
 @dataclass(eq=False)
-class Current:
+class CurrentState:
     """The agent's present state: the loop replaces it, all other parts read it."""
 
     state: State
@@ -83,7 +83,7 @@ class Current:
 class AgentLoop:
     """The agent's state and all parts that its commands need."""
 
-    current: Current
+    current: CurrentState
     saved: SavedState
     path: Path
     """The file of ``saved``."""

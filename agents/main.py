@@ -40,7 +40,7 @@ from agents.last_answer import LastAnswer
 from agents.links.http import LinkRoutes
 from agents.links.receiver import Receiver
 from agents.links.sender import Sender
-from agents.loop import AgentLoop, Current
+from agents.loop import AgentLoop, CurrentState
 from agents.node_identity import identify_node
 from agents.own_certificate import open_tls
 from agents.protocol.store_keys import Keys
@@ -56,7 +56,7 @@ from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from agents.store.factory import open_store
 from agents.store.interface import StoreUnavailable
 from agents.work.fetch import PackageFetcher
@@ -194,7 +194,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             raise InputError(Problem("store", str(error), "give its socket, unix://")) from None
         stack.push_async_callback(store.close)
         options = config.options_on(is_emulated=devices.is_emulated)
-        current = Current(initial_state(saved, node, options, clock.now()))
+        current = CurrentState(initial_state(saved, node, options, clock.now()))
         if config.worker_folder is not None:
             os.umask(0o027)  # Workers have our group, so that they can read files written for them.
         memory = SnapshotMemory(
@@ -285,7 +285,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         notices.restore(saved.notices)
         for id_ in stop_notices(saved):
             feed(NoticeWithdrawn(clock.now(), id_))
-        stop = Stop(loop, notices, config)
+        stop = ServiceStop(loop, notices, config)
         monitor = _monitor_devices(loop, devices, config.state)
         bounding = keep_bounded(lambda: [*gang.outputs.values(), *filter(None, [preparation.log])])
         polling = registration.poll(node.id, loop.held_job, preparation.look)
@@ -350,7 +350,7 @@ async def _listen(
     """Start the HTTP server, and put its address into the node's record."""
     verifier = Verifier(key, lambda: loop.state.node.address, time.monotonic())
     tls = loop.snapshots.client.tls
-    readers = Readers(verifier, tls, loop.registration.shows_tickets)
+    readers = ReadAdmission(verifier, tls, loop.registration.shows_tickets)
     server = AgentServer(
         verifier=verifier,
         clock=loop.clock,
@@ -381,7 +381,7 @@ async def _listen(
 
 
 async def _run_until_stopped(
-    loop: AgentLoop, stop: Stop, *others: Coroutine[Any, Any, None]
+    loop: AgentLoop, stop: ServiceStop, *others: Coroutine[Any, Any, None]
 ) -> bool:
     """Run until SIGINT, until the loop exits after SIGTERM, or until ``alone_s`` without a leader.
 
@@ -440,7 +440,7 @@ async def _test_until_passed(loop: AgentLoop, devices: Devices, state: Path) -> 
 
 
 @dataclass(eq=False)
-class Stop:
+class ServiceStop:
     """The end of the service, or of the whole machine: a drain with a time limit."""
 
     loop: AgentLoop

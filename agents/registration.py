@@ -37,7 +37,7 @@ from agents.protocol.records import (
     Order,
 )
 from agents.protocol.store_keys import Keys
-from agents.protocol.versions import why_apart
+from agents.protocol.versions import why_incompatible
 from agents.store.change_signal import signal_changes
 from agents.store.interface import CreatedAt, Entry, LeaseGone, Put, Store, StoreError
 from agents.store.record_reader import RecordReader
@@ -244,7 +244,9 @@ class Registration:
         except WireError as error:
             self.unreadable.note(entry.key, str(error))
             return None
-        apart = why_apart(leader.protocol, other_is="the leading sailord", this_is="this agent")
+        apart = why_incompatible(
+            leader.protocol, other_is="the leading sailord", this_is="this agent"
+        )
         if apart:
             self.unreadable.note(entry.key, apart)
         else:

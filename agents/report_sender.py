@@ -53,7 +53,7 @@ class ReportSender:
         """Make this the report to send; a routine one waits until the interval has passed."""
         self._newest = report
         is_due = time.monotonic() >= self._delivered_s + self._every_s
-        if is_due or is_news(report, self._delivered, with_seals=self._every_s <= OFTEN_S):
+        if is_due or is_worth_sending(report, self._delivered, with_seals=self._every_s <= OFTEN_S):
             self._changed.set()
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class ReportSender:
         return True
 
 
-def is_news(report: Report, delivered: Report | None, *, with_seals: bool = True) -> bool:
+def is_worth_sending(report: Report, delivered: Report | None, *, with_seals: bool = True) -> bool:
     """Return whether more has changed than what changes with each step.
 
     Without ``with_seals`` a sealed snapshot of a running generation is no news.

@@ -21,7 +21,7 @@ from agents.rpc.identity import CallerRole
 from agents.rpc.listener import Listener
 from agents.rpc.server import Handler, answer_signed, refuse_stranger
 from agents.rpc.signing import Verifier
-from agents.rpc.strangers import AUTHENTICATED, Strangers, charge
+from agents.rpc.strangers import AUTHENTICATED, StrangerLimits, charge
 from agents.rpc.tls import Tls
 from agents.rpc.unsigned_bodies import UNSIGNED
 from agents.snapshots.checkpoint_http import CheckpointRoutes
@@ -62,7 +62,7 @@ class AgentServer:
     """When a sailord last answered a report."""
     unreadable: UnreadableRecords
     tls: Tls | None = None
-    strangers: Strangers = field(default_factory=Strangers)
+    strangers: StrangerLimits = field(default_factory=StrangerLimits)
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, Listener]:
         """Start to listen; return the runner and the listener. Close the listener first."""

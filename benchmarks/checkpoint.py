@@ -258,14 +258,14 @@ def _run_rank(
     transport = ProcessTransport(store, rank, RANKS)
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
     trainer = RankTrainer(job, Plan(1, pipelines), rank, transport, data)
-    seat = SnapshotTarget("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
+    target = SnapshotTarget("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
 
     def sealed(step: int) -> None:
         if step == snapshots.persisted:
             line.send((rank, step))
 
     snapshots = TimedSnapshots.open(
-        trainer, seat, transport, on_sealed=sealed, on_milestone=lambda _: None
+        trainer, target, transport, on_sealed=sealed, on_milestone=lambda _: None
     )
     bench = Bench(trainer, snapshots, disk, line.recv)
     for method in SELDOM:  # Libraries are loaded, files are there.

@@ -40,7 +40,7 @@ PLACE = (Place("cpu", "this", "here"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PipelineRun:
     """A pipeline with some number of micro batches."""
 
     groups: int
@@ -95,23 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("micro batches  chunks  median s  of 1F1B  ideal")
     for times in (1, 2, 4):
         size = (asked.hidden, asked.pass_ms / 1e3, asked.rounds)
-        case = Case(asked.groups, asked.groups * times, *size)
-        for chunks, seconds in zip(CHUNKS, measured(case), strict=True):
+        run = PipelineRun(asked.groups, asked.groups * times, *size)
+        for chunks, seconds in zip(CHUNKS, measured(run), strict=True):
             if chunks == 1:
                 whole = seconds
-            row = f"{case.micro_batches:13}  {chunks:6}  {seconds:8.3f}  {seconds / whole:7.3f}"
-            print(f"{row}  {case.ideal(chunks):5.3f}", flush=True)
+            row = f"{run.micro_batches:13}  {chunks:6}  {seconds:8.3f}  {seconds / whole:7.3f}"
+            print(f"{row}  {run.ideal(chunks):5.3f}", flush=True)
     return 0
 
 
-def measured(case: Case) -> list[float]:
+def measured(run: PipelineRun) -> list[float]:
     """The median step with each number of chunks."""
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_run_rank, args=(rank, case, Path(folder), answers))
-            for rank in range(case.groups)
+            context.Process(target=_run_rank, args=(rank, run, Path(folder), answers))
+            for rank in range(run.groups)
         ]
         for process in processes:
             process.start()
@@ -121,18 +121,18 @@ def measured(case: Case) -> list[float]:
     return found
 
 
-def _run_rank(rank: int, case: Case, folder: Path, answers: Any) -> None:
+def _run_rank(rank: int, run: PipelineRun, folder: Path, answers: Any) -> None:
     torch.set_num_threads(1)
-    job = case.job()
+    job = run.job()
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
     trainers = []
     for chunks in CHUNKS:
-        store = dist.FileStore(str(folder / f"store{chunks}"), case.groups)
-        transport = ProcessTransport(store, rank, case.groups)
-        timer = EqualPasses(case.pass_s / chunks)
-        trainers.append(RankTrainer(job, case.plan(chunks), rank, transport, data, busy=timer))
+        store = dist.FileStore(str(folder / f"store{chunks}"), run.groups)
+        transport = ProcessTransport(store, rank, run.groups)
+        timer = EqualPasses(run.pass_s / chunks)
+        trainers.append(RankTrainer(job, run.plan(chunks), rank, transport, data, busy=timer))
     seconds: list[list[float]] = [[] for _ in CHUNKS]
-    for _ in range(FIRST_ROUNDS + case.rounds):
+    for _ in range(FIRST_ROUNDS + run.rounds):
         for number, trainer in enumerate(trainers):
             begin = time.perf_counter()
             trainer.step()  # Its vote ends on all ranks together.

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.plan_quality import KINDS, MODELS, PRICES, ZONES, perfect_figures
 from planner.api import plan_job
-from planner.compare.judge_all import case_of, enter
+from planner.compare.judge_all import case_of, judge_entry
 from planner.compare.registry import BASELINES, baseline
 from planner.compare.sub_clusters import TRIED_MAX, sub_clusters
 from planner.problem.question import Question
@@ -120,7 +120,7 @@ def published(question: Question, parts: int) -> dict[str, Any]:
         for name in BASELINES:
             started = time.process_time()
             try:
-                entry = enter(baseline(name), case, "fixed", judge)
+                entry = judge_entry(baseline(name), case, "fixed", judge)
             except InputError:
                 continue
             finally:

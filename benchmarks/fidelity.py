@@ -30,10 +30,10 @@ import numpy as np
 
 from agents.daemon.process_cleanup import children_of
 from benchmarks.fidelity_moves import moves_of, wait_for
-from benchmarks.fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
+from benchmarks.fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, NamedPlan, named_plans
 from benchmarks.fidelity_report import write_document, write_report
 from benchmarks.machine import put_ahead
-from benchmarks.shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
+from benchmarks.shaped_ranks import Measured, ShapedRank, measure_host, run_plan, shaped_network
 from planner.api import plan_job
 from planner.problem.question import Question, read_ahead
 from planner.replan.nodes import PlannerNode
@@ -261,10 +261,10 @@ def predict(about: Experiment, plan: Plan) -> dict[str, Any]:
     }
 
 
-def seats_of(plan: Plan, sites: Mapping[str, Any]) -> list[Seat]:
+def shaped_ranks(plan: Plan, addresses: Mapping[str, Any]) -> list[ShapedRank]:
     """Where each rank of a plan runs."""
     return [
-        Seat(stage.place.node or "", sites[stage.place.node or ""],
+        ShapedRank(stage.place.node or "", addresses[stage.place.node or ""],
              SLOWER[stage.place.gpu.removeprefix("emulated-")])
         for pipeline in plan.pipelines for stage in pipeline.stages for _ in range(stage.tp)
     ]  # fmt: skip
@@ -273,17 +273,17 @@ def seats_of(plan: Plan, sites: Mapping[str, Any]) -> list[Seat]:
 def run_plans(about: Experiment, only: list[str], tries: int) -> None:
     """Predict and run every plan that has no undisturbed run yet."""
     chosen = chosen_by_planner(about)
-    todo = [*cases(), Case("chosen", chosen)]
+    todo = [*named_plans(), NamedPlan("chosen", chosen)]
     runs: dict[str, Any] = about.read("runs.json") if about.resumes or only else {}
     job, port = about.job, PORT
     data = open_data(job, about.folder)
-    with shaped_network(about.zones, about.folder) as (network, sites):
+    with shaped_network(about.zones, about.folder) as (network, addresses):
         print(f"{'plan':<28}{'predicted':>10}{'measured':>10}{'error':>8}{'waited':>8}", flush=True)
-        for case in todo:
-            if only and case.name not in only:
+        for named in todo:
+            if only and named.name not in only:
                 continue
-            predicted = predict(about, case.plan)
-            before = runs.get(case.name)
+            predicted = predict(about, named.plan)
+            before = runs.get(named.name)
             if before is not None and not only and before["is_quiet"]:
                 before["predicted"] = predicted  # The model may have changed since.
                 about.write("runs.json", runs)
@@ -292,14 +292,14 @@ def run_plans(about: Experiment, only: list[str], tries: int) -> None:
             for _ in range(tries):
                 port += 1
                 found = run_plan(
-                    job, case.plan, data, seats_of(case.plan, sites), network,
+                    job, named.plan, data, shaped_ranks(named.plan, addresses), network,
                     steps=steps, port=port,
                 )  # fmt: skip
                 is_quiet = found.waited <= WAITED_MOST and found.stolen <= STOLEN_MOST
                 if is_quiet:
                     break
-            runs[case.name] = {
-                "plan": plan_to_json(case.plan),
+            runs[named.name] = {
+                "plan": plan_to_json(named.plan),
                 "is_quiet": is_quiet,
                 "predicted": predicted,
                 "measured": _measured_json(found),
@@ -307,7 +307,7 @@ def run_plans(about: Experiment, only: list[str], tries: int) -> None:
             about.write("runs.json", runs)
             error = predicted["iteration_s"] / found.iteration_s - 1
             print(
-                f"{case.name:<28}{predicted['iteration_s']:>8.3f} s{found.iteration_s:>8.3f} s"
+                f"{named.name:<28}{predicted['iteration_s']:>8.3f} s{found.iteration_s:>8.3f} s"
                 f"{error:>8.1%}{found.waited:>8.1%}",
                 flush=True,
             )
@@ -328,8 +328,8 @@ def _measured_json(found: Measured) -> dict[str, Any]:
 
 def host(about: Experiment) -> None:
     """Measure this host's own part: messages, all-reduces within a node, the rest of a step."""
-    with shaped_network(about.zones, about.folder) as (_, sites):
-        found = measure_host(sites["a1"], PORT)
+    with shaped_network(about.zones, about.folder) as (_, addresses):
+        found = measure_host(addresses["a1"], PORT)
     about.write("host.json", found)
 
 

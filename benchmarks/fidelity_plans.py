@@ -84,7 +84,7 @@ NODES = {name: _place(name) for name in ("a1", "a2", "b1", "c1")}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class NamedPlan:
     """A plan with a name."""
 
     name: str
@@ -109,10 +109,10 @@ def plan(micro_batch: int, *pipelines: Pipeline, schedule: Schedule = "1f1b") ->
     return Plan(micro_batch, pipelines, schedule)
 
 
-def cases() -> tuple[Case, ...]:
+def named_plans() -> tuple[NamedPlan, ...]:
     """Return all plans."""
     return tuple(
-        Case(*each)
+        NamedPlan(*each)
         for each in (
             ("one node", plan(2, pipe(8, "a1"))),
             ("one slow node", plan(4, pipe(4, "c1"))),

@@ -42,8 +42,8 @@ from torch.distributed import TCPStore
 from benchmarks.machine import report_stolen_time
 from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.paths import LocalFolders
-from sailord.local.tour.director import PHASES, Director
 from sailord.local.tour.step_log import StepLog
+from sailord.local.tour.tour_runner import PHASES, TourRunner
 from simulator.inputs.plan_file import load_plan
 from worker.cli.local_launcher import run_ranks
 from worker.distributed.process_groups import ProcessTransport
@@ -72,23 +72,23 @@ def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]
         cluster.start()
         job = job_text(place, hidden)
         cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "job"})
-        director = Director(cluster, "job", StepLog(place.folder, "job"), lambda _: None)
-        director.begin()
+        runner = TourRunner(cluster, "job", StepLog(place.folder, "job"), lambda _: None)
+        runner.begin()
         plan = cluster.client.ask("GET", "/v1/jobs/job/plan")["plan"]
         (keep / "plan.json").write_text(json.dumps(plan))
         (keep / "job.toml").write_text(job.replace(str(place.folder), str(keep)))
         shutil.copy(place.folder / "text.npy", keep)
         if processes > 4:
-            director.give_notice()
-        director.lose_a_replica()
-        director.lose_the_only_copy()
+            runner.give_notice()
+        runner.lose_a_replica()
+        runner.lose_the_only_copy()
         if processes < 16:  # With this many workers enough are idle; two more would change nothing.
-            director.add_machines(("large", "zone-a"), ("large", "zone-b"))
-            director.lose_beside_hung_workers()
+            runner.add_machines(("large", "zone-a"), ("large", "zone-b"))
+            runner.lose_beside_hung_workers()
         if processes <= 4:
-            director.give_notice()
+            runner.give_notice()
     shutil.rmtree(folder)
-    return [event.to_json() for event in director.events]
+    return [event.to_json() for event in runner.events]
 
 
 def by_restart(folder: Path) -> float:

@@ -50,11 +50,11 @@ WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ShapedRank:
     """Where a rank runs."""
 
     node: str
-    site: NodeAddress
+    address: NodeAddress
     times_slower: float
 
 
@@ -102,12 +102,12 @@ def shaped_network(
     network = ShapedNetwork(zones, router)
     try:
         network.begin()
-        sites = {}
+        addresses = {}
         for zone in zones.zones.values():
             for number in range(1, zone.nodes + 1):
                 name = f"{zone.name[-1]}{number}"
-                sites[name] = network.add_node(name, zone.name, zone.nic_mbit_per_s)
-        yield network, sites
+                addresses[name] = network.add_node(name, zone.name, zone.nic_mbit_per_s)
+        yield network, addresses
     finally:
         for end in (router.stdin, router.stdout):
             if end is not None:
@@ -119,14 +119,14 @@ def run_plan(
     job: Job,
     plan: Plan,
     data: DataSource,
-    seats: list[Seat],
+    ranks: list[ShapedRank],
     network: ShapedNetwork,
     *,
     steps: int,
     port: int,
 ) -> Measured:
-    """Train some steps under a plan; one seat for each rank."""
-    found = Measured(ranks=[{} for _ in seats])
+    """Train some steps under a plan; one of ``ranks`` for each of its ranks."""
+    found = Measured(ranks=[{} for _ in ranks])
     begun: dict[str, Any] = {}
 
     def on_message(rank: int, message: dict[str, Any]) -> None:
@@ -140,9 +140,9 @@ def run_plan(
             found.ranks[rank] = message
 
     def body(rank: int, send: SendMessage) -> None:
-        _train(job, plan, data, seats, rank, steps, port, send)
+        _train(job, plan, data, ranks, rank, steps, port, send)
 
-    run_ranks(body, ranks=len(seats), board=ActivityBoard(len(seats)), on_message=on_message)
+    run_ranks(body, ranks=len(ranks), board=ActivityBoard(len(ranks)), on_message=on_message)
     return found
 
 
@@ -196,19 +196,19 @@ def _train(
     job: Job,
     plan: Plan,
     data: DataSource,
-    seats: list[Seat],
+    ranks: list[ShapedRank],
     rank: int,
     steps: int,
     port: int,
     send: SendMessage,
 ) -> None:
-    seat = seats[rank]
+    own = ranks[rank]
     put_ahead()
-    enter_network_namespace(seat.site.namespace)
+    enter_network_namespace(own.address.namespace)
     torch.set_num_threads(1)
-    transport = connect(rank, [each.site.address for each in seats], port)
+    transport = connect(rank, [each.address.address for each in ranks], port)
     recorder = Recorder(rank)
-    timer = ComputeTimer(times_slower=lambda: seat.times_slower)
+    timer = ComputeTimer(times_slower=lambda: own.times_slower)
     trainers: list[RankTrainer] = []
 
     def begin() -> None:
@@ -243,7 +243,7 @@ def _train(
     send(
         {
             "kind": "rank",
-            "node": seat.node,
+            "node": own.node,
             "tensor_bytes": tensors,
             "processor_s": (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             / steps,
@@ -274,15 +274,15 @@ SIZES = tuple(1024 * 4**power for power in range(7))
 ROUNDS = 30
 
 
-def measure_host(site: NodeAddress, port: int) -> dict[str, Any]:
+def measure_host(node: NodeAddress, port: int) -> dict[str, Any]:
     """Measure what the ranks of one node take for messages between them."""
     found: list[dict[str, Any]] = []
 
     def body(rank: int, send: SendMessage) -> None:
         put_ahead()
-        enter_network_namespace(site.namespace)
+        enter_network_namespace(node.namespace)
         torch.set_num_threads(1)
-        transport = connect(rank, [site.address] * 2, port)
+        transport = connect(rank, [node.address] * 2, port)
         group = transport.group((0, 1))
         seconds = []
         for size in SIZES:

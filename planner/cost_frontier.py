@@ -75,7 +75,7 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     other = None if known else asked_with_spot_first(question)
     if other is not None:
         return frontier(other, points=points)
-    ends = front_of(known)
+    ends = pareto_front(known)
     if len(ends) > 1:
         # Both ends keep the job's limits, and so does every plan between them.
         for share in _shares(points):
@@ -84,11 +84,11 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
             ask("throughput", max_usd_per_iteration=usd)
             ask("cost", min_iterations_per_s=1 / seconds)
     known += [FrontierPlan(plan, estimate) for plan, estimate in tables.judged]
-    front = front_of(known)
+    front = pareto_front(known)
     return Frontier(thinned(front, points), len(front), len(known))
 
 
-def front_of(points: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
+def pareto_front(points: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
     """The points that no other beats in both figures, fastest first; the first of equal ones."""
     front: list[FrontierPlan] = []
     for point in sorted(points, key=lambda point: (point.seconds, point.usd)):

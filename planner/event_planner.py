@@ -476,6 +476,6 @@ def _formula_plans(
         return ()
     search = formula_search(question, lots, limits, profile)
     found = search.search()
-    best = search.bench.best
+    best = search.improver.best
     chosen = ([best] if best is not None else []) + list(found[:FORMULA_PLANS_MAX])
     return tuple(dict.fromkeys(mix_of_shape(one.shape, maker) for one in chosen))

@@ -14,7 +14,14 @@ from planner.api import asked_with_spot_first, find_plan
 from planner.problem.inventory import grants_of, lots_of
 from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS
-from planner.problem.question import DEFAULT_BUDGETS, Answer, AnswerReasons, Idle, OneMore, Question
+from planner.problem.question import (
+    DEFAULT_BUDGETS,
+    Answer,
+    AnswerReasons,
+    IdleGpus,
+    OneMoreMachine,
+    Question,
+)
 from planner.search.search_cache import SearchCache
 from simulator.api import estimator
 from simulator.cluster.cluster import Cluster, Pool
@@ -53,7 +60,7 @@ def explained(question: Question, answer: Answer) -> Answer:
 # -- one more machine -----------------------------------------------------------------------------
 
 
-def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
+def _one_more(question: Question, answer: Answer) -> Iterator[OneMoreMachine]:
     """Search with one more machine in each pool, the largest pools if there are many.
 
     Gains are those over the best plan by its estimate, also where a simpler one was taken.
@@ -68,9 +75,9 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
         if found is None or now <= 0 or _worth(answer, found.iteration_s, usd) > least:
             same = (seconds, dollars, 0.0, 0.0)
             why_none = why_none or "no gain found"
-            yield OneMore(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)
+            yield OneMoreMachine(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)
             continue
-        yield OneMore(
+        yield OneMoreMachine(
             pool.gpu,
             pool.zone,
             pool.gpus_per_machine,
@@ -118,7 +125,7 @@ def _worth(answer: Answer, seconds: float, usd: float | None) -> float:
 # -- why GPUs are idle ----------------------------------------------------------------------------
 
 
-def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
+def _reasons(question: Question, answer: Answer) -> Iterator[IdleGpus]:
     """For each kind with idle GPUs: does it fit, does it pay, does it help?"""
     assert answer.plan is not None
     used = Counter(answer.plan.gpus_used())
@@ -153,7 +160,7 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
     return found.plan, found.estimate
 
 
-def _misfit(question: Question, idle: Idle) -> str:
+def _misfit(question: Question, idle: IdleGpus) -> str:
     """Why not even one layer fits on such a GPU; empty if one does."""
     pools = [p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone)]
     largest = max(pool.gpus_per_machine for pool in pools)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from worker.script.mistakes_hook import tell_mistakes
+from worker.script.mistakes_hook import print_input_errors
 
 if TYPE_CHECKING:
     from worker.data.datasets.blend import Blend
@@ -49,7 +49,7 @@ _HOMES = {
 } | dict.fromkeys(("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers")
 
 
-tell_mistakes()
+print_input_errors()
 
 
 def __getattr__(name: str) -> Any:

@@ -99,7 +99,7 @@ class _Encrypted(http.client.HTTPConnection):
 
 
 @dataclass(eq=False)
-class Patience:
+class Reconnector:
     """Reconnects a follower with backoff, since sailord may be restarted meanwhile.
 
     A server that has never answered is not retried: its address may be wrong.
@@ -203,24 +203,24 @@ class Client:
             raise _refused(reply.status, value)
         return value, reply.headers
 
-    def follow(self, after: int, patience: Patience) -> Iterator[dict[str, Any]]:
+    def follow(self, after: int, reconnector: Reconnector) -> Iterator[dict[str, Any]]:
         """Yield events as they occur; reconnects and resumes by id."""
         while True:
             try:
-                for happening in self._stream(after, patience):
-                    patience.answered()
+                for happening in self._stream(after, reconnector):
+                    reconnector.answered()
                     after = happening["id"]
                     yield happening
             except ServerProblem as problem:
-                patience.wait(problem)
+                reconnector.wait(problem)
 
-    def _stream(self, after: int, patience: Patience) -> Iterator[dict[str, Any]]:
+    def _stream(self, after: int, reconnector: Reconnector) -> Iterator[dict[str, Any]]:
         connection = self._connect(FOLLOW_S)
         try:
             reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
             if reply.status != 200:
                 raise _refused(reply.status, _value(reply.headers, reply.read()))
-            patience.answered()  # There may be no event for a long time.
+            reconnector.answered()  # There may be no event for a long time.
             for line in reply:
                 # A broken connection may truncate a line.
                 if line.startswith(b"data: ") and line.endswith(b"\n"):

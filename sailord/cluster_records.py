@@ -29,7 +29,7 @@ from agents.protocol.records import (
     Order,
 )
 from agents.protocol.store_keys import Keys
-from agents.protocol.versions import own_protocol, why_apart
+from agents.protocol.versions import own_protocol, why_incompatible
 from agents.store.interface import (
     Compare,
     CreatedAt,
@@ -73,7 +73,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class StoredRecords:
     """Everything that decisions depend on, at one revision."""
 
     revision: int
@@ -103,7 +103,7 @@ class Gateway:
     _specs: dict[JobId, str] = field(default_factory=dict)
     """Jobs' files, so that planning works while the store is unavailable."""
 
-    async def read_world(self) -> World:
+    async def read_records(self) -> StoredRecords:
         """Read everything in one snapshot."""
         snapshot = await self.store.snapshot(self.keys.all)
         faults: dict[str, str] = {}
@@ -119,7 +119,7 @@ class Gateway:
             part = self.keys.job_part(entry.key)
             if entry.key == self.keys.leader:
                 for leader in read(Leader, [entry], faults):
-                    apart[entry.key] = why_apart(
+                    apart[entry.key] = why_incompatible(
                         leader.protocol,
                         other_is=f"sailord on {leader.host}",
                         this_is="this sailord",
@@ -128,7 +128,7 @@ class Gateway:
                 for node in read(NodeRecord, [entry], faults):
                     nodes.append(node)
                     if node.protocol != own:
-                        apart[entry.key] = why_apart(
+                        apart[entry.key] = why_incompatible(
                             node.protocol, other_is="its agent", this_is="sailord"
                         )
             elif entry.key.startswith(self.keys.orders):
@@ -151,7 +151,7 @@ class Gateway:
         named = {each.job for each in generations}
         named |= {job for job in aside if self.keys.generation(job) in faults}
         prefix = len(self.keys.nodes)
-        return World(
+        return StoredRecords(
             snapshot.revision,
             nodes=tuple(nodes),
             jobs=tuple(job for job in jobs if job.id not in aside),

@@ -30,7 +30,7 @@ from sailord.api.app import build_app, build_public_app
 from sailord.api.handlers.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
-from sailord.cluster_records import Gateway, World
+from sailord.cluster_records import Gateway, StoredRecords
 from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.availability_log import FILE, AvailabilityLog
@@ -171,9 +171,9 @@ class Daemon:
         term = self.election.term
         if term is None:
             return
-        world = await self.gateway.read_world()
+        records = await self.gateway.read_records()
         moves = []
-        for job in world.jobs:
+        for job in records.jobs:
             history = await self.gateway.read_history(job.id)
             self.controller.announcer.restore(job.id, history)
             moves += [line.move for line in history if line.move is not None]
@@ -186,20 +186,20 @@ class Daemon:
         if self.election.term != term:
             return  # Reading took longer than our lease; the next round reads again.
         self.controller.resign_asked.clear()
-        self._set_aside = world.set_aside
-        about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
+        self._set_aside = records.set_aside
+        about = {"nodes": len(records.nodes), "jobs": len(records.jobs)}
         log.info("elected leader", term=term, cause="Elected", **about)
         self._led = term
         self.controller.inbox.put(
             Elected(
                 self.clock.now(),
                 term,
-                nodes=world.nodes,
-                jobs=world.jobs,
-                generations=world.generations,
-                durables=world.durables,
-                orders=world.orders,
-                unreadable=world.blocking,
+                nodes=records.nodes,
+                jobs=records.jobs,
+                generations=records.generations,
+                durables=records.durables,
+                orders=records.orders,
+                unreadable=records.blocking,
             )
         )
 
@@ -236,55 +236,57 @@ class Daemon:
         while True:
             self.controller.cluster.store_changed.clear()
             try:
-                world = await self.gateway.read_world()
+                records = await self.gateway.read_records()
             except StoreError as error:
                 self._note_outage(error)
                 await asyncio.sleep(0.3)
                 continue
-            self._take_in(world)
+            self._take_in(records)
             try:
-                await self._recover(world)
+                await self._recover(records)
             except StoreError as error:
                 self._note_outage(error)
             await asyncio.sleep(READ_S_MIN)
             await is_set_within(self.controller.cluster.store_changed, READ_S)
 
-    def _take_in(self, world: World) -> None:
+    def _take_in(self, records: StoredRecords) -> None:
         """Turn what was read into events for the controller."""
         now, is_back = self.clock.now(), self.controller.cluster.store.mark_available()
         if is_back:
             log.info("store available again", cause="StoreReturned")
-        unreadable = {**world.unreadable, **self.recovery.unknown}
+        unreadable = {**records.unreadable, **self.recovery.unknown}
         self.gateway.unreadable.note_all(unreadable, prefixes=[self.gateway.keys.all])
         state = self.controller.cluster.state
         if state.term is None or state.term != self.election.term:
             return
-        self.controller.announcer.tell_unreadable(world.unreadable, state)
-        if self._set_aside - world.set_aside or world.set_aside & state.jobs.keys():
+        self.controller.announcer.tell_unreadable(records.unreadable, state)
+        if self._set_aside - records.set_aside or records.set_aside & state.jobs.keys():
             log.warning("resigning to read everything again: a job's record can be read now, or "
                         "no longer", cause="WireError")  # fmt: skip
             self.controller.inbox.put(Deposed(now))
             self.controller.resign_asked.set()
             return
-        self._set_aside |= world.set_aside
+        self._set_aside |= records.set_aside
         put = self.controller.inbox.put
         if is_back:
             put(StoreReturned(now))
-        put(NodesObserved(now, world.nodes, world.nodes_unreadable))
-        durables = dict(world.durables)
-        for job in world.jobs:
+        put(NodesObserved(now, records.nodes, records.nodes_unreadable))
+        durables = dict(records.durables)
+        for job in records.jobs:
             if job.id not in state.jobs:
                 put(JobSubmitted(now, job, durables.get(job.id)))
-        orders = [order for order in world.orders if order.id not in state.known_orders]
+        orders = [order for order in records.orders if order.id not in state.known_orders]
         if orders:
             put(OrderGiven(now, orders[0], tuple(orders[1:])))
 
-    async def _recover(self, world: World) -> None:
+    async def _recover(self, records: StoredRecords) -> None:
         """Begin the term anew if agents know of later generations than the store."""
         state, now = self.controller.cluster.state, self.clock.now()
         if state.term is None or state.term != self.election.term:
             return
-        if self.recovery.is_due(world, state, now) and await self.recovery.recover(world, state):
+        if not self.recovery.is_due(records, state, now):
+            return
+        if await self.recovery.recover(records, state):
             self.controller.inbox.put(Deposed(now))
             self.controller.resign_asked.set()
 

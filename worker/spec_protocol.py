@@ -16,7 +16,7 @@ NEEDS = 0
 """The least number of workers that can act on what an agent of this version tells them."""
 
 
-def why_apart(speaks: int, needs: int) -> str:
+def why_incompatible(speaks: int, needs: int) -> str:
     """Return why workers cannot act on an agent's orders, and the cure; empty: they can."""
     if speaks >= needs:
         return ""

@@ -109,7 +109,7 @@ FIRST = Restore(Point(0, 0), "start")
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class ComputeTimes:
     """The predicted compute time of each rank per step, without waiting for others."""
 
     seconds: tuple[float, ...]
@@ -148,7 +148,7 @@ class GenerationRecord:
     """Steps between two checkpoints, a multiple of ``memory_every``; ``None``: there are none."""
     usd_per_hour: float | None = None
     """The price of its plan; ``None``: a price is unknown."""
-    busy: Busy | None = None
+    busy: ComputeTimes | None = None
     """Of its plan; ``None``: not predicted."""
     peaks: tuple[Peak, ...] = ()
     """By rank; empty: not predicted."""
@@ -415,7 +415,7 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class JobPast:
     """What a new leader must know of a job's history."""
 
     since: float | None = None
@@ -446,7 +446,7 @@ class JobRecord:
     reason: str = ""
     saving: Saving = Saving()
     bill: Bill = Bill()
-    past: Past = Past()
+    past: JobPast = JobPast()
     deadline: float | None = None
     """When it should be done, in seconds since 1970; an event warns if that is at risk."""
     begun: int = 0

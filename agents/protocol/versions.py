@@ -32,7 +32,7 @@ def own_protocol() -> Protocol:
     return Protocol(SPEAKS, UNDERSTANDS_FROM)
 
 
-def why_apart(other: Protocol, *, other_is: str, this_is: str) -> str:
+def why_incompatible(other: Protocol, *, other_is: str, this_is: str) -> str:
     """Return who must be upgraded first, in one sentence; empty if they understand each other."""
     own = own_protocol()
     if own.speaks < other.understands_from:

@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from agents.daemon.tasks import Tasks
-from agents.rpc.strangers import EvictableConnection, Strangers, place_of
+from agents.rpc.strangers import EvictableConnection, StrangerLimits, place_of
 from agents.rpc.tls import HANDSHAKE, Tls, explain
 
 log = structlog.get_logger("tls")
@@ -68,7 +68,7 @@ class _Refusals:
 class _Handshakes:
     """Handshakes under way. If there are too many, the oldest of the address with the most ends."""
 
-    strangers: Strangers
+    strangers: StrangerLimits
     _of: dict[str, dict[asyncio.Task[None], None]] = field(default_factory=dict)
     _count: int = 0
 
@@ -96,7 +96,7 @@ class Listener:
     """One port."""
 
     runner: web.AppRunner
-    strangers: Strangers
+    strangers: StrangerLimits
     tls: Tls | None = None
     port: int = 0
     silent_s: float = SILENT_S

@@ -82,7 +82,7 @@ class EvictableConnection(web.RequestHandler):
 
     __slots__ = ("address", "is_known", "is_paid", "strangers")
 
-    def __init__(self, server: web.Server, strangers: Strangers, silent_s: float) -> None:
+    def __init__(self, server: web.Server, strangers: StrangerLimits, silent_s: float) -> None:
         """Close the connection if nothing complete arrives for ``silent_s``."""
         loop = asyncio.get_running_loop()
         super().__init__(
@@ -114,7 +114,7 @@ class EvictableConnection(web.RequestHandler):
 
 
 @dataclass(eq=False)
-class Strangers:
+class StrangerLimits:
     """Limits for connections and requests that are not authenticated."""
 
     budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from agents.protocol.records import JobId
 from agents.rpc.signing import ClusterKey
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.fetch import REQUEST_BYTES_MAX, DurableSource, SourceError
 
@@ -44,7 +44,7 @@ class _Open:
 class CheckpointRoutes:
     """The routes below ``/v1/checkpoint/``."""
 
-    readers: Readers
+    readers: ReadAdmission
     _open: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
 
     def checks(self, request: web.Request) -> bool:

@@ -25,7 +25,7 @@ from agents.protocol.records import JobId, Point
 from agents.rpc.server import answer_signed, refuse_stranger
 from agents.rpc.signing import Verifier
 from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from worker.checkpoint import snapshot_file
 from worker.plain_file import open_plain
 
@@ -59,7 +59,7 @@ class SnapshotRoutes:
 
     memory: SnapshotMemory
     verifier: Verifier
-    readers: Readers
+    readers: ReadAdmission
     _coming: set[Path] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Makes the temporary file names of replicas that arrive at the same time differ."""

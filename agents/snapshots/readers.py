@@ -27,7 +27,7 @@ async def _nobody(_: str) -> bool:
 
 
 @dataclass(eq=False)
-class Readers:
+class ReadAdmission:
     """Admits requests of workers, to one agent."""
 
     verifier: Verifier

@@ -19,7 +19,7 @@ from agents.daemon.process_cleanup import exists
 from agents.daemon.tasks import Tasks
 from agents.workers.pidfd import ProcessHandle, ProcessId, open_process, process_start
 from worker.plain_file import read_plain
-from worker.spec_protocol import NEEDS, PROVES_READS, SPEAKS, why_apart
+from worker.spec_protocol import NEEDS, PROVES_READS, SPEAKS, why_incompatible
 
 START_S = 120.0
 """Seconds for the fork server to import what workers need."""
@@ -75,7 +75,7 @@ class ForkClient:
 
     def check_version(self) -> None:
         """Raise ``WorkersTooOldError`` if its workers cannot act on our orders."""
-        if why := why_apart(self._speaks, NEEDS):
+        if why := why_incompatible(self._speaks, NEEDS):
             raise WorkersTooOldError(why)
 
     @property

@@ -29,7 +29,7 @@ PROFILE_S = 4.0
 
 
 @dataclass(frozen=True)
-class Case:
+class TrainingRun:
     """One model and how it is trained."""
 
     family: str
@@ -72,39 +72,41 @@ _MEDIUM = _sizes(24, 1024, 16)
 _WIDE = _sizes(12, 2048, 32, sequence=2048)
 _7B = _sizes(4, 4096, 32, ffn=11008, sequence=4096)
 _1B = _sizes(8, 2048, 16, kv_heads=8, ffn=5632, sequence=2048)
-CASES: dict[str, Case] = {
-    "gpt2-medium": Case("gpt2", _MEDIUM, 16, 8),
-    "gpt2-medium, fp16": Case("gpt2", _MEDIUM, 16, 8, "fp16"),
-    "gpt2-medium, micro batches of 1": Case("gpt2", _MEDIUM, 8, 1),
-    "opt, 12 blocks of 1.3b": Case("opt", _WIDE, 8, 4),
-    "opt, 12 blocks of 1.3b, fp32": Case("opt", _WIDE, 4, 2, "fp32"),
-    "gpt-neo, 12 blocks of 1.3b": Case("gpt-neo", _WIDE, 4, 2),
-    "llama, 4 blocks of 7b": Case("llama", _7B, 8, 2),
-    "llama, 4 blocks of 7b, recomputed": Case("llama", _7B, 8, 2, recompute="full"),
-    "llama, 4 blocks of 7b, sequence 16384": Case("llama", {**_7B, "sequence": 16384}, 2, 1),
-    "llama, 2 blocks of 70b": Case(
+RUNS: dict[str, TrainingRun] = {
+    "gpt2-medium": TrainingRun("gpt2", _MEDIUM, 16, 8),
+    "gpt2-medium, fp16": TrainingRun("gpt2", _MEDIUM, 16, 8, "fp16"),
+    "gpt2-medium, micro batches of 1": TrainingRun("gpt2", _MEDIUM, 8, 1),
+    "opt, 12 blocks of 1.3b": TrainingRun("opt", _WIDE, 8, 4),
+    "opt, 12 blocks of 1.3b, fp32": TrainingRun("opt", _WIDE, 4, 2, "fp32"),
+    "gpt-neo, 12 blocks of 1.3b": TrainingRun("gpt-neo", _WIDE, 4, 2),
+    "llama, 4 blocks of 7b": TrainingRun("llama", _7B, 8, 2),
+    "llama, 4 blocks of 7b, recomputed": TrainingRun("llama", _7B, 8, 2, recompute="full"),
+    "llama, 4 blocks of 7b, sequence 16384": TrainingRun("llama", {**_7B, "sequence": 16384}, 2, 1),
+    "llama, 2 blocks of 70b": TrainingRun(
         "llama", _sizes(2, 8192, 64, kv_heads=8, ffn=28672, sequence=4096), 4, 1
     ),
-    "llama-1b, 8 blocks, attention by single operations": Case(
+    "llama-1b, 8 blocks, attention by single operations": TrainingRun(
         "llama", _1B, 8, 2, others={"flash_attention": False}
     ),
-    "llama, small": Case("llama", _sizes(8, 512, 8, ffn=1408, sequence=512), 32, 8),
-    "vit-large": Case("vit", _sizes(24, 1024, 16, image=224, patch=16), 128, 64),
+    "llama, small": TrainingRun("llama", _sizes(8, 512, 8, ffn=1408, sequence=512), 32, 8),
+    "vit-large": TrainingRun("vit", _sizes(24, 1024, 16, image=224, patch=16), 128, 64),
 }
-QUICK: dict[str, Case] = {
-    "gpt2": Case("gpt2", _sizes(2, 32, 4, vocab=64, sequence=16), 4, 2),
-    "vit": Case("vit", _sizes(2, 32, 4, image=32, patch=16, classes=8), 4, 2, recompute="full"),
+QUICK: dict[str, TrainingRun] = {
+    "gpt2": TrainingRun("gpt2", _sizes(2, 32, 4, vocab=64, sequence=16), 4, 2),
+    "vit": TrainingRun(
+        "vit", _sizes(2, 32, 4, image=32, patch=16, classes=8), 4, 2, recompute="full"
+    ),
 }
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Measure and predict each case; sum up the errors."""
+    """Measure and predict each run; sum up the errors."""
     folder = setting.out / "profiles-of-predictions"
     folder.mkdir(exist_ok=True)
     found: dict[str, Any] = {}
     totals: dict[str, Any] = {}
-    for name, case in (QUICK if setting.is_quick else CASES).items():
-        found[name] = attempt(lambda n=name, c=case: _compare(setting, n, c, folder))
+    for name, training in (QUICK if setting.is_quick else RUNS).items():
+        found[name] = attempt(lambda n=name, t=training: _compare(setting, n, t, folder))
         print(name, found[name], flush=True)
     for key in ("without_a_profile", "with_a_profile"):
         rows = [each[key] for each in found.values() if isinstance(each, dict)]
@@ -119,12 +121,14 @@ def run(setting: Setting) -> dict[str, Any]:
     return totals | found
 
 
-def _compare(setting: Setting, name: str, case: Case, folder: Path) -> dict[str, Any]:
-    job = case.job(name)
-    plan = case.plan(setting, job)
+def _compare(setting: Setting, name: str, training: TrainingRun, folder: Path) -> dict[str, Any]:
+    job = training.job(name)
+    plan = training.plan(setting, job)
     measured = measured_steps(setting, setting.place, job, plan, rounds=ROUNDS)
     budget_s = 1.0 if setting.is_quick else PROFILE_S
-    profile = attempt(lambda: measured_profile(setting, job, (case.micro_batch,), folder, budget_s))
+    profile = attempt(
+        lambda: measured_profile(setting, job, (training.micro_batch,), folder, budget_s)
+    )
     found = {
         "step_s": measured["step_s"],
         "mfu": measured["mfu"],

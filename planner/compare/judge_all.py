@@ -88,7 +88,7 @@ def case_of(question: Question) -> Case:
     return Case(job, cluster, costs, network, PlaceFacts(cluster, measured.network))
 
 
-def enter(
+def judge_entry(
     planner: Planner, case: Case, mode: Mode, judge: Estimator, seconds_left: float | None = None
 ) -> JudgedPlanner:
     """Run one planner and judge its first plan that can run."""

@@ -29,7 +29,7 @@ NEAR = 1.02
 _TOGETHER = "relax one of them, or raise --budget"
 
 
-class Ask(Protocol):
+class SearchAgain(Protocol):
     """Search again with other limits, more GPUs, another recomputation policy or larger TP.
 
     Also without quotas, or with micro batches of any size.
@@ -49,7 +49,7 @@ class Ask(Protocol):
 
 
 def refusals(
-    job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask, grants: Sequence[LotQuota] = ()
+    job: Job, lots: Sequence[Lot], limits: Limits, ask: SearchAgain, grants: Sequence[LotQuota] = ()
 ) -> tuple[Problem, ...]:
     """The problems of a job that has no plan on these GPUs."""
     free = ask(_NO_LIMITS)
@@ -71,7 +71,7 @@ def _quota_in_the_way(grant: LotQuota) -> Problem:
     return Problem("quota", what, "raise gpus_max, or give GPUs that it does not limit")
 
 
-def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
+def _too_small(job: Job, lots: Sequence[Lot], ask: SearchAgain) -> Problem:
     gpus = sum(lot.gpus for lot in lots)
     kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
     cures = []
@@ -103,7 +103,12 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
 
 
 def _limits_in_the_way(
-    objective: Objective, lots: Sequence[Lot], limits: Limits, ask: Ask, *, alone: bool = False
+    objective: Objective,
+    lots: Sequence[Lot],
+    limits: Limits,
+    ask: SearchAgain,
+    *,
+    alone: bool = False,
 ) -> list[Problem]:
     """Compare each limit with the best plan without it; with ``alone``, without any other limit."""
     found = []
@@ -148,7 +153,7 @@ def _limits_in_the_way(
 
 
 def _least_per_hour(
-    objective: Objective, known: Estimate, floor: float, ask: Ask
+    objective: Objective, known: Estimate, floor: float, ask: SearchAgain
 ) -> tuple[float, float]:
     """Dollars per hour and seconds of the cheapest plan per hour, between a floor and a known plan.
 

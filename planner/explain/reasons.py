@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.paper_search.formula_tables import PaperModel, micro_batch_counts
-from planner.paper_search.polish import JudgedShape
 from planner.paper_search.search import PaperResult, PaperSearch
+from planner.paper_search.shape_improver import JudgedShape
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, gpus_by_lot
 from planner.problem.objective import Limits
 from planner.problem.preference import error_between
-from planner.problem.question import AnswerReasons, Idle, Rejected
+from planner.problem.question import AnswerReasons, IdleGpus, Rejected
 from planner.search.local_search import EventSearch, JudgedPlan
 
 REJECTED_MAX = 12
@@ -103,7 +103,9 @@ def _explain(
         if lot.gpus > best.used.get(k, 0):
             more = (loses(one) for one in found if one.used.get(k, 0) > best.used.get(k, 0))
             least = min((share for share in more if share is not None), default=None)
-            idle.append(Idle(lot.gpu, lot.zone, lot.gpus - best.used.get(k, 0), lot.gpus, least))
+            idle.append(
+                IdleGpus(lot.gpu, lot.zone, lot.gpus - best.used.get(k, 0), lot.gpus, least)
+            )
     return rejected, AnswerReasons(sentences, tuple(idle))
 
 

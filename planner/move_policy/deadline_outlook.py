@@ -35,7 +35,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DeadlineOutlook:
     """Whether a plan meets the deadline, and what that costs."""
 
     seconds_left: float
@@ -67,7 +67,7 @@ def deadline_outlook(
     estimate: Estimate,
     search: Callable[[Question], Answer],
     trace: Trace | None = None,
-) -> Outlook:
+) -> DeadlineOutlook:
     """Predict whether a plan, and a mixture of contracts, meets the deadline, and at what cost.
 
     The mixture is searched on each contract alone: by the job's goal on spot machines, and on
@@ -88,7 +88,7 @@ def deadline_outlook(
     if spot is not None and on_demand is not None:
         share = PRIOR_SHARE if trace is None else spot_availability(trace, question.cluster.pools)
         mixture = _mixture(steps, left, spot, on_demand, share)
-    return Outlook(
+    return DeadlineOutlook(
         left, steps * estimate.iteration_s, None if usd is None else steps * usd, mixture
     )
 

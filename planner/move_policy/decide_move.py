@@ -26,7 +26,7 @@ Unit = Literal["samples", "$"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MoveThresholds:
     """Thresholds of the decision."""
 
     wait_max: float = 2.0
@@ -35,11 +35,11 @@ class Rules:
     """A gain is expected to last at most this long."""
 
 
-DEFAULT_RULES = Rules()
+DEFAULT_RULES = MoveThresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PossibleMove:
     """A possible move, with its gain and cost."""
 
     gain_per_s: float
@@ -101,12 +101,12 @@ class MoveVerdict:
 
 
 def judge_move(
-    offer: Offer,
+    offer: PossibleMove,
     history: LifetimeHistory,
     *,
     now_s: float,
     last_move_s: float | None = None,
-    rules: Rules = DEFAULT_RULES,
+    rules: MoveThresholds = DEFAULT_RULES,
 ) -> MoveVerdict:
     """Decide whether to move.
 
@@ -164,7 +164,9 @@ class _Expected:
     """The chance that the next loss hits the new plan but would not have hit the old one."""
 
 
-def _expected(offer: Offer, history: LifetimeHistory, *, now_s: float, rules: Rules) -> _Expected:
+def _expected(
+    offer: PossibleMove, history: LifetimeHistory, *, now_s: float, rules: MoveThresholds
+) -> _Expected:
     """How long the gain lasts, and the chance that a loss of new nodes ends it.
 
     Any loss of a node in use ends it, since the job must then leave both plans. So does an
@@ -193,7 +195,11 @@ def _expected(offer: Offer, history: LifetimeHistory, *, now_s: float, rules: Ru
 
 
 def expected_life_s(
-    offer: Offer, history: LifetimeHistory, *, now_s: float, rules: Rules = DEFAULT_RULES
+    offer: PossibleMove,
+    history: LifetimeHistory,
+    *,
+    now_s: float,
+    rules: MoveThresholds = DEFAULT_RULES,
 ) -> float:
     """Return for how long the gain of a move is expected to last."""
     return _expected(offer, history, now_s=now_s, rules=rules).life_s

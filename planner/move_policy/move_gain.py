@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from planner.move_policy.decide_move import Offer, Unit
+from planner.move_policy.decide_move import PossibleMove, Unit
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import MoveCost
@@ -33,7 +33,7 @@ def offer_of(
     loss_s: float = 0.0,
     full: frozenset[str] = frozenset(),
     seconds_left: float | None = None,
-) -> Offer:
+) -> PossibleMove:
     """Compare the running plan with the next one.
 
     ``age_s`` is how long each node has been up, ``loss_s`` the seconds that the loss of a node of
@@ -50,7 +50,7 @@ def offer_of(
     is_same = plan == running.plan
     # A move that only adds idle nodes cannot swing between plans, whatever their error bar.
     tied = None if before < after else why_tied(running, PlanEstimate(plan, estimate), goal)
-    return Offer(
+    return PossibleMove(
         gain_per_s=0.0 if is_same else gain,
         unit=unit,
         cost=0.0 if is_same else cost,

@@ -138,8 +138,8 @@ class _Questions:
 
     def _usd(self, asked: BoundRequest, shares: Sequence[float]) -> Floats:
         """Dollars of the cheapest plan within the target time; infinite if there is none."""
-        family, menu = asked.family, asked.family.menu
-        total = self.model.global_batch // menu.micro_batch
+        family, arrays = asked.family, asked.family.arrays
+        total = self.model.global_batch // arrays.micro_batch
         replicas = family.replicas[asked.rows]
         most = np.ceil(total / replicas)
         has_sync = replicas[:, None] > 1
@@ -148,7 +148,7 @@ class _Questions:
         sync_until = asked.seconds[:, None] * np.array(shares[1:])
         cells = sync_from.shape
         row = np.repeat(np.arange(cells[0]), cells[1])
-        left = (asked.seconds[:, None] - menu.update_s - sync_from).ravel()
+        left = (asked.seconds[:, None] - arrays.update_s - sync_from).ravel()
         rounds = (most - 1)[row]
         replica = replicas[row]
         # A pipeline takes the sum of its stages, slower for a narrower limit on each.
@@ -167,20 +167,20 @@ class _Questions:
         return least
 
     def _cheapest(self, asked: BoundRequest, row: Ints, level: Floats, sync: Floats) -> Floats:
-        family, menu = asked.family, asked.family.menu
+        family, arrays = asked.family, asked.family.arrays
         replicas = family.replicas[asked.rows][row]
-        directions = price_directions(len(menu.kinds))
-        prices = directions[:, menu.kind] * menu.tp / menu.gpus[menu.kind]
-        stages = np.minimum(menu.gpus.sum() // replicas, self.model.layers).astype(int)
+        directions = price_directions(len(arrays.kinds))
+        prices = directions[:, arrays.kind] * arrays.tp / arrays.gpus[arrays.kind]
+        stages = np.minimum(arrays.gpus.sum() // replicas, self.model.layers).astype(int)
         sizes = np.stack(
-            [family.rings.within(kind, asked.rows[row], sync) for kind in range(len(menu.kinds))]
+            [family.rings.within(kind, asked.rows[row], sync) for kind in range(len(arrays.kinds))]
         )
         whole = cheapest_pipelines(
             self.model,
-            menu,
+            arrays,
             levels_s=level,
             gradient_bytes=sizes,
-            prices=np.concatenate([prices, menu.usd_per_s[None, :]]),
+            prices=np.concatenate([prices, arrays.usd_per_s[None, :]]),
             stages_max=int(stages.max()),
         )
         possible = whole[..., :-1].max(axis=-1) * replicas <= SINGLE_PRECISION
@@ -206,14 +206,14 @@ class _Questions:
         A stage within the limit needs at least its share of it in GPUs, so the GPUs available bound
         from below how slow the options are on average.
         """
-        menu = family.menu
-        distinct, times = distinct_rows(np.diff(menu.seconds, axis=1).T)
+        arrays = family.arrays
+        distinct, times = distinct_rows(np.diff(arrays.seconds, axis=1).T)
         work = distinct.T
         best = np.full(len(levels), float(work.min(axis=0) @ times))
         for direction, multiplier in itertools.product(
-            price_directions(len(menu.kinds)), MULTIPLIERS
+            price_directions(len(arrays.kinds)), MULTIPLIERS
         ):
-            weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
+            weight = direction[arrays.kind] * arrays.tp / arrays.gpus[arrays.kind]
             with np.errstate(divide="ignore"):
                 rate = 1 + multiplier * (replicas / np.maximum(levels, 1e-12))[:, None] * weight
             best = np.maximum(best, cheapest_layers(rate, work, times) - multiplier)

@@ -182,7 +182,7 @@ class ChainSearch:
         return best, indices
 
     def _index(self, chains: Ints) -> Ints:
-        """Index of the largest count that fits the sites; -1 where there is none."""
+        """Index of the largest count that fits the lot groups; -1 where there is none."""
         most = self.terms.most_replicas(self.terms.usage(chains))
         return np.searchsorted(self.counts, most, side="right") - 1
 
@@ -204,7 +204,7 @@ class ChainSearch:
     # -- which chains ---------------------------------------------------------------------------
 
     def _few_groups(self) -> Ints:
-        """Chains of one or two groups of equal stages that fit the sites."""
+        """Chains of one or two groups of equal stages that fit the lot groups."""
         terms, layers = self.terms, self.terms.model.layers
         option, repeat = (
             np.array(

@@ -74,7 +74,10 @@ class OptionTables:
         self.send_s, self.send_usd = self._sends()
         self.sharing = np.minimum(self.tp, MOST_TP_SHARING_GRADIENTS)
         self.gpus = np.array(
-            [[sum(model.lots[k].gpus for k in lots) for lots in site] for site in layout.sites]
+            [
+                [sum(model.lots[k].gpus for k in lots) for lots in lot_group]
+                for lot_group in layout.lot_groups
+            ]
         )
         self.links = [self._ring_links(resource) for resource in layout.resources]
         self.ring_usd = self._ring_usd()
@@ -90,8 +93,8 @@ class OptionTables:
         for one, other in itertools.product(self.layout.resources, repeat=2):
             pairs = [
                 pair
-                for site in self.layout.sites
-                for pair in itertools.product(site[one], site[other])
+                for lot_group in self.layout.lot_groups
+                for pair in itertools.product(lot_group[one], lot_group[other])
             ]
             rate = [self.model.egress_usd_per_byte(*pair) for pair in pairs]
             rates[one, other] = sum(rate) / max(1, len(rate)) * self.sent_bytes
@@ -106,7 +109,7 @@ class OptionTables:
         return seconds, usd
 
     def _ring_links(self, resource: int) -> list[LinkNumbers]:
-        """Curves between neighbours of a ring, which visits the sites in order."""
+        """Curves between neighbours of a ring, which visits the lot groups in order."""
         lots = self.layout.lots(resource)
         ends = [(self.model.lots[k].zone, self.model.lots[k].gpu) for k in lots]
         found: dict[LinkNumbers, None] = {}
@@ -119,8 +122,8 @@ class OptionTables:
         return list(found)
 
     def _ring_usd(self) -> float:
-        """Dollars per byte of a ring over all sites, for one replica's share."""
-        lots = [next(k for lots in site for k in lots) for site in self.layout.sites]
+        """Dollars per byte of a ring over all lot groups, for one replica's share."""
+        lots = [next(k for lots in lot_group for k in lots) for lot_group in self.layout.lot_groups]
         return sum(
             self.model.egress_usd_per_byte(one, other)
             for one, other in zip(lots, [*lots[1:], lots[0]], strict=True)
@@ -151,7 +154,7 @@ class OptionTables:
         )
 
     def most_replicas(self, usage: Floats) -> Ints:
-        """Pipelines of this usage that fit the sites."""
+        """Pipelines of this usage that fit the lot groups."""
         found = np.zeros(len(usage), dtype=np.int64)
         for row in self.gpus:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -314,13 +317,13 @@ class OptionTables:
     # -- plans ----------------------------------------------------------------------------------
 
     def shape(self, chain: Ints, starts: Ints, replicas: int) -> PlanShape | None:
-        """A chain as a shape: each site runs as many of the pipelines as fit."""
+        """A chain as a shape: each lot group runs as many of the pipelines as fit."""
         row = [int(o) for o in chain if o >= 0][::-1]
         cuts = (*(int(s) for s in starts[: len(row)][::-1]), self.model.layers)
         columns: list[list[Run]] = [[] for _ in row]
         left = replicas
-        for site in self.layout.sites:
-            count, runs = self._most_dealt(site, row, left)
+        for lot_group in self.layout.lot_groups:
+            count, runs = self._most_dealt(lot_group, row, left)
             for column, more in zip(columns, runs, strict=True):
                 column.extend(more)
             left -= count
@@ -329,23 +332,25 @@ class OptionTables:
         return PlanShape(self.micro_batch, cuts, tuple(map(tuple, columns)))
 
     def _most_dealt(
-        self, site: tuple[Lots, ...], row: list[int], most: int
+        self, lot_group: tuple[Lots, ...], row: list[int], most: int
     ) -> tuple[int, list[list[Run]]]:
-        """As many of the pipelines as a site's machines hold."""
+        """As many of the pipelines as a lot group's machines hold."""
         low = 0
         runs: list[list[Run]] = [[] for _ in row]
         while low < most:
             middle = (low + most + 1) // 2
-            dealt = self._dealt(site, row, middle)
+            dealt = self._dealt(lot_group, row, middle)
             if dealt is None:
                 most = middle - 1
             else:
                 low, runs = middle, dealt
         return low, runs
 
-    def _dealt(self, site: tuple[Lots, ...], row: list[int], count: int) -> list[list[Run]] | None:
+    def _dealt(
+        self, lot_group: tuple[Lots, ...], row: list[int], count: int
+    ) -> list[list[Run]] | None:
         """Runs of each stage, large groups first, so that they fit whole machines."""
         order = sorted(range(len(row)), key=lambda s: -self.options[row[s]][1])
         options = ((s, *self.options[row[s]]) for s in order)
-        wanted = ((s, tp, count, site[resource]) for s, resource, tp in options)
+        wanted = ((s, tp, count, lot_group[resource]) for s, resource, tp in options)
         return dealt_runs(self.model.lots, wanted, len(row))

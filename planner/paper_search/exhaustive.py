@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.paper_search.family_bounds import Family
 from planner.paper_search.formula_tables import PaperModel
-from planner.paper_search.polish import Workbench
+from planner.paper_search.shape_improver import ShapeImprover
 from planner.pipelines.plan_shape import PlanShape, Run
 from planner.problem.bounds import TooManyPlansError
 from simulator.estimate.paper_formula import overhead_bytes
@@ -40,12 +40,12 @@ class ExhaustiveSearch:
     def __init__(
         self,
         model: PaperModel,
-        bench: Workbench,
+        improver: ShapeImprover,
         degrees: Sequence[int],
         *,
         is_uniform: bool = False,
     ) -> None:
-        self.model, self.bench, self.degrees = model, bench, degrees
+        self.model, self.improver, self.degrees = model, improver, degrees
         self.is_uniform = is_uniform
         self.nodes = 0
 
@@ -54,7 +54,7 @@ class ExhaustiveSearch:
         if sum(lot.gpus for lot in self.model.lots) > GPUS_MAX:
             return False
         order = [
-            (float(family.score[row, column]), family.menu.micro_batch, replicas, column + 1)
+            (float(family.score[row, column]), family.arrays.micro_batch, replicas, column + 1)
             for family in families
             for row, (least, beyond) in enumerate(self._ranges(family))
             for column in range(family.score.shape[1])
@@ -63,7 +63,9 @@ class ExhaustiveSearch:
         ]
         try:
             for bound, micro_batch, replicas, stages in sorted(order):
-                if self.bench.best is not None and bound > self.bench.best.score[0] * (1 + 1e-9):
+                if self.improver.best is not None and bound > self.improver.best.score[0] * (
+                    1 + 1e-9
+                ):
                     break
                 self._family(micro_batch, replicas, stages)
         except TooManyPlansError:
@@ -77,9 +79,9 @@ class ExhaustiveSearch:
 
     def _ranges(self, family: Family) -> Iterator[tuple[int, int]]:
         """Ranges of replica counts that share a bound."""
-        most = self.model.global_batch // family.menu.micro_batch
+        most = self.model.global_batch // family.arrays.micro_batch
         counts = [int(n) for n in family.replicas]
-        return itertools.pairwise([*counts, min(most, int(family.menu.gpus.sum())) + 1])
+        return itertools.pairwise([*counts, min(most, int(family.arrays.gpus.sum())) + 1])
 
     def _family(self, micro_batch: int, replicas: int, stages: int) -> None:
         inner = range(1, self.model.layers)
@@ -143,7 +145,7 @@ class ExhaustiveSearch:
         self._count(JUDGED_COUNT * len(orders))
         for order in orders:
             columns = tuple(runs_of([row[s] for row in order]) for s in range(len(cuts) - 1))
-            self.bench.judge(PlanShape(micro_batch, cuts, columns))
+            self.improver.judge(PlanShape(micro_batch, cuts, columns))
 
 
 def _is_uniform(cuts: tuple[int, ...]) -> bool:

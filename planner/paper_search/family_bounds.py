@@ -34,7 +34,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Menu:
+class OptionArrays:
     """The options of one micro batch size, as arrays."""
 
     micro_batch: int
@@ -64,7 +64,9 @@ class Menu:
         return np.array([option.kind for option in self.options])
 
 
-def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> Menu | None:
+def option_arrays(
+    model: PaperModel, micro_batch: int, *, degrees: Sequence[int]
+) -> OptionArrays | None:
     """The options of one micro batch size; ``None`` if none was measured.
 
     Messages take the time of the best link, so that the result bounds all plans.
@@ -99,7 +101,7 @@ def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> M
     by_kind = [[lot for lot in model.lots if lot.gpu == gpu] for gpu in kinds]
     gpus = [sum(lot.gpus for lot in lots) for lots in by_kind]
     prices = [min(lot.price_usd_per_gpu_hour or 0.0 for lot in lots) for lots in by_kind]
-    return Menu(
+    return OptionArrays(
         micro_batch,
         tuple(options),
         kinds,
@@ -137,7 +139,7 @@ class Rings:
 class Family:
     """Plans of one micro batch size: lower bounds by [replicas, stages]."""
 
-    menu: Menu
+    arrays: OptionArrays
     rings: Rings
     replicas: Floats
     bounds: Floats
@@ -224,7 +226,7 @@ def price_directions(kinds: int) -> Floats:
 
 
 def bounds_of(
-    menu: Menu,
+    arrays: OptionArrays,
     *,
     micro_batches: Floats,
     replicas: Floats,
@@ -235,25 +237,25 @@ def bounds_of(
 ) -> Floats:
     """Lower bounds of the iteration time, [replicas index, stages index]."""
     rows = np.concatenate(
-        [np.diff(menu.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
+        [np.diff(arrays.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
     ).T
     distinct, times = distinct_rows(rows)
     work, gradients = distinct[:, :-1].T, distinct[:, -1]
-    sharing = np.minimum(menu.tp, MOST_TP_SHARING_GRADIENTS)
+    sharing = np.minimum(arrays.tp, MOST_TP_SHARING_GRADIENTS)
     sync = gradients[None, :] / sharing[:, None]
     sends = np.where(stages >= 4, 2 * stages, np.where(stages >= 2, 2 * stages - 1, 0))
     best = np.zeros((len(replicas), len(stages)))
-    per_byte = rings.per_byte[menu.kind].T  # [replicas, option]
+    per_byte = rings.per_byte[arrays.kind].T  # [replicas, option]
     share = (per_byte[:, None, :] / stages[None, :, None])[..., None] * sync[None, None]
     for direction, evenly in itertools.product(directions, (0.0, 0.5, 1.0)):
         # [replicas, stages, option]: seconds of the iteration per second of a stage's level. The
         # largest level is at least the stages' mean, which ``evenly`` weighs.
-        weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
+        weight = direction[arrays.kind] * arrays.tp / arrays.gpus[arrays.kind]
         work_rate = (1 - evenly) * replicas[:, None, None] * weight[None, None, :]
         rate = 1 + (micro_batches - 1)[:, None, None] * (work_rate + evenly / stages[None, :, None])
         layers = cheapest_layers(rate, work, times, share)
-        best = np.maximum(best, layers + sends[None, :] * (rate * menu.send_s).min(axis=2))
-    return best + menu.update_s
+        best = np.maximum(best, layers + sends[None, :] * (rate * arrays.send_s).min(axis=2))
+    return best + arrays.update_s
 
 
 def distinct_rows(rows: Floats) -> tuple[Floats, Ints]:
@@ -279,7 +281,7 @@ def cheapest_layers(rate: Floats, work: Floats, times: Ints, more: Floats | None
 
 
 def cost_bounds_of(
-    menu: Menu,
+    arrays: OptionArrays,
     *,
     global_batch: int,
     replicas: Floats,
@@ -292,11 +294,11 @@ def cost_bounds_of(
     A group is paid for during the whole iteration, which lasts at least its own work on all micro
     batches, one micro batch on the other stages, the synchronisation and the optimizer step.
     """
-    work = (np.diff(menu.seconds, axis=1) * menu.usd_per_s[:, None]).min(axis=0).sum()
-    cheapest = float(menu.usd_per_s.min())
-    others = (stages - 1) * float(menu.seconds[:, -1].min())
+    work = (np.diff(arrays.seconds, axis=1) * arrays.usd_per_s[:, None]).min(axis=0).sum()
+    cheapest = float(arrays.usd_per_s.min())
+    others = (stages - 1) * float(arrays.seconds[:, -1].min())
     per_byte = rings.per_byte.min(axis=0)
     sync = per_byte[:, None] * gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages[None, :]
-    waiting = replicas[:, None] * cheapest * (others + stages * (sync + menu.update_s))
-    found: Floats = global_batch // menu.micro_batch * work + waiting
+    waiting = replicas[:, None] * cheapest * (others + stages * (sync + arrays.update_s))
+    found: Floats = global_batch // arrays.micro_batch * work + waiting
     return found

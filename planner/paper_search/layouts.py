@@ -21,25 +21,25 @@ SPREAD_LOTS_MAX = 6
 """Pipelines across zones are tried over at most this many lots."""
 
 Lots = tuple[int, ...]
-Sites = tuple[Lots, ...]
+LotGroups = tuple[Lots, ...]
 """Lots among which a pipeline may be spread freely, usually those of one zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Lots grouped into resources and sites; a pipeline stays within its site."""
+    """Lots grouped into resources and lot groups; a pipeline stays within its lot group."""
 
-    sites: tuple[tuple[Lots, ...], ...]
-    """[site][resource]: lots with the same machine type; empty where a site has none."""
+    lot_groups: tuple[tuple[Lots, ...], ...]
+    """[lot group][resource]: lots with the same machine type; empty where a lot group has none."""
 
     @property
     def resources(self) -> range:
         """Indices of the resources."""
-        return range(len(self.sites[0]))
+        return range(len(self.lot_groups[0]))
 
     def lots(self, resource: int) -> list[int]:
-        """The lots of a resource at all sites."""
-        return [lot for site in self.sites for lot in site[resource]]
+        """The lots of a resource at all lot groups."""
+        return [lot for lot_group in self.lot_groups for lot in lot_group[resource]]
 
 
 def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
@@ -50,9 +50,9 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
     zones = zone_chain(model)
     alone: dict[object, Layout] = {}
     for zone in zones:
-        site = _by_machine(model, [zone])
+        lot_group = _by_machine(model, [zone])
         alone.setdefault(
-            _offers_and_links(model, [k for lots in site for k in lots]), Layout((site,))
+            _offers_and_links(model, [k for lots in lot_group for k in lots]), Layout((lot_group,))
         )
     found = list(alone.values())
     for size in range(2, len(zones) + 1):
@@ -68,8 +68,8 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
     return found
 
 
-def selections(model: PaperModel) -> Iterator[Sites]:
-    """Yield the sites of every set of GPU kinds and zones, smallest sets first."""
+def selections(model: PaperModel) -> Iterator[LotGroups]:
+    """Yield the lot groups of every set of GPU kinds and zones, smallest sets first."""
     kinds = sorted({lot.gpu for lot in model.lots})
     zones = zone_chain(model)
     kind_sets = [
@@ -84,16 +84,16 @@ def selections(model: PaperModel) -> Iterator[Sites]:
             tuple(k for k, lot in enumerate(model.lots) if lot.zone == zone and lot.gpu in chosen)
             for zone in where
         )
-        sites = tuple(site for site in each if site)
-        if {model.lots[k].gpu for site in sites for k in site} != chosen:
+        lot_groups = tuple(lot_group for lot_group in each if lot_group)
+        if {model.lots[k].gpu for lot_group in lot_groups for k in lot_group} != chosen:
             continue
-        if len(sites) == 1:
+        if len(lot_groups) == 1:
             # Zones with equal offers and equal links are searched once.
-            face = _offers_and_links(model, sites[0])
+            face = _offers_and_links(model, lot_groups[0])
             if face in seen:
                 continue
             seen.add(face)
-        for split in (sites, (tuple(k for site in sites for k in site),)):
+        for split in (lot_groups, (tuple(k for lot_group in lot_groups for k in lot_group),)):
             if split not in seen:
                 seen.add(split)
                 yield split

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.paper_search.formula_tables import PaperModel
-from planner.paper_search.layouts import Lots, Sites, dealt_runs
+from planner.paper_search.layouts import LotGroups, Lots, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS, overhead_bytes, sent_s
 
@@ -33,17 +33,17 @@ class Mixer:
     def __init__(
         self,
         model: PaperModel,
-        sites: Sites,
+        lot_groups: LotGroups,
         *,
         micro_batch: int,
         cuts: tuple[int, ...],
         degrees: Sequence[int],
         by_price: bool = False,
     ) -> None:
-        self.model, self.sites = model, sites
+        self.model, self.lot_groups = model, lot_groups
         self.micro_batch, self.cuts = micro_batch, cuts
         self.by_price = by_price
-        lots = sorted({lot for site in sites for lot in site})
+        lots = sorted({lot for lot_group in lot_groups for lot in lot_group})
         self.kinds = sorted({model.lots[lot].gpu for lot in lots})
         self.stages = len(cuts) - 1
         self._degrees = {
@@ -118,26 +118,26 @@ class Mixer:
         return self._dealt[key]
 
     def _spread(self, replicas: int, needs: list[list[int]]) -> PlanShape | None:
-        """Give each site as many pipelines as it can run, in the order of the sites."""
+        """Give each lot group as many pipelines as it can run, in the order of the lot groups."""
         columns: list[list[Run]] = [[] for _ in range(self.stages)]
         left = replicas
-        for site in self.sites:
+        for lot_group in self.lot_groups:
             supply = [
-                sum(self.model.lots[k].gpus for k in site if self.model.lots[k].gpu == kind)
+                sum(self.model.lots[k].gpus for k in lot_group if self.model.lots[k].gpu == kind)
                 for kind in self.kinds
             ]
             count = left
-            runs = self._place(site, count, needs, supply)
-            if runs is None and len(self.sites) > 1:
+            runs = self._place(lot_group, count, needs, supply)
+            if runs is None and len(self.lot_groups) > 1:
                 low, high = 0, count - 1
                 while low < high:
                     middle = (low + high + 1) // 2
-                    if self._place(site, middle, needs, supply) is None:
+                    if self._place(lot_group, middle, needs, supply) is None:
                         high = middle - 1
                     else:
                         low = middle
                 count = low
-                runs = self._place(site, count, needs, supply) if count else None
+                runs = self._place(lot_group, count, needs, supply) if count else None
             if runs is None:
                 continue
             for column, more in zip(columns, runs, strict=True):
@@ -150,7 +150,7 @@ class Mixer:
         return PlanShape(self.micro_batch, self.cuts, tuple(map(tuple, columns)))
 
     def _place(
-        self, site: Lots, count: int, needs: list[list[int]], supply: list[int]
+        self, lot_group: Lots, count: int, needs: list[list[int]], supply: list[int]
     ) -> list[list[Run]] | None:
         if count == 0:
             return [[] for _ in needs]
@@ -161,14 +161,14 @@ class Mixer:
                 for kind in self.kinds
             ]
         counts = transport(count, needs, supply, prices)
-        return None if counts is None else self._into_lots(site, needs, counts)
+        return None if counts is None else self._into_lots(lot_group, needs, counts)
 
     def _into_lots(
-        self, site: Lots, needs: list[list[int]], counts: list[list[int]]
+        self, lot_group: Lots, needs: list[list[int]], counts: list[list[int]]
     ) -> list[list[Run]] | None:
         """Give groups to lots, large groups first, whole stages together where possible."""
         lots = self.model.lots
-        by_kind = [[lot for lot in site if lots[lot].gpu == kind] for kind in self.kinds]
+        by_kind = [[lot for lot in lot_group if lots[lot].gpu == kind] for kind in self.kinds]
         order = sorted(
             (-needs[s][k], s, k) for s, row in enumerate(counts) for k, n in enumerate(row) if n
         )

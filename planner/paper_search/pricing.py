@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.paper_search.family_bounds import Menu
+from planner.paper_search.family_bounds import OptionArrays
 from planner.paper_search.formula_tables import LAYER_ROUNDING, PaperModel
 from simulator.arrays import Floats, Ints
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
@@ -20,7 +20,7 @@ Prices = NDArray[np.float32]
 
 def cheapest_pipelines(
     model: PaperModel,
-    menu: Menu,
+    arrays: OptionArrays,
     *,
     levels_s: Floats,
     gradient_bytes: Floats,
@@ -32,22 +32,22 @@ def cheapest_pipelines(
     Limits come in pairs: seconds of a stage per micro batch [limit], and the bytes that a group of
     a stage synchronises [kind, limit]. ``prices`` are [direction, option].
     """
-    layers, options, limits = model.layers, len(menu.options), len(levels_s)
-    degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in menu.options]
+    layers, options, limits = model.layers, len(arrays.options), len(levels_s)
+    degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in arrays.options]
     within = np.stack(
         [
             np.minimum(
-                _reach(menu.seconds[o], levels_s - 2 * menu.send_s[o]),
+                _reach(arrays.seconds[o], levels_s - 2 * arrays.send_s[o]),
                 _reach(model.gradient_bytes(), gradient_bytes[kind] * degree),
             )
-            for o, (kind, degree) in enumerate(zip(menu.kind, degrees, strict=True))
+            for o, (kind, degree) in enumerate(zip(arrays.kind, degrees, strict=True))
         ],
         axis=0,
     )
     synced = np.stack(
         [
             _reach(model.gradient_bytes(), gradient_bytes[kind] * degree, starts=1)[:, 0]
-            for kind, degree in zip(menu.kind, degrees, strict=True)
+            for kind, degree in zip(arrays.kind, degrees, strict=True)
         ]
     )
     priced = prices.astype(np.float32)
@@ -61,8 +61,8 @@ def cheapest_pipelines(
     found = np.full((stages_max, limits, ways), np.inf, dtype=np.float32)
     buffer = np.empty((nowhere, ways), dtype=np.float32)
     for left in range(1, stages_max + 1):
-        memory = _memory_reach(model, menu, left)
-        first = np.minimum(_first_reach(menu, levels_s, left), synced)
+        memory = _memory_reach(model, arrays, left)
+        first = np.minimum(_first_reach(arrays, levels_s, left), synced)
         before, cost = cost, np.full_like(cost, np.inf)
         # Wide limits may leave no layers for the last stages, which are free then.
         cost[layers : nowhere : layers + 1] = 0.0
@@ -80,25 +80,25 @@ def cheapest_pipelines(
     return found
 
 
-def _first_reach(menu: Menu, levels_s: Floats, left: int) -> Ints:
+def _first_reach(arrays: OptionArrays, levels_s: Floats, left: int) -> Ints:
     """[option, limit] from layer 0: a first stage sends less, and nothing if it is the only one."""
     times = 0 if left == 1 else 1 if left <= 3 else 2
     return np.stack(
         [
             _reach(row, levels_s - (times * send_s if times else 0.0), starts=1)[:, 0]
-            for row, send_s in zip(menu.seconds, menu.send_s, strict=True)
+            for row, send_s in zip(arrays.seconds, arrays.send_s, strict=True)
         ]
     )
 
 
-def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Ints:
+def _memory_reach(model: PaperModel, arrays: OptionArrays, left: int) -> Ints:
     """[option, layer] as far as memory allows, with ``left`` stages left including this one."""
     return np.stack(
         [
-            _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[
-                0
-            ]
-            for o, option in enumerate(menu.options)
+            _reach(
+                model.memory(option.tp, arrays.micro_batch, left), arrays.capacity_bytes[o : o + 1]
+            )[0]
+            for o, option in enumerate(arrays.options)
         ]
     )
 

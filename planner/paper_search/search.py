@@ -15,13 +15,13 @@ from planner.paper_search.family_bounds import (
     Family,
     bounds_of,
     cost_bounds_of,
-    menu_of,
+    option_arrays,
     price_directions,
     rings_of,
 )
 from planner.paper_search.formula_tables import FormulaEstimate, LinkNumbers, PaperModel
-from planner.paper_search.layouts import Sites, selections
-from planner.paper_search.polish import JudgedShape, Workbench
+from planner.paper_search.layouts import LotGroups, selections
+from planner.paper_search.shape_improver import JudgedShape, ShapeImprover
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.bounds import Bounds
 from planner.problem.inventory import LotQuota, spot_share
@@ -37,10 +37,10 @@ CHAINS = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A plan to improve, and the sites within which its pipelines stay."""
+    """A plan to improve, and the lot groups within which its pipelines stay."""
 
     found: JudgedShape
-    sites: Sites
+    lot_groups: LotGroups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,10 +65,10 @@ class PaperSearch:
     budget: int
     is_uniform: bool = False
     """Only boundaries that divide the layers evenly, with the rest on the last stages."""
-    bench: Workbench = field(init=False)
+    improver: ShapeImprover = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bench = Workbench(
+        self.improver = ShapeImprover(
             self.model,
             self.degrees,
             self.score,
@@ -105,19 +105,19 @@ class PaperSearch:
         """The best plan found within the budget, and bounds of all plans."""
         families = self.hopeful_families()
         found = self.search_uniform(families) if self.is_uniform else self.search()
-        walk = ExhaustiveSearch(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
+        walk = ExhaustiveSearch(self.model, self.improver, self.degrees, is_uniform=self.is_uniform)
         is_complete = walk.run(families)
-        best = self.bench.best
+        best = self.improver.best
         return PaperResult(
-            best, self.bound(families, best, is_complete), self.bench.evaluations, found
+            best, self.bound(families, best, is_complete), self.improver.evaluations, found
         )
 
     def search(self) -> tuple[JudgedShape, ...]:
-        """Improve the best chains; the chains as they were before (the workbench has the best)."""
+        """Improve the best chains; the chains as they were before (the improver has the best)."""
         starts = self.chained()
         for start in starts:
             replicas = self.replica_counts(start.found.shape.micro_batch)
-            self.bench.mix(start.found, start.sites, replicas)
+            self.improver.mix(start.found, start.lot_groups, replicas)
         return tuple(start.found for start in starts)
 
     def chained(self) -> list[Start]:
@@ -132,22 +132,22 @@ class PaperSearch:
         )
         starts: list[Start] = []
         for candidate in candidates:
-            if len(starts) == self.effort(CHAINS) or self.bench.is_spent:
+            if len(starts) == self.effort(CHAINS) or self.improver.is_spent:
                 break
             shape = candidate.shape()
-            found = None if shape is None else self.bench.judge(shape)
+            found = None if shape is None else self.improver.judge(shape)
             if found is not None:
-                sites = tuple(
-                    tuple(lot for lots in site for lot in lots)
-                    for site in candidate.terms.layout.sites
+                lot_groups = tuple(
+                    tuple(lot for lots in lot_group for lot in lots)
+                    for lot_group in candidate.terms.layout.lot_groups
                 )
-                starts.append(Start(self.bench.slide(found), sites))
+                starts.append(Start(self.improver.slide(found), lot_groups))
         return sorted(starts, key=lambda start: start.found.score)
 
     def search_uniform(self, families: Sequence[Family]) -> tuple[JudgedShape, ...]:
         """The best plan of each family, with boundaries given by its number of stages."""
         order = sorted(
-            (float(family.score[row, column]), family.menu.micro_batch, int(replicas), column + 1)
+            (float(family.score[row, column]), family.arrays.micro_batch, int(replicas), column + 1)
             for family in families
             for row, replicas in enumerate(family.replicas)
             for column in range(family.score.shape[1])
@@ -155,30 +155,32 @@ class PaperSearch:
         )
         found: list[JudgedShape] = []
         every = list(selections(self.model))
-        kinds = [len({self.model.lots[k].gpu for site in one for k in site}) for one in every]
+        kinds = [
+            len({self.model.lots[k].gpu for lot_group in one for k in lot_group}) for one in every
+        ]
         # One kind is searched quickly, and its bound rules out most mixes of kinds.
         for count in sorted(set(kinds)):
             some = [one for one, of in zip(every, kinds, strict=True) if of == count]
             for bound, micro_batch, replicas, stages in order:
-                known = self.bench.best
-                if self.bench.is_spent or (known is not None and bound > known.score[0]):
+                known = self.improver.best
+                if self.improver.is_spent or (known is not None and bound > known.score[0]):
                     break
                 found += self._uniform(some, micro_batch, replicas, stages)
-            if self.bench.best is not None:
-                self.bench.slide(self.bench.best)
+            if self.improver.best is not None:
+                self.improver.slide(self.improver.best)
         return tuple(sorted(found, key=lambda f: f.score))
 
     def _uniform(
-        self, some: Sequence[Sites], micro_batch: int, replicas: int, stages: int
+        self, some: Sequence[LotGroups], micro_batch: int, replicas: int, stages: int
     ) -> Iterator[JudgedShape]:
         """The best plan of a family on each selection of lots."""
-        known = self.bench.best
+        known = self.improver.best
         at_most = math.inf
         if known is not None and not self.limits.needs_prices:
             at_most = known.verdict.seconds
-        for sites in some:
-            one = self.bench.best_of_cuts(
-                sites,
+        for lot_groups in some:
+            one = self.improver.best_of_cuts(
+                lot_groups,
                 micro_batch=micro_batch,
                 cuts=equal_cuts(self.model.layers, stages),
                 replicas=replicas,
@@ -211,30 +213,30 @@ class PaperSearch:
 
     def _family(self, micro_batch: int, links: dict[LinkNumbers, Floats]) -> Family | None:
         """All families of one micro batch size."""
-        menu = menu_of(self.model, micro_batch, degrees=self.degrees)
-        if menu is None:
+        arrays = option_arrays(self.model, micro_batch, degrees=self.degrees)
+        if arrays is None:
             return None
-        counts = [c for c in self.replica_counts(micro_batch) if c <= menu.gpus.sum()]
+        counts = [c for c in self.replica_counts(micro_batch) if c <= arrays.gpus.sum()]
         total = self.model.global_batch // micro_batch
-        rings = rings_of(self.model, counts, most=min(total, int(menu.gpus.sum())), known=links)
+        rings = rings_of(self.model, counts, most=min(total, int(arrays.gpus.sum())), known=links)
         replicas = np.array(counts, dtype=float)
-        stages = np.arange(1.0, min(self.model.layers, int(menu.gpus.sum())) + 1)
+        stages = np.arange(1.0, min(self.model.layers, int(arrays.gpus.sum())) + 1)
         bounds = bounds_of(
-            menu,
+            arrays,
             micro_batches=np.ceil(total / replicas),
             replicas=replicas,
             stages=stages,
             gradient_bytes=self.model.gradient_bytes(),
             rings=rings,
-            directions=price_directions(len(menu.kinds)),
+            directions=price_directions(len(arrays.kinds)),
         )
-        bounds[replicas[:, None] * stages[None] > menu.gpus.sum()] = np.inf
+        bounds[replicas[:, None] * stages[None] > arrays.gpus.sum()] = np.inf
         if self.limits.seconds_max is not None:
             bounds[bounds > self.limits.seconds_max] = np.inf
         score = bounds
         if self.limits.goal_is_cost:
             usd = cost_bounds_of(
-                menu,
+                arrays,
                 global_batch=self.model.global_batch,
                 replicas=replicas,
                 stages=stages,
@@ -242,7 +244,7 @@ class PaperSearch:
                 rings=rings,
             )
             score = np.where(np.isfinite(bounds), usd, np.inf)
-        return Family(menu, rings, replicas, bounds, score)
+        return Family(arrays, rings, replicas, bounds, score)
 
     def bound(self, families: list[Family], best: JudgedShape | None, is_complete: bool) -> Bounds:
         """Lower bounds of all plans."""

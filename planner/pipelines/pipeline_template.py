@@ -69,7 +69,7 @@ class TemplateMaker:
 
     costs: LayerCosts
     network: Network
-    sites: PlaceFacts
+    facts: PlaceFacts
     lots: tuple[Lot, ...]
     pipelines: int = MANY
     """Number of pipelines that sum their gradients, for which memory is reserved."""
@@ -86,11 +86,11 @@ class TemplateMaker:
 
     def __post_init__(self) -> None:
         outer = OUTER_BYTES if self.takes_outer_steps else 0
-        self.memory = StageMemory(self.costs, self.sites, self.lots, outer)
+        self.memory = StageMemory(self.costs, self.facts, self.lots, outer)
 
     def alone(self) -> TemplateMaker:
         """Return a maker of templates that fit as the only pipeline of a plan."""
-        maker = TemplateMaker(self.costs, self.network, self.sites, self.lots, pipelines=1)
+        maker = TemplateMaker(self.costs, self.network, self.facts, self.lots, pipelines=1)
         if not self.takes_outer_steps:
             maker.memory = self.memory
         return maker
@@ -99,7 +99,7 @@ class TemplateMaker:
         """Return a maker whose templates reserve no memory for outer steps."""
         if not self.takes_outer_steps:
             return self
-        return TemplateMaker(self.costs, self.network, self.sites, self.lots)
+        return TemplateMaker(self.costs, self.network, self.facts, self.lots)
 
     def pipeline(self, template: Template, micro_batches: int, pipelines: int) -> Pipeline:
         """The pipeline that runs this many micro batches in a plan of so many pipelines."""
@@ -126,14 +126,14 @@ class TemplateMaker:
         costs = self.costs
         if not (costs.job.zero and costs.runtime.zero1_by_bucket) or costs.job.recompute != "auto":
             return plan
-        devices = MemoryModel(plan, costs, self.sites.capacity_bytes).pipelines()
+        devices = MemoryModel(plan, costs, self.facts.capacity_bytes).pipelines()
         lot_of = {lot.place: k for k, lot in enumerate(self.lots)}
         pipelines = []
         for pipeline, row in zip(plan.pipelines, devices, strict=True):
             stages, count = [], pipeline.micro_batches
             for s, (stage, device) in enumerate(zip(pipeline.stages, row, strict=True)):
                 recompute = self.memory.recomputed(
-                    self.stage_of(stage, lot_of[stage.place.site]),
+                    self.stage_of(stage, lot_of[stage.place.without_node]),
                     plan.size_of(pipeline),
                     stage.layers,
                     in_flight=min(count, len(row) - s),

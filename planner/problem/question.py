@@ -219,7 +219,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleGpus:
     """GPUs that the plan leaves idle."""
 
     gpu: str
@@ -244,7 +244,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class OneMore:
+class OneMoreMachine:
     """The gain of one more machine of a kind in a zone."""
 
     gpu: str
@@ -273,8 +273,8 @@ class AnswerReasons:
     """The reasons behind an answer."""
 
     sentences: tuple[str, ...] = ()
-    idle: tuple[Idle, ...] = ()
-    one_more: tuple[OneMore, ...] = ()
+    idle: tuple[IdleGpus, ...] = ()
+    one_more: tuple[OneMoreMachine, ...] = ()
     """Computed only on request, since each entry is a search."""
 
 

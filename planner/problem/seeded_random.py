@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Draws:
+class SeededRandom:
     """Random numbers that a seed fixes on every machine (the splitmix64 generator)."""
 
     def __init__(self, seed: int) -> None:

@@ -120,7 +120,7 @@ def assign(
     return _placed(plan, groups, chosen, nodes, running, state)
 
 
-def with_homes(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
+def keeping_places(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
     """The plan with each pipeline that runs already, on nodes that all live, at its place."""
     if plan.virtual_stages != running.virtual_stages:
         # As many stages may be other device groups.

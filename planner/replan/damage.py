@@ -31,7 +31,7 @@ class RunningPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenPipeline:
     """A pipeline that lost some of its stages."""
 
     template: Template
@@ -44,7 +44,7 @@ class Damage:
 
     alive: tuple[int, ...]
     """Indices of the pipelines that still have all their devices."""
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenPipeline, ...]
 
 
 def damage(running: RunningPlan, nodes: Sequence[PlannerNode]) -> Damage:
@@ -58,7 +58,7 @@ def damage(running: RunningPlan, nodes: Sequence[PlannerNode]) -> Damage:
             if not stage_is_alive(stage, by_id)
         )
         if lost:
-            broken.append(Broken(running.templates[p], lost))
+            broken.append(BrokenPipeline(running.templates[p], lost))
         else:
             alive.append(p)
     return Damage(tuple(alive), tuple(broken))

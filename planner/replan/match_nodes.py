@@ -104,9 +104,9 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
             for place in stage.places:
                 if place.node is None:
                     continue
-                site = place.site
-                known, devices = named.get(place.node, (site, 0))
-                if known != site:
+                unnamed = place.without_node
+                known, devices = named.get(place.node, (unnamed, 0))
+                if known != unnamed:
                     problems.add(
                         "plan", f"has {place.node} in two places", "give each machine its own name"
                     )

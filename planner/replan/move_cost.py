@@ -183,7 +183,7 @@ def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:
     here = places[0]
     round_trip_s = max(
         (network.latency(here, place) + network.latency(place, here)
-         for place in {each.site for each in places if each.node != here.node}),
+         for place in {each.without_node for each in places if each.node != here.node}),
         default=0.0,
     )  # fmt: skip
     groups = 1 + max(map(plan.group_count, plan.pipelines))

@@ -133,4 +133,4 @@ def placement_of(plan: Plan, machines_of: Callable[[Place, int], Machines]) -> i
 
 def unplaced(stage: Stage) -> Stage:
     """The stage without its node and devices."""
-    return replace(stage, places=tuple(place.site for place in stage.places))
+    return replace(stage, places=tuple(place.without_node for place in stage.places))

@@ -10,7 +10,7 @@ from planner.pipelines.pipeline_mix import PipelineMix, room_for, take
 from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot
-from planner.replan.damage import Broken
+from planner.replan.damage import BrokenPipeline
 from planner.search.local_search import EventSearch
 
 PURE_PER_LOT = 2
@@ -30,7 +30,7 @@ class RepairDrafts:
     """Micro batches of an iteration."""
     micro_batch: int
 
-    def around(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[PipelineMix]:
+    def around(self, base: PipelineMix, broken: Sequence[BrokenPipeline]) -> Iterator[PipelineMix]:
         """Mixes that keep most of the running pipelines, in no order."""
         running = (*base.templates, *(one.template for one in broken))
         near = {stage.lot for template in running for stage in template.stages}
@@ -99,7 +99,7 @@ class RepairDrafts:
                 found[template] = None
         return list(found)
 
-    def _known(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
+    def _known(self, base: PipelineMix, broken: Sequence[BrokenPipeline]) -> Iterator[Template]:
         """Templates that ran before, then good templates on lots with spare GPUs."""
         yield from (one.template for one in broken)
         yield from base.templates
@@ -113,7 +113,7 @@ class RepairDrafts:
                 yield from mixed[:MIXED_PER_PAIR]
 
     def _repaired(
-        self, base: PipelineMix, broken: Sequence[Broken], *, is_alone: bool = False
+        self, base: PipelineMix, broken: Sequence[BrokenPipeline], *, is_alone: bool = False
     ) -> Iterator[Template]:
         """Broken pipelines without their lost stages, or with other GPUs in their place."""
         maker = self.templates.alone if is_alone else self.templates.maker

@@ -13,7 +13,7 @@ from planner.pipelines.pipeline_template import Template
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, LimitedFigures
-from planner.replan.assign_nodes import assign, with_homes
+from planner.replan.assign_nodes import assign, keeping_places
 from planner.replan.damage import RunningPlan, damage, template_size
 from planner.replan.nodes import PlannerNode, lots_on, paid_first, spot_by_id, unplaced
 from planner.replan.repairs import RepairDrafts
@@ -96,7 +96,7 @@ class ReplanSearch:
         placement alone if that is another one. If neither keeps the limits, by the
         contracts at which the search priced it.
         """
-        ways = [with_homes(plan, self.running.plan, self.nodes)]
+        ways = [keeping_places(plan, self.running.plan, self.nodes)]
         if plan.together != self.running.together:
             ways.append(plan)
         found = [placed for placed in map(self.placed, ways) if placed is not None]
@@ -291,7 +291,7 @@ class ReplanSearch:
         if ways:
             # The one of which most runs already.
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
-            yield with_homes(best, running, self.nodes)
+            yield keeping_places(best, running, self.nodes)
         yield plain
 
     def _has_allowed_sizes(self, plan: Plan) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.library.plan_library import PlanLibrary
 from planner.move_policy.checkpoint_interval import checkpoint_every_s
-from planner.move_policy.decide_move import Offer, Unit, judge_move
+from planner.move_policy.decide_move import PossibleMove, Unit, judge_move
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from simulator.traces.play_types import (
     Decision,
@@ -60,7 +60,7 @@ class IgnoreAdditions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Greedy:
+class GreedyPolicy:
     """Reconfigures in place for every better plan, at once."""
 
     plans: PlanLibrary
@@ -150,7 +150,7 @@ class CheckpointIntervals:
 
 
 @dataclass(slots=True, eq=False)
-class Sailor:
+class SailorPolicy:
     """Reconfigures in place: after a loss at once, for a better plan when that is worth it.
 
     It decides as sailord does (``planner/move_policy``).
@@ -224,7 +224,7 @@ class Sailor:
             lost={n: c for n, c in zip(self.plans.names, machines(lost), strict=True) if c},
         )
 
-    def _offer(self, best: int, way: int, view: PolicyInput) -> Offer:
+    def _offer(self, best: int, way: int, view: PolicyInput) -> PossibleMove:
         """The gain and cost of the better plan, in samples or dollars."""
         new, old = self.figures[best], self.figures[way]
         names, machines = self.plans.names, self.plans.machines
@@ -254,7 +254,7 @@ class Sailor:
         )
         each_s = self.costs.unplanned_s + new.iteration_s / 2
         price = (new.usd_per_running_s or 0.0) if unit == "$" else new.rate
-        return Offer(
+        return PossibleMove(
             gain,
             unit,
             cost,

@@ -13,10 +13,10 @@ from planner.replay.deadline_policies import DeadlinePolicy
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.policies import (
     CheckpointIntervals,
-    Greedy,
+    GreedyPolicy,
     IgnoreAdditions,
     Restart,
-    Sailor,
+    SailorPolicy,
     SkiRental,
 )
 from planner.replay.trace_plans import plans_for, spans_of
@@ -107,8 +107,8 @@ def replayed(
         return CheckpointIntervals(figures, costs, chooses)
 
     made: dict[str, Callable[[], Policy]] = {
-        "sailor": lambda: Sailor(plans, figures, costs, intervals(), limits.steps),
-        "greedy": lambda: Greedy(plans),
+        "sailor": lambda: SailorPolicy(plans, figures, costs, intervals(), limits.steps),
+        "greedy": lambda: GreedyPolicy(plans),
         "ski-rental": lambda: SkiRental(plans, figures, costs),
         "restart": lambda: Restart(plans),
         "ignore-additions": lambda: IgnoreAdditions(plans, trace.never_regained(taken)),

@@ -9,10 +9,16 @@ from operator import floordiv
 
 from planner.library.plan_library import PlanLibrary, Search
 from planner.problem.question import Question
-from planner.replay.policies import CheckpointIntervals, Sailor
-from planner.replay.shared_pool import Claimant, Divide, InLine, Shared, spans_by_job
+from planner.replay.policies import CheckpointIntervals, SailorPolicy
+from planner.replay.shared_pool import (
+    Divide,
+    OneAfterAnother,
+    RunningShare,
+    SideBySide,
+    spans_by_job,
+)
 from planner.replay.trace_plans import plans_for
-from planner.share.part_search import Sharer, guess_parts, improve_split
+from planner.share.part_search import SharingJob, guess_parts, improve_split
 from simulator.traces.play_types import (
     NO_LIMITS,
     PlanFigures,
@@ -94,7 +100,9 @@ def replayed_together(
     the commonest availabilities. ``begins`` has the seconds of arrival, by default all 0.
     """
     sharers = [
-        Sharer(plans_for(question, trace, taken, search, searches=max(1, searches // 2)), weight)
+        SharingJob(
+            plans_for(question, trace, taken, search, searches=max(1, searches // 2)), weight
+        )
         for question, weight in zip(questions, weights, strict=True)
     ]
     sizes = [pool.gpus_per_machine for pool in questions[0].cluster.pools]
@@ -113,12 +121,14 @@ def replayed_together(
     ]
     play_way = partial(_played, trace, taken, costs, chooses_checkpoints)
     limits = [job.limits for job in jobs]
-    by_arrival = InLine([job.begins_s for job in jobs])
+    by_arrival = OneAfterAnother([job.begins_s for job in jobs])
     alone = [
-        play_way([replace(job, begins_s=0.0)], InLine([0.0]), [NO_LIMITS])[0].goodput_samples_per_s
+        play_way([replace(job, begins_s=0.0)], OneAfterAnother([0.0]), [NO_LIMITS])[
+            0
+        ].goodput_samples_per_s
         for job in jobs
     ]
-    shared = Shared([_claimant(job, costs) for job in jobs])
+    shared = SideBySide([_claimant(job, costs) for job in jobs])
     ways = {
         SHARE: play_way(jobs, shared, limits),
         LINE: play_way(jobs, by_arrival, limits),
@@ -127,7 +137,7 @@ def replayed_together(
         way: tuple(
             _played(
                 trace.until(result.duration_s), taken, costs, chooses_checkpoints,
-                [job], InLine([job.begins_s]), [NO_LIMITS],
+                [job], OneAfterAnother([job.begins_s]), [NO_LIMITS],
             )[0].samples
             for job, result in zip(jobs, results, strict=True)
         )
@@ -136,11 +146,11 @@ def replayed_together(
     return SeveralJobs(trace, tuple(jobs), tuple(alone), ways, meanwhile)
 
 
-def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> Claimant:
+def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> RunningShare:
     """What a job asks for: any of its plans."""
     steps_s = [each.iteration_s * (1 + costs.checkpoint_share) for each in job.figures]
     down_s = {plan: costs.planned_s + step_s for plan, step_s in enumerate(steps_s)}
-    return Claimant(Sharer(job.plans, job.weight).choices(), job.weight, down_s)
+    return RunningShare(SharingJob(job.plans, job.weight).choices(), job.weight, down_s)
 
 
 def _played(
@@ -165,7 +175,9 @@ def _played(
         for number, job in enumerate(jobs):
             if number not in results:
                 intervals = CheckpointIntervals(job.figures, costs, chooses_checkpoints)
-                policy = Sailor(job.plans, job.figures, costs, intervals, limits[number].steps)
+                policy = SailorPolicy(
+                    job.plans, job.figures, costs, intervals, limits[number].steps
+                )
                 played[number] = play(
                     spans[number], job.figures, job.plans.fits, policy, costs, limits[number]
                 )

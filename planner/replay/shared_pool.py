@@ -48,7 +48,7 @@ Divide = Callable[[DivisionFacts], Sequence[JobShare]]
 
 
 @dataclass(frozen=True, slots=True)
-class InLine:
+class OneAfterAnother:
     """One job after another has the whole cluster, in the order of arrival."""
 
     begins: Sequence[float]
@@ -63,7 +63,7 @@ class InLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
+class RunningShare:
     """A job that shares the cluster."""
 
     choices: tuple[PlanChoice, ...]
@@ -73,14 +73,14 @@ class Claimant:
 
 
 @dataclass(slots=True, eq=False)
-class Shared:
+class SideBySide:
     """All jobs run at once on parts of the cluster, by proportional fairness.
 
     A job moves if that is worth its downtime until the next change, which is expected after as long
     as earlier ones took on average.
     """
 
-    jobs: Sequence[Claimant]
+    jobs: Sequence[RunningShare]
     running: list[PlanChoice | None] = field(default_factory=list)
     known: dict[object, tuple[PlanChoice | None, ...]] = field(default_factory=dict)
     """Splits already computed, by all that they depend on."""

@@ -24,7 +24,7 @@ from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import LimitedFigures, Limits
-from planner.problem.seeded_random import Draws
+from planner.problem.seeded_random import SeededRandom
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
@@ -152,7 +152,7 @@ class EventSearch(EventDrafts):
         """Improve plans that are some random changes away from good ones, until ``end`` plans are
         judged or no new ones are met.
         """
-        draws, climbed, fruitless = Draws(0), set[PipelineMix](), 0
+        draws, climbed, fruitless = SeededRandom(0), set[PipelineMix](), 0
         starts = self.best_of_families()
         while starts and self.evaluations < end and fruitless < FRUITLESS_MAX:
             before = self.evaluations

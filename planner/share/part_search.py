@@ -26,7 +26,7 @@ PARTS = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sharer:
+class SharingJob:
     """A job that shares the cluster."""
 
     plans: PlanLibrary
@@ -65,13 +65,15 @@ def worths(plans: PlanLibrary) -> list[float]:
     return [each.samples / max(usd, least / 1000) for each, usd in pairs]
 
 
-def best_split(jobs: Sequence[Sharer], machines: MachineCounts) -> tuple[PlanChoice | None, ...]:
+def best_split(
+    jobs: Sequence[SharingJob], machines: MachineCounts
+) -> tuple[PlanChoice | None, ...]:
     """Split the machines among jobs that do not run yet, with the known plans."""
     return split_machines([Claim(job.choices(), job.weight) for job in jobs], machines)
 
 
 def guess_parts(
-    jobs: Sequence[Sharer], likely: Sequence[MachineCounts], search: Search, searches: int
+    jobs: Sequence[SharingJob], likely: Sequence[MachineCounts], search: Search, searches: int
 ) -> None:
     """Search parts that jobs may get of the machines that are up, the likeliest first."""
     total = sum(job.weight for job in jobs)
@@ -81,7 +83,7 @@ def guess_parts(
 
 
 def improve_split(
-    jobs: Sequence[Sharer], machines: MachineCounts, search: Search, searches: int
+    jobs: Sequence[SharingJob], machines: MachineCounts, search: Search, searches: int
 ) -> tuple[PlanChoice | None, ...]:
     """Split the machines, and search until no other plan for one machine more or less helps.
 

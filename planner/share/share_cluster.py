@@ -8,7 +8,7 @@ from operator import floordiv
 
 from planner.library.plan_library import KnownPlan, PlanLibrary, Search, learn
 from planner.problem.question import Question
-from planner.share.part_search import Sharer, guess_parts, idle_machines, improve_split
+from planner.share.part_search import SharingJob, guess_parts, idle_machines, improve_split
 from planner.share.split_machines import MachineCounts
 
 
@@ -63,7 +63,7 @@ def share_cluster(
         plans = PlanLibrary(question)
         plans.state(gpus)
         learn(plans, gpus, search)
-        jobs.append(Sharer(plans, weight))
+        jobs.append(SharingJob(plans, weight))
     guess_parts(jobs, [machines], search, 1 + (searches - 1) // 2)
     split = improve_split(jobs, machines, search, searches)
     parts = []

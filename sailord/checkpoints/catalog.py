@@ -29,7 +29,7 @@ from sailord.checkpoints.object_storage import (
     StorageError,
     open_storage,
 )
-from sailord.checkpoints.retention import PIN, Folder, folders_of, garbage
+from sailord.checkpoints.retention import PIN, Folder, folders_of, names_to_delete
 from sailord.checkpoints.storage_threads import StorageThreads
 from sailord.checkpoints.verify import compose, faults_of
 from sailord.core.model.commands import CheckDurable, CollectGarbage, WriteManifest
@@ -285,7 +285,7 @@ def _collect_garbage(order: CollectGarbage) -> int:
         if manifest.parent is None or len(chain) == keep:
             break
         chain.append(manifest.parent)
-    names = garbage(
+    names = names_to_delete(
         job,
         folders_at(storage, job),
         chain,

@@ -32,7 +32,7 @@ NEWEST = "newest"
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class JobStart:
     """Where a submitted job begins."""
 
     durable: Durable | None = None
@@ -41,7 +41,7 @@ class Beginning:
     """The highest generation in the job's storage."""
 
 
-def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Beginning:
+def job_start(job: Job, id_: JobId, uri: str | None, resume: str | None) -> JobStart:
     """Return where a job begins; raises ``InputError``.
 
     A job may not start from step 0 in a storage with checkpoints of a job of the same id, since the
@@ -49,7 +49,7 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Be
     """
     if uri is None:
         if resume is None:
-            return Beginning()
+            return JobStart()
         cure = "set uri under [checkpoint]"
         raise InputError(Problem("resume", "the job has no checkpoint storage", cure))
     try:
@@ -63,13 +63,13 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Be
                 cure = "use --resume newest, or another --id"
                 raise InputError(Problem("checkpoint: uri", what, cure))
             storage.make_root()
-            return Beginning(None, before)
+            return JobStart(None, before)
         found, unreadable = look_at(storage, id_)
         manifest, durable = _chosen(found, unreadable, resume, f"{uri}/{id_}")
         _check(storage, manifest, job, id_, found)
     except StorageError as error:
         raise InputError(Problem("checkpoint: uri", str(error))) from None
-    return Beginning(durable, before)
+    return JobStart(durable, before)
 
 
 def _chosen(

@@ -54,7 +54,7 @@ def folders_of(entries: Iterable[ListedObject]) -> list[Folder]:
     return [Folder(point, tuple(found[point])) for point in sorted(found)]
 
 
-def garbage(
+def names_to_delete(
     job: JobId,
     folders: Iterable[Folder],
     chain: Iterable[Durable],

@@ -27,7 +27,7 @@ from agents.protocol.records import (
 )
 from agents.rpc.client import CallFailed
 from agents.store.interface import Compare, CreatedAt, ModifiedAt, Operation, Put
-from sailord.cluster_records import Gateway, World
+from sailord.cluster_records import Gateway, StoredRecords
 from sailord.controller.agent_client import AgentClient
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
@@ -47,22 +47,22 @@ class Recovery:
     """By key: jobs that nodes train but that the store does not have."""
     _compared_at: float = -math.inf
 
-    def is_due(self, world: World, state: State, now: float) -> bool:
+    def is_due(self, records: StoredRecords, state: State, now: float) -> bool:
         """Return whether to compare: each second, and at once when a job is new.
 
         Its first generation follows those of its checkpoints. So it may be later than the one that
         nodes still train, which could then not be recovered.
         """
-        is_new = any(job.id not in state.jobs for job in world.jobs)
+        is_new = any(job.id not in state.jobs for job in records.jobs)
         if not is_new and now < self._compared_at + INTERVAL_S:
             return False
         self._compared_at = now
         return True
 
-    async def recover(self, world: World, state: State) -> bool:
+    async def recover(self, records: StoredRecords, state: State) -> bool:
         """Store records that only agents still have; return whether anything was stored."""
-        jobs = {job.id: job for job in world.jobs}
-        records = {record.job: record for record in world.generations}
+        jobs = {job.id: job for job in records.jobs}
+        records = {record.job: record for record in records.generations}
         running = {job for job, record in records.items() if _is_running(record, state)}
         ahead: dict[JobId, list[Node]] = {}
         unknown: dict[str, str] = {}
@@ -76,18 +76,20 @@ class Recovery:
                 is_live = job not in running and jobs[job].state not in ENDED
                 if is_live and report.heard.generation > number:
                     ahead.setdefault(job, []).append(node)
-            elif job not in world.set_aside and report.generation:
+            elif job not in records.set_aside and report.generation:
                 unknown[self.gateway.keys.state(job)] = (
                     f"{node.record.name} trains {job}, which the store does not know: submit its "
                     f"file again with --id {job}, or drain the node"
                 )
         self.unknown = unknown
         found = [
-            await self._recover(jobs[job], nodes, world, state) for job, nodes in ahead.items()
+            await self._recover(jobs[job], nodes, records, state) for job, nodes in ahead.items()
         ]
         return any(found)
 
-    async def _recover(self, job: JobRecord, nodes: list[Node], world: World, state: State) -> bool:
+    async def _recover(
+        self, job: JobRecord, nodes: list[Node], records: StoredRecords, state: State
+    ) -> bool:
         key = self.gateway.keys.generation(job.id)
         there = await self.gateway.store.get(key)
         try:
@@ -110,11 +112,11 @@ class Recovery:
                 heard = (node.report for node in named if node is not None)
                 if not any(each is not None and each.speaks_of(known.record) for each in heard):
                     known = replace(known, record=replace(known.record, state="closed"))
-                return await self._store(job, known, modified, world)
+                return await self._store(job, known, modified, records)
         return False
 
     async def _store(
-        self, job: JobRecord, known: KnownGeneration, modified: int, world: World
+        self, job: JobRecord, known: KnownGeneration, modified: int, records: StoredRecords
     ) -> bool:
         keys, store = self.gateway.keys, self.gateway.store
         if await self.gateway.read_spec(job.id) != known.job:
@@ -129,10 +131,10 @@ class Recovery:
             Put(keys.generation(job.id), pack(encode(record))),
             Put(keys.plan(job.id, record.plan), pack(known.plan.encode())),
         ]
-        durable = dict(world.durables).get(job.id)
+        durable = dict(records.durables).get(job.id)
         if known.durable is not None and _is_later(known.durable, durable):
             orders.append(Put(keys.durable(job.id), encode(known.durable)))
-        if not any(each.state in LIVE and each.id != job.id for each in world.jobs):
+        if not any(each.state in LIVE and each.id != job.id for each in records.jobs):
             orders.append(self.gateway.put_job(replace(job, state="running", reason="")))
         compares: list[Compare] = [
             CreatedAt(keys.leader, leader.created),

@@ -37,9 +37,9 @@ from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.model.state import Active, State
 from sailord.core.rules.checkpoint_rules import (
     await_commit,
+    collect_unneeded,
     commit_next,
     follow_checkpoint_order,
-    sweep,
 )
 from sailord.core.rules.job_rules import hold_rejected, keep_budget, take_next_job
 from sailord.core.rules.operator_orders import follow_order
@@ -75,7 +75,7 @@ RULES: tuple[PhaseRule, ...] = (
     answer_question,
     # After commits, since what they replace may be removed; and, as all below, not while a question
     # is open.
-    sweep,
+    collect_unneeded,
     # Before the phase's rule, which asks the planner: it must know which stragglers to leave out.
     decide_stragglers,
     # Last: what is left is the ordinary course of the job.

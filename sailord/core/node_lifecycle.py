@@ -17,7 +17,7 @@ from agents.protocol.records import (
     Order,
     Report,
 )
-from agents.protocol.versions import why_apart
+from agents.protocol.versions import why_incompatible
 from sailord.core.model import standing
 from sailord.core.model.nodes import UNTROUBLED, Exclusion, Node, Nodes, WorkerTrouble
 from sailord.core.model.phases import Running
@@ -42,7 +42,7 @@ def observe_nodes(
     fresh: dict[NodeId, Node] = {}
     protocols = {record.protocol for record in seen.values()}
     version_problems = {
-        each: why_apart(each, other_is="its agent", this_is="sailord") for each in protocols
+        each: why_incompatible(each, other_is="its agent", this_is="sailord") for each in protocols
     }
     for record in seen.values():
         known = node = state.nodes.get(record.id)

@@ -16,13 +16,13 @@ from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
 from sailord.goodput.core.shares import Share, ShareKey, Shares, divided, resumed, too_many
-from sailord.goodput.core.sight import (
+from sailord.goodput.core.usage_sample import (
     PriceOf,
     Renting,
     newest_lives,
     renting_of,
-    sight_of,
-    with_others,
+    sample_usage,
+    with_other_jobs,
 )
 from simulator.cluster.cluster import Cluster
 
@@ -32,7 +32,7 @@ LOOK_S_PER_NODE = 0.0001
 """... and at least this per node, so that looking takes about 1 % of the time."""
 SAVE_S, SAVE_S_MIN = 10.0, 1.0
 """How often the ledger is stored, and how soon after nodes joined or were lost. If a leader dies,
-the next one books the time since then on the stored sight."""
+the next one books the time since then on the stored sample."""
 SHUTDOWN_S = 1.0
 
 
@@ -91,7 +91,7 @@ class Bookkeeper:
             return
         self._phase, self._looked_at = phase, state.now
         step, lives = self.ledger.step, newest_lives(state)
-        sight = sight_of(
+        sample = sample_usage(
             main,
             self.price,
             Renting() if capacity is None else renting_of(capacity, state.now),
@@ -99,9 +99,9 @@ class Bookkeeper:
             lives=lives,
         )
         beside = (part for part in parts if part is not main)
-        others = [sight_of(part, self.price, Renting(), lives=lives) for part in beside]
-        sight = with_others(sight, others) if others else sight
-        old, self.ledger = self.ledger, fold(self.ledger, sight)
+        others = [sample_usage(part, self.price, Renting(), lives=lives) for part in beside]
+        sample = with_other_jobs(sample, others) if others else sample
+        old, self.ledger = self.ledger, fold(self.ledger, sample)
         self.shares = divided(self.shares, old, self.ledger)
         if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()

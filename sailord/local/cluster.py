@@ -55,7 +55,7 @@ class EmulatedNode:
     """The command line of its agent."""
     agent: subprocess.Popen[bytes]
     fork_server: int
-    site: NodeAddress | None = None
+    address: NodeAddress | None = None
     """Its network namespace, in a shaped cluster."""
 
 
@@ -76,7 +76,7 @@ class LocalCluster:
     _head: subprocess.Popen[bytes] | None = None
     _shared_fork_server: subprocess.Popen[bytes] | None = None
     _guard: subprocess.Popen[bytes] | None = None
-    _head_site: NodeAddress | None = None
+    _head_address: NodeAddress | None = None
     _lock: int | None = None
     _orphans: set[int] = field(default_factory=set)
 
@@ -154,10 +154,10 @@ class LocalCluster:
             self.network = ShapedNetwork(self.zones, router)
             try:
                 self.network.begin()
-                self._head_site = self.network.add_node("head", next(iter(self.zones.zones)))
+                self._head_address = self.network.add_node("head", next(iter(self.zones.zones)))
             except BrokenPipeError:
                 raise ClusterError(f"the router ended: {self._last_line('router')}") from None
-            place.write_head(self._head_site.address)
+            place.write_head(self._head_address.address)
         self._shared_fork_server = self._run(
             "fork_server", "agents.workers.shared_fork_server", place.worker, answers=True
         )
@@ -169,7 +169,9 @@ class LocalCluster:
 
     def _run_head(self) -> subprocess.Popen[bytes]:
         config = str(self.place.folder / "sailord.toml")
-        return self._run("sailord", "sailord.main", "run", "--config", config, site=self._head_site)
+        return self._run(
+            "sailord", "sailord.main", "run", "--config", config, address=self._head_address
+        )
 
     def _run(
         self,
@@ -178,11 +180,11 @@ class LocalCluster:
         *words: str,
         is_marked: bool = True,
         answers: bool = False,
-        site: NodeAddress | None = None,
+        address: NodeAddress | None = None,
     ) -> subprocess.Popen[bytes]:
         folder = self.place.folder
         marked = mark(folder) if is_marked else {}
-        within = () if site is None else ("nsenter", f"--net={site.namespace}")
+        within = () if address is None else ("nsenter", f"--net={address.namespace}")
         slow = {} if self.zones is None else {SLOW: str(self.place.slow)}
         with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -214,30 +216,30 @@ class LocalCluster:
         while f"{letter}{number}" in (*self.nodes, *self.gone):
             number += 1
         name = f"{letter}{number}"
-        site = None
+        address = None
         if self.network is not None and self.zones is not None:
             settings = self.zones.zones[zone]
-            site = self.network.add_node(name, zone, settings.nic_mbit_per_s)
+            address = self.network.add_node(name, zone, settings.nic_mbit_per_s)
             self.place.slow_down(name, settings.times_slower)
-        host = LOOPBACK if site is None else site.address
-        head = LOOPBACK if self._head_site is None else self._head_site.address
+        host = LOOPBACK if address is None else address.address
+        head = LOOPBACK if self._head_address is None else self._head_address.address
         config = self.place.write_agent(
             name, KINDS[kind], zone, spot=kind == "small", host=host, head=head
         )
         warm = self.place.node(name) / "fork_server.sock"
-        fork_server = self._fork_node_server(warm, site)
+        fork_server = self._fork_node_server(warm, address)
         self.wait(f"the fork server of {name}", warm.exists)  # Otherwise the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")
-        agent = self._run(name, "agents.main", *words, site=site)
-        self.nodes[name] = EmulatedNode(name, kind, zone, words, agent, fork_server, site)
+        agent = self._run(name, "agents.main", *words, address=address)
+        self.nodes[name] = EmulatedNode(name, kind, zone, words, agent, fork_server, address)
         return name
 
-    def _fork_node_server(self, path: Path, site: NodeAddress | None = None) -> int:
+    def _fork_node_server(self, path: Path, address: NodeAddress | None = None) -> int:
         assert self._shared_fork_server is not None
         assert self._shared_fork_server.stdin is not None
         assert self._shared_fork_server.stdout is not None
         try:
-            where = "" if site is None else site.namespace
+            where = "" if address is None else address.namespace
             self._shared_fork_server.stdin.write(f"{path}\t{where}\n".encode())
             self._shared_fork_server.stdin.flush()
             answer = self._shared_fork_server.stdout.readline()
@@ -302,7 +304,7 @@ class LocalCluster:
         for name, node in list(self.nodes.items()):
             code = node.agent.poll()
             if code is not None and code < 0:
-                node.agent = self._run(name, "agents.main", *node.words, site=node.site)
+                node.agent = self._run(name, "agents.main", *node.words, address=node.address)
                 told.append(f"the agent of {name} {_killed(code)}")
             elif code is not None:
                 told.append(f"the agent of {name} ended: {self._last_line(name)}")

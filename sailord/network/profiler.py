@@ -20,10 +20,17 @@ from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.cluster_state import ClusterState
 from sailord.core.model.nodes import Node
-from sailord.network.core.choose import Known, choose, open_questions
+from sailord.network.core.choose import PastMeasurements, choose, open_questions
 from sailord.network.core.curve_fit import FittedCurve, fit_curves
 from sailord.network.core.judge import Verdict, judge
-from sailord.network.core.model import Candidate, CurveToMeasure, Failure, Measurement, Pick, Site
+from sailord.network.core.model import (
+    Candidate,
+    CurveToMeasure,
+    Failure,
+    Measurement,
+    NextMeasurement,
+    Site,
+)
 from sailord.network.history import MeasurementHistory
 from sailord.network.network_document import network_document
 from simulator.documents.problems import InputError
@@ -109,7 +116,7 @@ class NetworkProfiler:
             self._woken.clear()
             await is_set_within(self._woken, PAUSE_S)
 
-    def _pick(self) -> Pick | None:
+    def _pick(self) -> NextMeasurement | None:
         if self.cluster.term is None:
             self.ordered_at = None
             return None
@@ -126,7 +133,7 @@ class NetworkProfiler:
             return None
         return choose(self.candidates, self._known, policy, now)
 
-    async def _measure(self, pick: Pick) -> None:
+    async def _measure(self, pick: NextMeasurement) -> None:
         nodes, policy = self.cluster.state.nodes, self.config.network
         ends = [nodes.get(NodeId(each)) for each in (pick.sender, pick.receiver)]
         if ends[0] is None or ends[1] is None:
@@ -184,9 +191,9 @@ class NetworkProfiler:
                             receiver=each.measurement.receiver, why=each.why)  # fmt: skip
 
     @property
-    def _known(self) -> Known:
+    def _known(self) -> PastMeasurements:
         flagged = [each.measurement for each in self.verdict.flagged]
-        return Known(
+        return PastMeasurements(
             self.verdict.good, self.failures, flagged, self.verdict.liars, self._too_fast()
         )
 

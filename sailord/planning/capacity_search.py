@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.api import plan_job
-from planner.move_policy.decide_move import Offer, Unit, judge_move
+from planner.move_policy.decide_move import PossibleMove, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
 from planner.problem.objective import Limits
 from planner.problem.preference import PlanEstimate, why_tied
@@ -295,7 +295,7 @@ def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
     return split_by_pool(gpus, request.pools, request.on_demand_min, spot_first=spot_first)
 
 
-def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Offer:
+def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> PossibleMove:
     assert now.plan is not None
     assert now.estimate is not None
     assert best.plan is not None
@@ -317,7 +317,7 @@ def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Off
         unit = "$"
         gain = (usd[0] - usd[1]) / new.iteration_s
         cost, loss = usd[0] / old.iteration_s, usd[1] / new.iteration_s
-    return Offer(
+    return PossibleMove(
         gain,
         unit,
         cost * request.move_s,

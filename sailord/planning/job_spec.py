@@ -39,7 +39,7 @@ def read_job(spec: str, *, begun: int = 0, usd_max: float | None = None) -> Job:
     return job if job.steps is None else replace(job, steps=max(job.steps - begun, 1))
 
 
-def in_haste(job: Job, *, is_behind: bool) -> Job:
+def with_speed_goal(job: Job, *, is_behind: bool) -> Job:
     """Return the job with speed as its goal, if it is behind its deadline."""
     if not is_behind:
         return job

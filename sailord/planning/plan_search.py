@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.protocol.records import Busy, NodeId, Peak
+from agents.protocol.records import ComputeTimes, NodeId, Peak
 from planner.api import plan_job
 from planner.move_policy.checkpoint_interval import write_s
 from planner.move_policy.decide_move import judge_move
@@ -35,7 +35,7 @@ from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.gpu_worths import gpu_worths
-from sailord.planning.job_spec import in_haste, read_job
+from sailord.planning.job_spec import read_job, with_speed_goal
 from sailord.planning.live_cluster import cluster_of, planner_node, priced_nodes
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import OtherModelError, load_measurements
@@ -83,7 +83,7 @@ class _JobKey:
 
     def job(self) -> Job:
         job = read_job(self.spec, begun=self.begun, usd_max=self.usd_max)
-        return in_haste(job, is_behind=self.is_behind)
+        return with_speed_goal(job, is_behind=self.is_behind)
 
 
 def _key_of(request: PlanRequest) -> _JobKey:
@@ -482,7 +482,7 @@ def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
     )
 
 
-def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
+def _busy(job: Job, plan: Plan, estimate: Estimate) -> ComputeTimes:
     """Predicted compute seconds per step of each rank, as workers measure them."""
     seconds = [
         # With ZeRO-1 the update waits for other ranks and is not measured.
@@ -493,4 +493,4 @@ def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
     ]
     error = estimate.compute_error
     assert error is not None, "the event estimator tells the error of compute times"
-    return Busy(tuple(seconds), round(error, 3))
+    return ComputeTimes(tuple(seconds), round(error, 3))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sailord.client import Client, ServerProblem, part, status_path
-from sailord.screen.seen import Seen
+from sailord.screen.screen_data import ScreenData
 from sailord.screen.ui import Asked
 from sailord.screen.view import summary
 
@@ -26,7 +26,7 @@ class Poller:
     client: Client
     job: str | None = None
     """The one that is shown, of several that share the cluster; ``None``: the first."""
-    seen: Seen = field(default_factory=Seen)
+    seen: ScreenData = field(default_factory=ScreenData)
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     _before: dict[str, tuple[int, float]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Asked:
     node: str = ""
 
 
-def press(ui: Ui, key: str, nodes: list[str], back_max: int) -> tuple[Ui, Asked | None]:
+def after_key(ui: Ui, key: str, nodes: list[str], back_max: int) -> tuple[Ui, Asked | None]:
     """Return the screen's state after a key, and the order that it completed.
 
     The beginning of a node's name is enough. ``back_max``: where the first event is in sight.

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sailord.screen.seen import Seen
+from sailord.screen.screen_data import ScreenData
 from sailord.screen.ui import Ui, matches
 from sailord.screen.zone_map import zone_map
 from sailord.text.causes import short_cause
@@ -50,7 +50,7 @@ ASCII = str.maketrans("●○▽✗━─→·…↑↓" + BARS, "*ovx#->-.^v" +
 
 
 def screen(
-    seen: Seen, ui: Ui, width: int, height: int, *, is_ascii: bool = False
+    seen: ScreenData, ui: Ui, width: int, height: int, *, is_ascii: bool = False
 ) -> RenderableType:
     """Return the screen: headline, map and plan, the last events, and the keys at the bottom."""
     if width < WIDTH_MIN or height < HEIGHT_MIN:
@@ -66,7 +66,7 @@ def screen(
     return Group(*lines[:height])
 
 
-def back_max(seen: Seen, width: int, height: int) -> int:
+def back_max(seen: ScreenData, width: int, height: int) -> int:
     """Return by how many events one can scroll back, until the first is in sight."""
     if width < WIDTH_MIN or height < HEIGHT_MIN:
         return 0
@@ -74,7 +74,7 @@ def back_max(seen: Seen, width: int, height: int) -> int:
     return max(len(events) - shown, 0)
 
 
-def _layout(seen: Seen, width: int, height: int) -> tuple[list[Text], list[Text], int]:
+def _layout(seen: ScreenData, width: int, height: int) -> tuple[list[Text], list[Text], int]:
     """Return what stands above the events, all events, and how many of them there is room for."""
     head = [*headline(seen, width), Text()]
     room = height - len(head) - 1  # The keys have the last line.
@@ -84,7 +84,7 @@ def _layout(seen: Seen, width: int, height: int) -> tuple[list[Text], list[Text]
     return above, events, height - len(above) - 2
 
 
-def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
+def _lines(seen: ScreenData, ui: Ui, width: int, height: int) -> list[Text]:
     above, events, shown = _layout(seen, width, height)
     back = min(ui.back, max(len(events) - shown, 0))
     end = len(events) - back
@@ -95,7 +95,7 @@ def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
     return [*filled, *[Text()] * (height - len(filled) - 1), _keys(ui, seen, width)]
 
 
-def headline(seen: Seen, width: int) -> list[Text]:
+def headline(seen: ScreenData, width: int) -> list[Text]:
     """Return the lines that are always shown: the job, its progress, speed, price and safety."""
     status, job = seen.status, seen.job
     if status is None:
@@ -140,7 +140,7 @@ def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int)
     return line.append(right.rjust(max(width - line.cell_len, 0)), "dim")
 
 
-def _beside(seen: Seen, width: int) -> list[Text]:
+def _beside(seen: ScreenData, width: int) -> list[Text]:
     """Return a line for each job that shares the cluster with the one that is shown."""
     shown = None if seen.job is None else seen.job["id"]
     others = [each for each in seen.running if each["id"] != shown]
@@ -177,7 +177,7 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
     return line.append(after)
 
 
-def _speed(seen: Seen, job: Mapping[str, Any], width: int) -> Text:
+def _speed(seen: ScreenData, job: Mapping[str, Any], width: int) -> Text:
     measured, spent, line = job["measured"], job["spent"], Text()
     rate, most = spent["usd_per_hour"], spent["usd_max"]
     money = Text("  ").append("no price" if rate is None else f"${rate:,.2f}/h", "bold")
@@ -247,7 +247,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[min(int((mean - low) / (high - low) * 8), 7)] for mean in means)
 
 
-def _middle(seen: Seen, width: int, room: int) -> list[Text]:
+def _middle(seen: ScreenData, width: int, room: int) -> list[Text]:
     """Return the map of zones and the plan, in at most ``room`` lines."""
     if seen.status is None or room < 2:
         return []
@@ -297,14 +297,14 @@ def _layers(first: int, end: int) -> str:
     return str(first) if end - first == 1 else f"{first}-{end - 1}"
 
 
-def _event_line(line: EventLine, seen: Seen) -> Text:
+def _event_line(line: EventLine, seen: ScreenData) -> Text:
     job = seen.job
     about = f"{line.job}: " if line.job and (job is None or line.job != job["id"]) else ""
     text = Text(f"{clock(line.at)} ", "dim")
     return text.append(f"{about}{line.said}", COLOUR_OF_EVENT.get(line.kind, ""))
 
 
-def _keys(ui: Ui, seen: Seen, width: int) -> Text:
+def _keys(ui: Ui, seen: ScreenData, width: int) -> Text:
     if ui.verb is not None:
         names = matches(ui.typed, [node["name"] for node in seen.nodes if node["state"] != "lost"])
         line = Text(f"{ui.verb} which node? ", "bold yellow").append(ui.typed, "bold").append("_  ")

@@ -7,7 +7,7 @@ import time
 from sailord.client import Client, ServerProblem
 from sailord.screen.poller import Poller
 from sailord.screen.terminal import Terminal
-from sailord.screen.ui import Asked, Ui, press
+from sailord.screen.ui import Asked, Ui, after_key
 from sailord.screen.view import back_max, screen
 
 LOOK_S = 1.0
@@ -46,7 +46,7 @@ def watch(client: Client, job: str | None = None) -> str:
 def take(terminal: Terminal, poller: Poller, ui: Ui, key: str) -> tuple[Ui, Asked | None]:
     """Return what a key changes, and what it orders."""
     there = [node["name"] for node in poller.seen.nodes if node["state"] != "lost"]
-    return press(ui, key, there, back_max(poller.seen, *terminal.size))
+    return after_key(ui, key, there, back_max(poller.seen, *terminal.size))
 
 
 def draw(terminal: Terminal, poller: Poller, ui: Ui) -> None:

@@ -26,7 +26,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
 UNWELL = ("lost", "suspect", "draining", "slow", "unreadable")
 
 
-def doing_of(node: Mapping[str, Any], members: Collection[str]) -> str:
+def activity_of(node: Mapping[str, Any], members: Collection[str]) -> str:
     """Return what a node does, as a key of ``MARKS``."""
     state = str(node["state"])
     if state != "ready":
@@ -110,7 +110,7 @@ def _gpus(node: Mapping[str, Any]) -> str:
 
 
 def _cell(node: Mapping[str, Any], members: Collection[str], at: float) -> Text:
-    doing = doing_of(node, members)
+    doing = activity_of(node, members)
     mark, style = MARKS[doing]
     cell = Text(f"{mark}{node['name']}", style)
     if doing == "draining" and node["leaves_at"] is not None:
@@ -125,7 +125,7 @@ def _with_numbers(
     zone: str, nodes: Sequence[Mapping[str, Any]], members: Collection[str], *, at: float
 ) -> Text:
     """One zone in one line: how many nodes do what, then the names of nodes with trouble."""
-    counts = Counter(doing_of(node, members) for node in nodes)
+    counts = Counter(activity_of(node, members) for node in nodes)
     line = Text().append(f"{zone}  ", "bold")
     for doing, (mark, style) in MARKS.items():
         if counts[doing]:

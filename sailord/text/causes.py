@@ -53,10 +53,10 @@ def short_cause(reason: str) -> str:
             # A failure may be an error of the user's script.
             word = f"failed: {why}" if cause == "failed" and why else SHORT[cause]
             names.setdefault(word, []).append(said.removesuffix(f" {cause}"))
-    return "; ".join(f"{some(who)} {word}" if who else word for word, who in names.items())
+    return "; ".join(f"{first_names(who)} {word}" if who else word for word, who in names.items())
 
 
-def some(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     rest = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {rest} more" if rest > 0 else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sailord.text.causes import NAMES_MAX, some
+from sailord.text.causes import NAMES_MAX, first_names
 from sailord.text.units import timestamp
 
 OF_NODES = {"node_lost": "are lost", "node_preempted": "are draining"}
@@ -90,7 +90,7 @@ def _together(lines: Iterable[EventLine]) -> list[EventLine]:
         for of in _bursts(line for line in found if line.kind == kind and line.node is not None):
             names = [*dict.fromkeys(line.node for line in of if line.node is not None)]
             if len(names) > NAMES_MAX:
-                last = replace(of[-1], text=f"{some(names)} {word}", node=None, times=1)
+                last = replace(of[-1], text=f"{first_names(names)} {word}", node=None, times=1)
                 told = {id(line) for line in of[:-1]}
                 found = [last if line is of[-1] else line for line in found if id(line) not in told]
     return found

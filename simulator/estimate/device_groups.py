@@ -165,18 +165,18 @@ class DeviceGroups:
         both: Bools = (self.first == 0) & last
         return both
 
-    # -- sites ----------------------------------------------------------------------------------
+    # -- places by kind -------------------------------------------------------------------------
 
     @cached_property
-    def sites(self) -> tuple[Place, ...]:
+    def place_kinds(self) -> tuple[Place, ...]:
         """The distinct places without nodes and devices, which prices do not depend on."""
-        return tuple(dict.fromkeys(place.site for place in self.places))
+        return tuple(dict.fromkeys(place.without_node for place in self.places))
 
     @cached_property
-    def site(self) -> Ints:
-        """Each row's index into ``sites``."""
-        numbers = {site: number for number, site in enumerate(self.sites)}
-        return np.array([numbers[place.site] for place in self.places])[self.place]
+    def place_kind(self) -> Ints:
+        """Each row's index into ``place_kinds``."""
+        numbers = {kind: number for number, kind in enumerate(self.place_kinds)}
+        return np.array([numbers[place.without_node] for place in self.places])[self.place]
 
     @cached_property
     def zones(self) -> tuple[str, ...]:

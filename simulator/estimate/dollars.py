@@ -23,12 +23,12 @@ def usd_per_hour_by_pool(
     counts: Counter[tuple[Place, bool | None]] = Counter()
     for place, count in devices.items():
         contract = None if place.node is None else spot.get(place.node)
-        counts[place.site, contract] += count
+        counts[place.without_node, contract] += count
     by_pool: defaultdict[str, float] = defaultdict(float)
     unpriced: set[str] = set()
-    for (site, contract), count in counts.items():
-        name = f"{site.gpu}@{site.zone}"
-        usd = usd_per_hour(site, count, contract)
+    for (place, contract), count in counts.items():
+        name = f"{place.gpu}@{place.zone}"
+        usd = usd_per_hour(place, count, contract)
         if usd is None:
             unpriced.add(name)
         else:

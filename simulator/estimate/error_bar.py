@@ -79,22 +79,22 @@ def _links(layout: MachineLayout, network: Network) -> Iterator[Provenance]:
     one, other = heads[near], heads[near + 1]
     apart = node[one] != node[other]
     one, other = one[apart], other[apart]
-    rows, _ = distinct_rows(groups.site[one], groups.site[other])
+    rows, _ = distinct_rows(groups.place_kind[one], groups.place_kind[other])
     for row in sorted(rows.tolist()):
-        ends = (groups.sites[groups.site[end[row]]] for end in (one, other))
+        ends = (groups.place_kinds[groups.place_kind[end[row]]] for end in (one, other))
         yield network.between_nodes_source(*ends)
-    # Gradient sums: within each site that has a stage on several nodes, and between such sites.
-    rows, _ = distinct_rows(groups.stage[heads], groups.site[heads], node[heads])
-    found = np.stack([groups.stage[heads[rows]], groups.site[heads[rows]]])
+    # Gradient sums: within each kind of place that has a stage on several nodes, and between them.
+    rows, _ = distinct_rows(groups.stage[heads], groups.place_kind[heads], node[heads])
+    found = np.stack([groups.stage[heads[rows]], groups.place_kind[heads[rows]]])
     kinds, nodes = np.unique(found, axis=1, return_counts=True)
     by_stage: dict[int, list[Place]] = {}
-    for stage, site, count in zip(*kinds.tolist(), nodes.tolist(), strict=True):
-        at = groups.sites[site]
+    for stage, kind, count in zip(*kinds.tolist(), nodes.tolist(), strict=True):
+        at = groups.place_kinds[kind]
         by_stage.setdefault(stage, []).append(at)
         if count > 1:
             yield network.between_nodes_source(at, at)
-    for sites in by_stage.values():
-        for here, there in pairwise(sorted(sites, key=repr)):
+    for places in by_stage.values():
+        for here, there in pairwise(sorted(places, key=repr)):
             yield network.between_nodes_source(here, there)
 
 

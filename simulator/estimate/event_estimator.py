@@ -120,7 +120,7 @@ class EventEstimator:
         jobs = self._sync(layout)
         finish = self._finish(layout, ends, jobs)
         last = float(finish.step_end[groups.owning].max())
-        iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
+        iteration_s = last + max(platform_of(place.gpu).iteration_s for place in groups.place_kinds)
         vote_s = max(vote_seconds(layout, self.network, rows) for _, rows in groups.outer_parts)
         outer = self._outer_step(layout)
         outer_s = 0.0 if outer is None else outer.seconds / outer.every

@@ -64,7 +64,7 @@ class SumOrder:
         self.runs: list[tuple[float, SyncJob]] = []
         """Each sum with its start."""
         self._by_ranks: dict[bytes, float] = {}
-        self._is_gloo = all(uses_gloo(site.gpu) for site in groups.sites)
+        self._is_gloo = all(uses_gloo(place.gpu) for place in groups.place_kinds)
 
     def run(self, job: SyncJob, at: float) -> None:
         """Run a sum whose gradients are all complete at ``at``."""

@@ -76,8 +76,11 @@ class MemoryModel:
         self.groups = groups or DeviceGroups.of(plan)
         # Avoid a division by zero for layers that no stage of an invalid plan holds.
         self.holders = np.maximum(self.groups.holders(costs.layer_count), 1)
-        own = [costs.precision_on(site.gpu) == costs.job.precision for site in self.groups.sites]
-        self.widened = np.array([int(not is_own) for is_own in own])[self.groups.site]
+        own = [
+            costs.precision_on(place.gpu) == costs.job.precision
+            for place in self.groups.place_kinds
+        ]
+        self.widened = np.array([int(not is_own) for is_own in own])[self.groups.place_kind]
         """1 for the groups that compute in fp32, as they have no bf16."""
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
@@ -115,13 +118,14 @@ class MemoryModel:
             copied = with_moments = sharded
         activations, workspace = self._activations()
         per_parameter = [
-            bytes_per_parameter(job, self.costs.precision_on(site.gpu)) for site in groups.sites
+            bytes_per_parameter(job, self.costs.precision_on(place.gpu))
+            for place in groups.place_kinds
         ]
-        weight, gradient, copy, moments = np.array(per_parameter)[groups.site].T
-        platforms = [platform_of(site.gpu) for site in groups.sites]
+        weight, gradient, copy, moments = np.array(per_parameter)[groups.place_kind].T
+        platforms = [platform_of(place.gpu) for place in groups.place_kinds]
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
-        capacity = np.array([self.capacity_bytes(site) for site in groups.sites])
+        capacity = np.array([self.capacity_bytes(place) for place in groups.place_kinds])
         outer = OUTER_BYTES if self.is_outer_group else 0
         columns = {
             "parameters": weight * count + frozen_bytes,
@@ -130,9 +134,9 @@ class MemoryModel:
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,
             "communication": self._communication(count),
-            "context": context[groups.site],
-            "fragmentation": fragmentation[groups.site] * activations,
-            "capacity": capacity[groups.site],
+            "context": context[groups.place_kind],
+            "fragmentation": fragmentation[groups.place_kind] * activations,
+            "capacity": capacity[groups.place_kind],
         }
         return np.stack([columns[field.name] for field in fields(DeviceMemory)])
 
@@ -145,7 +149,7 @@ class MemoryModel:
         heads, kind = distinct_rows(groups.tp, self.widened)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
-            tp, gpu = int(groups.tp[row]), groups.sites[groups.site[row]].gpu
+            tp, gpu = int(groups.tp[row]), groups.place_kinds[groups.place_kind[row]].gpu
             held = costs.parameters(tp)
             first, end = groups.first[rows], groups.end[rows]
             count[rows] = range_sums(held, first, end)
@@ -165,7 +169,7 @@ class MemoryModel:
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
             tp, samples = int(groups.tp[row]), int(groups.samples[row])
-            gpu = groups.sites[groups.site[row]].gpu
+            gpu = groups.place_kinds[groups.place_kind[row]].gpu
             end = groups.end[rows]
             head = end == costs.layer_count
             most, last_work = np.zeros(len(rows)), 0.0
@@ -238,7 +242,9 @@ class MemoryModel:
         shared |= self.is_outer_group
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
-        in_place = np.array([uses_gloo(site.gpu) for site in groups.sites])[groups.site]
+        in_place = np.array([uses_gloo(place.gpu) for place in groups.place_kinds])[
+            groups.place_kind
+        ]
         return buffers + gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
 
     def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:

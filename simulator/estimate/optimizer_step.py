@@ -41,10 +41,10 @@ def vote_seconds(layout: MachineLayout, network: Network, rows: Ints) -> float:
     """
     groups, nodes = layout.groups, layout.node
     rows = rows[groups.owner[rows] == rows]
-    if not all(uses_gloo(site.gpu) for site in groups.sites):
+    if not all(uses_gloo(place.gpu) for place in groups.place_kinds):
         return 0.0
     hops = {
-        (groups.sites[groups.site[a]], groups.sites[groups.site[b]])
+        (groups.place_kinds[groups.place_kind[a]], groups.place_kinds[groups.place_kind[b]])
         for a, b in zip(rows, np.roll(rows, -1), strict=True)
         if nodes[a] != nodes[b]
     }

@@ -128,9 +128,9 @@ class MessageTimes:
         ]
         sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
         columns = (
-            groups.site[hops.source],
+            groups.place_kind[hops.source],
             groups.tp[hops.source],
-            groups.site[hops.target],
+            groups.place_kind[hops.target],
             groups.tp[hops.target],
             size,
             same.astype(np.int64),
@@ -138,7 +138,7 @@ class MessageTimes:
             *loads,
         )
         rows, kind = distinct_rows(*columns)
-        names = [site.key for site in groups.sites]
+        names = [place.key for place in groups.place_kinds]
         found = []
         for a, tp_a, b, tp_b, which, is_same, is_whole, *load in zip(
             *(column[rows].tolist() for column in columns), strict=True

@@ -71,9 +71,9 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
     np.maximum.at(gather_gradient, hops.source, channels.gather_gradient_s)
     np.maximum.at(before_activation, hops.source, channels.before_activation_s)
     np.maximum.at(before_gradient, hops.target, channels.before_gradient_s)
-    platforms = [platform_of(site.gpu) for site in groups.sites]
-    message_s = np.array([platform.message_s for platform in platforms])[groups.site]
-    load_s = np.array([platform.load_s for platform in platforms])[groups.site]
+    platforms = [platform_of(place.gpu) for place in groups.place_kinds]
+    message_s = np.array([platform.message_s for platform in platforms])[groups.place_kind]
+    load_s = np.array([platform.load_s for platform in platforms])[groups.place_kind]
     is_first, is_last = groups.stage == 0, groups.stage == groups.stage_count - 1
     forward, backward = _passes(groups, costs)
     divides = groups.plan.schedule == "zero-bubble"

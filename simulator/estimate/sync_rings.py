@@ -55,8 +55,8 @@ class RingHops:
 
     @cached_property
     def names(self) -> list[HopName]:
-        sites = [site.key for site in self.groups.sites]
-        return [(sites[a], sites[b], *rest) for a, b, *rest in self.heads.tolist()]
+        keys = [place.key for place in self.groups.place_kinds]
+        return [(keys[a], keys[b], *rest) for a, b, *rest in self.heads.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +192,8 @@ class SyncRings:
         here, there = self.layout.node[a], self.layout.node[b]
         columns = np.stack(
             [
-                groups.site[a],
-                groups.site[b],
+                groups.place_kind[a],
+                groups.place_kind[b],
                 np.minimum(groups.tp[a], groups.tp[b]),
                 np.maximum(on[here], on[there]),
                 between[groups.zone[a], groups.zone[b]],
@@ -267,7 +267,7 @@ def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:
 
 
 def _has_gloo(groups: DeviceGroups) -> bool:
-    return any(uses_gloo(site.gpu) for site in groups.sites)
+    return any(uses_gloo(place.gpu) for place in groups.place_kinds)
 
 
 def _ring_order(layout: MachineLayout, ring: Ints, rows: Ints) -> Ints:

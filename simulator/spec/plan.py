@@ -32,7 +32,7 @@ class Place:
         return (self.gpu, self.machine, self.zone)
 
     @property
-    def site(self) -> Place:
+    def without_node(self) -> Place:
         """The place without node and devices."""
         return self if self.node is None and not self.devices else Place(*self.key)
 

@@ -217,8 +217,8 @@ def processes(state: Path, number: int) -> dict[int, int]:
     found = {}
     for home in state.glob("process/*"):
         born = json.loads((home / "process.json").read_text(encoding="utf-8"))
-        seat = home / "seat.json"
-        said = json.loads(seat.read_text(encoding="utf-8")) if seat.exists() else born
+        current = home / "seat.json"
+        said = json.loads(current.read_text(encoding="utf-8")) if current.exists() else born
         if said["generation"] == number and process_start(born["pid"]) == born["start"]:
             found[said["rank"]] = born["pid"]
     return found

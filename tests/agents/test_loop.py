@@ -15,7 +15,7 @@ import pytest
 from agents import loop
 from agents.core.model import Event, GenerationRead, State, UploadDone
 from agents.daemon.clock import Clock
-from agents.loop import AgentLoop, Current, describe
+from agents.loop import AgentLoop, CurrentState, describe
 from agents.protocol.records import GenerationRecord, Point, Report, Uploaded
 from agents.saved_state import SavedState, updated
 from tests.agents.core.life import JOB, NODE, NOW, G, idle, state
@@ -82,8 +82,8 @@ async def test_agent_whose_disk_is_full_joins_no_generation_until_it_has_room(
     }
     begun = idle()
     agent = AgentLoop(
-        current=Current(begun), saved=updated(SavedState("boot", 1), begun), path=tmp_path / "x",
-        clock=Clock(), events=events, **parts,
+        current=CurrentState(begun), saved=updated(SavedState("boot", 1), begun),
+        path=tmp_path / "x", clock=Clock(), events=events, **parts,
     )  # fmt: skip
     running = asyncio.create_task(agent.run())
     # What the next agent would do again is not worth waiting for.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import Fence, Holding, JobId, NodeId, Point, Report, Sealed, Sealing
-from agents.report_sender import is_news
+from agents.report_sender import is_worth_sending
 
 
 def sealed(step: int) -> tuple[Sealed, ...]:
@@ -21,8 +21,8 @@ STEP = replace(HEARD, number=6, step=41, loss=1.9, tokens_per_s=8.0, stall_s=0.1
 
 
 def test_a_step_alone_sends_no_report():
-    assert is_news(HEARD, None)
-    assert not is_news(STEP, HEARD)
+    assert is_worth_sending(HEARD, None)
+    assert not is_worth_sending(STEP, HEARD)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_a_step_alone_sends_no_report():
 )
 @pytest.mark.parametrize("with_seals", [True, False])
 def test_changes_that_a_leader_acts_on_are_reported_at_any_interval(change, with_seals):
-    assert is_news(replace(STEP, **change), HEARD, with_seals=with_seals)
+    assert is_worth_sending(replace(STEP, **change), HEARD, with_seals=with_seals)
 
 
 def test_a_sealed_snapshot_sends_a_report_unless_reports_are_rare():
     fresh = replace(STEP, sealed=sealed(41))
-    assert is_news(fresh, HEARD)
-    assert not is_news(fresh, HEARD, with_seals=False)
+    assert is_worth_sending(fresh, HEARD)
+    assert not is_worth_sending(fresh, HEARD, with_seals=False)
     parked = replace(fresh, taking="stopped")  # The leader waits for this point.
-    assert is_news(replace(parked, sealed=sealed(42)), parked, with_seals=False)
+    assert is_worth_sending(replace(parked, sealed=sealed(42)), parked, with_seals=False)

@@ -23,7 +23,7 @@ from agents.rpc.signing import AGE_S_MAX, TICKET_S, ClusterKey, Verifier, ticket
 from agents.rpc.tls import Tls, TlsFiles
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotMemory
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from sailord.authority import Authority
 from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
@@ -82,7 +82,7 @@ async def serving(
     app = web.Application(middlewares=[listen])
     server = Server("", stranger, shown)
     verifier = Verifier(KEY, lambda: server.address)
-    SnapshotRoutes(memory, verifier, Readers(verifier, own, shows_tickets)).add_to(app.router)
+    SnapshotRoutes(memory, verifier, ReadAdmission(verifier, own, shows_tickets)).add_to(app.router)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

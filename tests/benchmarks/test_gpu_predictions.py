@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the cases are trained with PyTorch")
+pytest.importorskip("torch", reason="the runs train with PyTorch")
 
 from benchmarks.gpu_check.estimates import predicted
-from benchmarks.gpu_check.predictions import CASES
+from benchmarks.gpu_check.predictions import RUNS
 from benchmarks.gpu_check.setting import Setting
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ MEASURED_S = {
     "llama-1b, 8 blocks, attention by single operations": 0.2158,
     "llama, small": 0.1080,
 }
-"""By case. The ViT is left out: its step waited for its images."""
+"""By run. The ViT is left out: its step waited for its images."""
 
 
 def test_steps_on_an_h100_are_inside_their_error_bars(tmp_path: Path, monkeypatch) -> None:
@@ -37,8 +37,8 @@ def test_steps_on_an_h100_are_inside_their_error_bars(tmp_path: Path, monkeypatc
     setting = Setting("cuda", False, tmp_path)
     errors = {}
     for name, measured_s in MEASURED_S.items():
-        job = CASES[name].job(name)
-        found = predicted(setting, job, CASES[name].plan(setting, job), None)
+        job = RUNS[name].job(name)
+        found = predicted(setting, job, RUNS[name].plan(setting, job), None)
         errors[name] = abs(found["step_s"] / measured_s - 1)
         assert errors[name] <= found["relative_error"], name
     assert statistics.fmean(errors.values()) <= 0.08

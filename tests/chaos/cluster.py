@@ -143,7 +143,7 @@ class ChaosCluster(LocalCluster):
         *words: str,
         is_marked: bool = True,
         answers: bool = False,
-        site: NodeAddress | None = None,
+        address: NodeAddress | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a daemon that, like its workers, reads its fail points from a file."""
         modules = self.place.folder / "site"
@@ -157,7 +157,12 @@ class ChaosCluster(LocalCluster):
             self.set_clock(name, self.ahead_s.get(name, 0.0))
         with patch.dict(os.environ, more):
             return super()._run(
-                name, module, *words, is_marked=is_marked, answers=answers, site=site
+                name,
+                module,
+                *words,
+                is_marked=is_marked,
+                answers=answers,
+                address=address,
             )
 
     # ---- clocks ---------------------------------------------------------------------------------

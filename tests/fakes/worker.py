@@ -49,7 +49,7 @@ class Part:
         return Path(self.spec["folder"])
 
     @property
-    def seat(self) -> Path:
+    def votes_file(self) -> Path:
         """The file in the shared folder in which the other ranks read its votes."""
         shared = os.environ.get(MEETING)
         home = self.folder.parent / "meeting"
@@ -73,8 +73,8 @@ class Part:
         following = self.step + 1
         if following not in self.votes:
             self.vote(following)
-        seats = [seat for seat in self.seat.parent.iterdir() if not seat.suffix]
-        said = [json.loads(seat.read_bytes()) for seat in seats]
+        files = [file for file in self.votes_file.parent.iterdir() if not file.suffix]
+        said = [json.loads(file.read_bytes()) for file in files]
         if len(said) < self.spec["ranks"] or any(str(following) not in votes for votes in said):
             return
         self.taking, self.step = "running", following
@@ -91,7 +91,7 @@ class Part:
         is_wished = self.stop_at is not None and self.stop_at <= step
         self.votes = {s: wish for s, wish in self.votes.items() if s == step - 1}
         self.votes[step] = is_wished
-        _write(self.seat, json.dumps(self.votes))
+        _write(self.votes_file, json.dumps(self.votes))
 
     def write_step(self) -> None:
         """Write the step to a file, for people and tests."""

@@ -52,14 +52,14 @@ def share_of(spec: Mapping[str, Any]) -> Share:
     job = job_from_document(document)
     layers, atoms = len(job.model.layers), job.max_tp
     holders: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-    for seat in rank_places(plan):
-        place = plan.pipelines[seat.pipeline].stages[seat.stage].place
-        held = (*atoms_held(tp=seat.tp, index=seat.index, atoms=atoms), atoms)
+    for rank in rank_places(plan):
+        place = plan.pipelines[rank.pipeline].stages[rank.stage].place
+        held = (*atoms_held(tp=rank.tp, index=rank.index, atoms=atoms), atoms)
         # Shared tensors belong to the ranks of the first and the last layer.
-        shared = (layers,) if seat.is_first or seat.is_last else ()
-        for layer in (*seat.layers, *shared):
+        shared = (layers,) if rank.is_first or rank.is_last else ()
+        for layer in (*rank.layers, *shared):
             for piece in held:
-                holders[layer, piece].append((seat.rank, str(place.node)))
+                holders[layer, piece].append((rank.rank, str(place.node)))
     own = {key: ranks for key, ranks in holders.items() if any(r == spec["rank"] for r, _ in ranks)}
     return Share(
         spec,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.cloud.notices import PREEMPTED
-from sailord.client import Client, Patience
+from sailord.client import Client, Reconnector
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
 from tests.fakes.metadata import Metadata, metadata_server
@@ -125,7 +125,7 @@ def _await_all(
     client: Client, after: int, ones: tuple[Callable[[Event], bool], ...]
 ) -> list[float]:
     found: list[float] = []
-    for event in client.follow(after, Patience(print)):
+    for event in client.follow(after, Reconnector(print)):
         if ones[len(found)](event):
             found.append(time.perf_counter())
         if len(found) == len(ones):

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.api import plan_job
-from planner.cost_frontier import Frontier, FrontierPlan, front_of, frontier, thinned
+from planner.cost_frontier import Frontier, FrontierPlan, frontier, pareto_front, thinned
 from planner.problem.question import Question
 from sailord.cli.main import main
 from simulator.api import Measurements, estimator
@@ -115,12 +115,12 @@ def figures(found: Sequence[FrontierPlan]) -> list[tuple[float, float]]:
 
 def test_dominated_plans_are_left_out() -> None:
     given = points((4, 1), (1, 9), (2, 9), (2, 5), (3, 5), (2, 5), (5, 1), (4, 3))
-    assert figures(front_of(given)) == [(1, 9), (2, 5), (4, 1)]
-    assert front_of([]) == ()
+    assert figures(pareto_front(given)) == [(1, 9), (2, 5), (4, 1)]
+    assert pareto_front([]) == ()
 
 
 def test_thinning_keeps_both_ends_and_spreads_the_rest() -> None:
-    front = front_of(points(*[(2.0**n, 100.0 - n) for n in range(21)]))
+    front = pareto_front(points(*[(2.0**n, 100.0 - n) for n in range(21)]))
     assert figures(thinned(front, 3)) == [(1, 100), (2.0**10, 90), (2.0**20, 80)]
     assert [round(100 - usd) for _, usd in figures(thinned(front, 6))] == [0, 4, 8, 12, 16, 20]
     assert thinned(front, 2) == (front[0], front[-1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.api import plan_job
-from planner.problem.question import Answer, BestByEstimate, Idle, OneMore, Question
+from planner.problem.question import Answer, BestByEstimate, IdleGpus, OneMoreMachine, Question
 from planner.search.search_cache import SearchCache
 from planner.what_if import _misfit, explained
 from simulator.api import Measurements
@@ -73,7 +73,7 @@ def test_gains_are_those_over_the_best_plan_by_its_estimate(
     instead = BestByEstimate("throughput", best, usd, 0.04, 0.1, None, "1 stage instead of 2")
     seen = []
 
-    def found_by(share: float) -> OneMore:
+    def found_by(share: float) -> OneMoreMachine:
         def find(one: Question, _: SearchCache) -> Answer:
             seen.append(one.prefer)
             return replace(answer, estimate=replace(simple, iteration_s=share * best))
@@ -127,7 +127,7 @@ def test_a_layer_that_fits_on_the_larger_of_two_machine_types_fits() -> None:
     job = Job("wide", wide, 1, 64, precision="fp32", optimizer="adam", max_tp=8)
     small = replace(pool("T4", 1), machine="T4x1", gpus_per_machine=1)
     large = replace(small, machine="T4x8", gpus_per_machine=8, gpus=8)
-    idle = Idle("T4", small.zone, 9, 9, None, "does not pay")
+    idle = IdleGpus("T4", small.zone, 9, 9, None, "does not pay")
     for pools in ((small, large), (large, small)):
         assert _misfit(asked(*pools, job=job), idle) == ""
     assert _misfit(asked(small, job=job), idle)
@@ -140,12 +140,12 @@ def test_reasons_are_deterministic() -> None:
 
 
 def test_reasons_as_text() -> None:
-    idle = Idle("T4", "z", 2, 4, 0.25, "does not help")
+    idle = IdleGpus("T4", "z", 2, 4, 0.25, "does not help")
     assert str(idle) == (
         "idle: 2 of 4 T4 in z; does not help: the best judged plan with more of them is 25.0% worse"
     )
     assert "no judged plan uses" in str(replace(idle, loses=None))
-    more = OneMore("T4", "z", 4, 2.0, 0.5, 0.25, -0.1)
+    more = OneMoreMachine("T4", "z", 4, 2.0, 0.5, 0.25, -0.1)
     assert str(more) == "one more: 4 x T4 in z: 2 s an iteration (-0.25 s), $0.5 ($+0.1)"
     assert str(replace(more, why_none="nothing")) == "one more: 4 x T4 in z: nothing"
 

@@ -184,7 +184,7 @@ def test_who_must_be_upgraded_is_said_in_one_sentence(monkeypatch):
 
     def why(speaks: int, understands_from: int) -> str:
         other = versions.Protocol(speaks, understands_from)
-        return versions.why_apart(other, other_is="its agent", this_is="sailord")
+        return versions.why_incompatible(other, other_is="its agent", this_is="sailord")
 
     assert [why(3, 2), why(2, 1), why(4, 3)] == ["", "", ""]
     assert why(1, 0) == (

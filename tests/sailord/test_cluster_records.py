@@ -48,13 +48,13 @@ def test_job_with_an_unreadable_record_is_set_aside(tmp_path, entries, blocking)
     async def play(gateway: Gateway):
         puts = [Put(f"{KEYS.jobs}{JOB}/{part}", value) for part, value in entries.items()]
         await gateway.store.transact([], [*puts, gateway.put_job(JobRecord(OTHER, "queued"))])
-        world = await gateway.read_world()
+        world = await gateway.read_records()
         assert [job.id for job in world.jobs] == [OTHER]
         assert (world.generations, world.durables) == ((), ())
         assert (world.set_aside, world.blocking) == ({JOB}, {JOB} if blocking else set())
         odd = {f"{KEYS.jobs}{JOB}/{part}" for part, value in entries.items() if value == ODD}
         assert world.unreadable.keys() == odd
-        assert (await gateway.read_world()).unreadable == world.unreadable
+        assert (await gateway.read_records()).unreadable == world.unreadable
 
     in_a_store(tmp_path, play)
 
@@ -64,7 +64,7 @@ def test_nodes_that_cannot_be_read_or_understood_are_named(tmp_path):
         later = NodeRecord(NodeId("c.1"), "c", "z", "m", "g", 1, "c:1", protocol=Protocol(9, 8))
         puts = [Put(KEYS.node(NODE.id), encode(NODE)), Put(KEYS.node(NodeId("b.1")), ODD)]
         await gateway.store.transact([], [*puts, Put(KEYS.node(later.id), encode(later))])
-        world = await gateway.read_world()
+        world = await gateway.read_records()
         assert world.nodes == (NODE, later)
         assert world.nodes_unreadable == {"b.1"}
         assert world.unreadable.keys() == {KEYS.node(NodeId("b.1")), KEYS.node(later.id)}
@@ -78,13 +78,13 @@ def test_a_job_written_anew_keeps_what_a_newer_version_added(tmp_path):
         newer = plain(RUNNING) | {"team": "vision"}
         newer["saving"]["region"] = "eu"
         await gateway.store.put(KEYS.state(JOB), json.dumps(newer).encode())
-        await gateway.read_world()
+        await gateway.read_records()
         held = JobRecord(JOB, "held", reason="stop")
         await gateway.store.transact([], [gateway.put_job(held)])
         entry = await gateway.store.get(KEYS.state(JOB))
         written = json.loads(entry.value)
         assert (written["team"], written["saving"]["region"]) == ("vision", "eu")
-        assert (await gateway.read_world()).jobs == (held,)
+        assert (await gateway.read_records()).jobs == (held,)
 
     in_a_store(tmp_path, play)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agents.protocol.codec import decode, encode
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
 from sailord.goodput.core.shares import Share, Shares, divided, resumed
-from sailord.goodput.core.sight import Rented, Renting, sight_of
+from sailord.goodput.core.usage_sample import Rented, Renting, sample_usage
 
 if TYPE_CHECKING:
     from tests.sim.heads import Head
@@ -63,13 +63,13 @@ class Books:
             self.bill(head, now),
             sum(m.record.gpus * round(s * 1e6) for m, s in self._paid_s(head, 0.0, now)),
         )
-        sight = sight_of(
+        sample = sample_usage(
             state,
             lambda _: None,
             renting,
             trained=None if step is None else (step.job, step.generation),
         )
-        ledger = fold(ledger, sight)
+        ledger = fold(ledger, sample)
         shares = divided(known[2], known[1], ledger)
         self.of_head[head] = state.term, ledger, shares
         if world.store.get("/leader") == head.name and head.lease is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from agents.protocol.records import Durable, Holding, JobId, NodeId, Point, Uploaded
 from sailord.checkpoints.manifest import folder_of
 from sailord.checkpoints.object_storage import ListedObject
-from sailord.checkpoints.retention import folders_of, garbage
+from sailord.checkpoints.retention import folders_of, names_to_delete
 from sailord.core.model.commands import CollectGarbage, WriteManifest
 from tests.sim.workers import LAYERS
 
@@ -89,7 +89,7 @@ class Objects:
             )
             for each in chain[:keep]
         }
-        for name in garbage(
+        for name in names_to_delete(
             job,
             folders_of(entries),
             chain,

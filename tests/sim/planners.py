@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from agents.protocol.records import Busy, GenerationRecord, NodeId, NodeRecord
+from agents.protocol.records import ComputeTimes, GenerationRecord, NodeId, NodeRecord
 from sailord.core.model.proposal import Proposal
 from sailord.planning.messages import FoundPlan, PlanRequest
 from sailord.planning.plan_search import answer
@@ -82,7 +82,7 @@ def with_step_time(found: Proposal, step_s: float) -> Proposal:
 
     Each member has one rank and equal work; a step takes twice the predicted time.
     """
-    busy = Busy((step_s / 2,) * len(found.members))
+    busy = ComputeTimes((step_s / 2,) * len(found.members))
     return replace(found, iteration_s=step_s, move_s=MOVE_S, busy=busy)
 
 

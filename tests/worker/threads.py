@@ -18,7 +18,7 @@ from worker.distributed.interface import (
     Collective,
     DeadlineError,
     PeerLostError,
-    Pending,
+    PendingOperation,
     Reduction,
     TransportError,
     VoteRecord,
@@ -96,7 +96,7 @@ class ThreadWorld:
             else:
                 self._sent[source, to].append(tensor.clone())
 
-    def receive(self, tensor: Tensor, *, source: int, to: int) -> Pending:
+    def receive(self, tensor: Tensor, *, source: int, to: int) -> PendingOperation:
         wait = _Wait(self, f"receiving from rank {source}")
         with self._lock:
             self._raise_failure()
@@ -115,7 +115,7 @@ class ThreadWorld:
         index: int,
         part: Any,
         finish: Callable[[list[Any]], None],
-    ) -> Pending:
+    ) -> PendingOperation:
         """Contribute a part; the last rank to arrive runs the operation for all."""
         with self._lock:
             self._raise_failure()
@@ -149,19 +149,19 @@ class ThreadCollective(Collective):
         self._ranks = ranks
         self._number = 0
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
         return self._start(tensor.detach(), lambda tensors: _reduce(tensors, op))
 
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         return self._start(tensor.detach(), lambda tensors: _copy(tensors, source))
 
-    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
         return self._start((tensor.detach(), into.detach()), _gather)
 
-    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
         return self._start((parts.detach(), into.detach()), _scatter)
 
-    def _start(self, part: Any, finish: Callable[[list[Any]], None]) -> Pending:
+    def _start(self, part: Any, finish: Callable[[list[Any]], None]) -> PendingOperation:
         self._number += 1
         return self._world.join(
             self._ranks, self._number, index=self.index, part=part, finish=finish
@@ -187,13 +187,13 @@ class ThreadTransport:
             self._groups[ranks] = ThreadCollective(self._world, ranks, self.rank)
         return self._groups[ranks]
 
-    def send(self, tensor: Tensor, *, to: int) -> Pending:
+    def send(self, tensor: Tensor, *, to: int) -> PendingOperation:
         self._world.send(tensor.detach(), source=self.rank, to=to)
         done = _Wait(self._world, f"sending to rank {to}")
         done.done.set()
         return done
 
-    def receive(self, tensor: Tensor, *, source: int) -> Pending:
+    def receive(self, tensor: Tensor, *, source: int) -> PendingOperation:
         return self._world.receive(tensor.detach(), source=source, to=self.rank)
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ from worker.atomic_file import replace_file
 from worker.cli.own_output import printing_to_stderr
 from worker.layer_profiles.busy import why_busy
 from worker.layer_profiles.device import Device, open_device
-from worker.layer_profiles.measure import Figures
+from worker.layer_profiles.measure import LayerFigures
 from worker.layer_profiles.profile_job import Request, profile_job
 from worker.script.open_job import names_module, open_job
 from worker.script.recipe import Recipe
@@ -156,7 +156,7 @@ class ProgressLine:
         if self.is_terminal:
             print(f"\r{what}: {samples} rounds\033[K", end="", file=sys.stderr, flush=True)
 
-    def finished(self, what: str, figures: Figures) -> None:
+    def finished(self, what: str, figures: LayerFigures) -> None:
         """Print what was measured."""
         total = sum(figures.forward_s) + sum(figures.backward_s)
         self._line(

@@ -35,7 +35,7 @@ from worker.models.built_in import exact
 from worker.models.starting_weights import open_weights, zero_weights
 from worker.models.user_module.module_layers import ModuleSource
 from worker.script.open_job import recipe_of
-from worker.spec_protocol import SPEAKS, why_apart
+from worker.spec_protocol import SPEAKS, why_incompatible
 
 WAIT_S = 600.0
 """Deadline of a collective in seconds, if the agent does not set one."""
@@ -55,7 +55,7 @@ class Assignment:
     """One rank's assignment, as received from the agent or the fork server."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        if why := why_apart(SPEAKS, spec.get("needs", 0)):
+        if why := why_incompatible(SPEAKS, spec.get("needs", 0)):
             raise ValueError(why)
         self.spec = spec
         self.job: str = spec["job"]

@@ -32,12 +32,12 @@ from worker.control.after_loss import OF_ONE_GENERATION, AfterLoss
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.hang_report import hang_reporter
 from worker.control.state_fetch import StateFetch
-from worker.control.work_folder import hide
+from worker.control.work_folder import redact
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.rank_protocol import OtherCodeError
-from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, open_transport
+from worker.distributed.rendezvous import RankStore, join_store, open_store, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
@@ -80,7 +80,7 @@ class GenerationRun:
     _ended: threading.Event = field(default_factory=threading.Event)
     _fetch: StateFetch | None = None
     _transport: Transport | None = None
-    _meeting: Meeting | None = None
+    _rank_store: RankStore | None = None
     _trainer: TrainingEngine | None = None
     _snapshots: SnapshotManager | None = None
     _since_s: float = field(default_factory=time.perf_counter)
@@ -234,13 +234,13 @@ class GenerationRun:
         rendezvous = self.assignment.rendezvous
         try:
             if rendezvous.ranks > 1 and rendezvous.rank == 0:
-                self._meeting = open_meeting(rendezvous)
-                self._extra_status["meeting"] = self._meeting.address
+                self._rank_store = open_store(rendezvous)
+                self._extra_status["meeting"] = self._rank_store.address
                 self._milestone("meeting")
                 self._set_state("fetching")
             elif rendezvous.ranks > 1:
-                self._meeting = self._join_rendezvous(rendezvous.rank)
-            self._transport = open_transport(rendezvous, self._meeting, self._check_cancelled)
+                self._rank_store = self._join_rendezvous(rendezvous.rank)
+            self._transport = open_transport(rendezvous, self._rank_store, self._check_cancelled)
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
@@ -255,12 +255,12 @@ class GenerationRun:
             )
         return self._transport
 
-    def _join_rendezvous(self, rank: int) -> Meeting:
+    def _join_rendezvous(self, rank: int) -> RankStore:
         with self._changed:
             while not self._address:
                 self._check_cancelled()
                 self._changed.wait()
-        return join_meeting(self._address, rank, self._check_cancelled)
+        return join_store(self._address, rank, self._check_cancelled)
 
     def _build(self, opened: OpenJob, transport: Transport) -> TrainingEngine:
         about = self.assignment
@@ -275,8 +275,8 @@ class GenerationRun:
         }
         if engine == "deepspeed":
             store: Store = HashStore()  # For a single rank.
-            if self._meeting is not None:
-                store = PrefixStore(f"deepspeed/{about.generation}", self._meeting.store)
+            if self._rank_store is not None:
+                store = PrefixStore(f"deepspeed/{about.generation}", self._rank_store.store)
             self._trainer = DeepSpeedEngine(
                 *rank, store, opened.data, deadline_s=about.wait_s, **shared
             )
@@ -363,7 +363,7 @@ class GenerationRun:
 
     def _evaluate_if_due(self, trainer: TrainingEngine) -> None:
         found = trainer.evaluate_if_due()
-        self._extra_status["unlogged"] = hide(trainer.unlogged)
+        self._extra_status["unlogged"] = redact(trainer.unlogged)
         if found is not None and self.assignment.rank == 0:
             metrics = finite(found)
             line = {**self.assignment.named, "step": self.step, "evaluation": metrics}
@@ -395,7 +395,7 @@ class GenerationRun:
             self._after_loss.save(self._report_step)
         except Exception as second:
             # Earlier snapshots stay; the original failure is still reported.
-            print(f"the last step is not saved: {sentence(second, hide)}", flush=True)
+            print(f"the last step is not saved: {sentence(second, redact)}", flush=True)
             self._is_reusable = isinstance(second, OSError)
         self._after_loss.end()
         if not self._ended.is_set():
@@ -423,11 +423,11 @@ class GenerationRun:
         on_device = device_failure(
             error, rank=about.rank, device=about.device, activity=self._recorder.activity_text
         )
-        self._fail(on_device or f"after {self.step} steps: {sentence(error, hide)}", is_bug=True)
+        self._fail(on_device or f"after {self.step} steps: {sentence(error, redact)}", is_bug=True)
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
         self._after_loss.end()
-        failure = hide(failure)
+        failure = redact(failure)
         print(failure, flush=True)
         if self._transport is not None:
             self._transport.abort(failure)
@@ -446,13 +446,13 @@ class GenerationRun:
             if self._transport.is_stuck:
                 print("a group did not open or close: this process is not used again", flush=True)
                 self._is_reusable = False
-        if self._meeting is not None:
-            self._meeting.close()
+        if self._rank_store is not None:
+            self._rank_store.close()
         if self._fetch is not None and not self._fetch.has_ended():
             print("a read of the state does not end: this process is not used again", flush=True)
             self._is_reusable = False
         self._fetch = None
-        self._snapshots = self._trainer = self._transport = self._meeting = None
+        self._snapshots = self._trainer = self._transport = self._rank_store = None
         gc.collect()
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()

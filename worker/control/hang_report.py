@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from worker.distributed.process_groups import print_blame
-from worker.distributed.stalls import Blame
+from worker.distributed.stalls import HangCause
 
 
 def hang_reporter(
     status: dict[str, Any],
     nodes_of: Callable[[Iterable[int]], list[str]],
     report: Callable[[], None],
-) -> Callable[[Blame], None]:
+) -> Callable[[HangCause], None]:
     """Return what a transport calls once it knows whom to blame; the next step ends that."""
 
-    def tell(blame: Blame) -> None:
+    def tell(blame: HangCause) -> None:
         print_blame(blame)
         status["hang"] = {"text": blame.text, "nodes": nodes_of(blame.ranks)}
         report()

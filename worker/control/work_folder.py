@@ -23,7 +23,7 @@ LINE_MIN = 6
 """Lines of a secret that are shorter are hidden only with all of it."""
 
 
-def enter(work: Mapping[str, Any]) -> None:
+def enter_job(work: Mapping[str, Any]) -> None:
     """Make this process one of the job; a process never changes to another job."""
     if not work:
         return
@@ -50,7 +50,7 @@ def read_secret(path: Path) -> str:
     return path.read_text(encoding="utf-8").rstrip("\r\n")
 
 
-def hide(text: str) -> str:
+def redact(text: str) -> str:
     """Blot out the secrets of this process's job."""
     for value in _hidden:
         text = text.replace(value, "***")

@@ -16,7 +16,7 @@ from worker.control.agent_connection import AgentConnection, AgentMessage
 from worker.control.assignment import Assignment, JobCache
 from worker.control.generation import GenerationRun
 from worker.control.preload import preload
-from worker.control.work_folder import enter
+from worker.control.work_folder import enter_job
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ def main(spec: Mapping[str, Any]) -> int:
     """Run a worker and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    enter(spec.get("work", {}))
+    enter_job(spec.get("work", {}))
     return GenerationLoop(spec).run()
 
 

@@ -41,31 +41,31 @@ class ReadAhead:
         With ``processes`` the thread does not load, but waits for them. ``check`` raises what ends
         the rank's wait, such as the loss of another rank.
         """
-        self._shelf = _Shelf(source, tuple(positions), steps)
+        self._queue = _BatchQueue(source, tuple(positions), steps)
         if processes:
-            self._shelf.source = LoaderProcesses(source, self._shelf.after, processes)
+            self._queue.source = LoaderProcesses(source, self._queue.after, processes)
         self._check = check
         self.waited_s = 0.0
         """How long the rank has waited for samples."""
-        # The thread refers to the shelf only, so it ends when this object is deleted. Do not wait
+        # The thread refers to the queue only, so it ends when this object is deleted. Do not wait
         # for it then: the caller may hold a lock that the thread waits for.
-        weakref.finalize(self, self._shelf.end).atexit = False
+        weakref.finalize(self, self._queue.end).atexit = False
 
     def batch(self, step: int, positions: range) -> Samples:
         """Return a micro batch; waits until it is loaded."""
-        assert positions in self._shelf.positions, "a rank's micro batches are known beforehand"
+        assert positions in self._queue.positions, "a rank's micro batches are known beforehand"
         begun_s = time.perf_counter()
-        found = self._shelf.take((step, positions), self._check)
+        found = self._queue.take((step, positions), self._check)
         self.waited_s += time.perf_counter() - begun_s
         return found
 
     def close(self) -> None:
         """Stop loading; wait for the micro batch that is being loaded."""
-        self._shelf.close()
+        self._queue.close()
 
 
 @dataclass(eq=False)
-class _Shelf:
+class _BatchQueue:
     """The micro batches loaded ahead, and the thread that loads them."""
 
     source: DataSource

@@ -50,7 +50,7 @@ VoteRecord = tuple[int, list[float]]
 """A step and the all-reduced slots of its vote."""
 
 
-class Pending(Protocol):
+class PendingOperation(Protocol):
     """An operation that was started without waiting for it."""
 
     def wait(self) -> None:
@@ -85,13 +85,13 @@ class Collective(Protocol):
         """Return the maxima over all ranks, as ``read_sum`` returns the sums."""
         return self.all_reduce(tensor, "max").tolist()
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
         """Start ``all_reduce``; do not touch the tensor until the wait is over.
 
         All ranks of a group must start their reductions in the same order.
         """
 
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         """Start to copy the tensor of the group's member ``source`` to all members."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -106,10 +106,10 @@ class Collective(Protocol):
         self.start_reduce_scatter(parts, into=found).wait()
         return found
 
-    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
         """Start ``all_gather``; both tensors must be contiguous."""
 
-    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
         """Start ``reduce_scatter``; both tensors must be contiguous."""
 
 
@@ -134,10 +134,10 @@ class Transport(Protocol):
     def group(self, ranks: tuple[int, ...]) -> Collective:
         """Return the group of these ranks; all members must open their groups in the same order."""
 
-    def send(self, tensor: Tensor, *, to: int) -> Pending:
+    def send(self, tensor: Tensor, *, to: int) -> PendingOperation:
         """Start to send; do not change the tensor until the wait is over."""
 
-    def receive(self, tensor: Tensor, *, source: int) -> Pending:
+    def receive(self, tensor: Tensor, *, source: int) -> PendingOperation:
         """Start to receive into the tensor; messages of one source arrive in order."""
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from worker.distributed.stalls import Position
+from worker.distributed.stalls import RankPosition
 
 
 @dataclass(slots=True, eq=False)
@@ -87,14 +87,14 @@ class OperationLog:
         """Record that the host no longer waits."""
         self._waiting = None
 
-    def position(self, activity: str) -> Position:
+    def position(self, activity: str) -> RankPosition:
         """Return this rank's position, for peers that wait for it."""
         oldest = self.oldest()
         if oldest is None:
-            return Position(dict(self.counts), None, activity)
+            return RankPosition(dict(self.counts), None, activity)
         operation = oldest[0]
         what = f"{operation.what}, number {operation.number}"
-        return Position(dict(self.counts), (operation.group, operation.number), what)
+        return RankPosition(dict(self.counts), (operation.group, operation.number), what)
 
     def oldest(self) -> tuple[StartedOperation, float] | None:
         """Return what this rank waits for, and for how many seconds.

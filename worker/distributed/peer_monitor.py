@@ -29,7 +29,7 @@ KEEPALIVE_S, KEEPALIVES = 1, 4
 """A peer is lost if its machine's kernel does not answer for 5 s; it answers for a hung process,
 too."""
 _POLL_S = 0.002
-"""Seconds between two checks whether the others have connected, or the meeting is over."""
+"""Seconds between two checks whether the others have connected, or the listener was closed."""
 
 
 class PeerMonitor:
@@ -203,9 +203,9 @@ def _connect(
     """
     deadline = time.monotonic() + deadline_s
     with listener_at(host, backlog=size + STRANGERS_MAX) as server:
-        meeting = _Meeting(server, secret, rank, size)
-        acceptor = threading.Thread(target=meeting.accept, daemon=True, name="peer acceptor")
-        acceptor.start()
+        acceptor = _Acceptor(server, secret, rank, size)
+        thread = threading.Thread(target=acceptor.accept, daemon=True, name="peer acceptor")
+        thread.start()
         try:
             store.set(f"{_PREFIX}/{rank}", json.dumps(server.getsockname()[:2]))
             for lower in range(rank):
@@ -215,26 +215,26 @@ def _connect(
                 )
                 left_s = _remaining(deadline, missing)
                 peer = socket.create_connection(tuple(address), timeout=left_s)
-                meeting.peers[lower] = peer
+                acceptor.peers[lower] = peer
                 peer.settimeout(min(GREETING_S, left_s))
                 prove(peer, secret, b"", listener=lower, caller=rank)
-            while len(meeting.peers) < size - 1:
+            while len(acceptor.peers) < size - 1:
                 check_cancelled()
                 higher = range(rank + 1, size)
-                _remaining(deadline, [each for each in higher if each not in meeting.peers])
+                _remaining(deadline, [each for each in higher if each not in acceptor.peers])
                 time.sleep(_POLL_S)
         except BaseException:
-            meeting.end()
-            for peer in meeting.peers.values():
+            acceptor.end()
+            for peer in acceptor.peers.values():
                 peer.close()
             raise
         finally:
-            meeting.end()
-            acceptor.join()
-    for peer in meeting.peers.values():
+            acceptor.end()
+            thread.join()
+    for peer in acceptor.peers.values():
         peer.settimeout(1.0)  # Messages are short: a peer that does not read them is stuck.
         _notice_power_loss(peer)
-    return meeting.peers
+    return acceptor.peers
 
 
 def _notice_power_loss(peer: socket.socket) -> None:
@@ -248,7 +248,7 @@ def _notice_power_loss(peer: socket.socket) -> None:
 
 
 @dataclass(eq=False)
-class _Meeting:
+class _Acceptor:
     """Accepts the higher ranks' connections, each in a thread, so a silent one delays no other."""
 
     server: socket.socket

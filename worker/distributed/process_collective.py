@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceOp, Work
 
-from worker.distributed.interface import Collective, Pending, Reduction
+from worker.distributed.interface import Collective, PendingOperation, Reduction
 
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 
@@ -18,7 +18,7 @@ class GroupTransport(Protocol):
 
     rank: int
 
-    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
+    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> PendingOperation:
         """Start an operation on a group, and number it."""
 
     def reduce_scatter(self, group: Any, parts: Tensor, into: Tensor) -> Any:
@@ -38,7 +38,7 @@ class ProcessCollective(Collective):
         self._name = name
         self._doing = f"a collective of ranks {ranks}"
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
         options = AllreduceOptions()
         options.reduceOp = _OPS[op]
         return self._start(lambda group: group.allreduce([tensor.detach()], options))
@@ -54,19 +54,19 @@ class ProcessCollective(Collective):
         self._transport.check()
         return values
 
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         options = BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
         return self._start(lambda group: group.broadcast([tensor.detach()], options))
 
-    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
         data, found = tensor.detach().view(-1), into.detach().view(-1)
         return self._start(lambda group: group._allgather_base(found, data))
 
-    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
         data, found = parts.detach(), into.detach()
         return self._start(lambda group: self._transport.reduce_scatter(group, data, found))
 
-    def _start(self, begin: Callable[[Any], Work]) -> Pending:
+    def _start(self, begin: Callable[[Any], Work]) -> PendingOperation:
         return self._transport.start(self._name, begin, self._doing)

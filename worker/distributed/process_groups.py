@@ -22,14 +22,14 @@ from worker.distributed.interface import (
     AbortedError,
     DeadlineError,
     PeerLostError,
-    Pending,
+    PendingOperation,
     TransportError,
     VoteRecord,
 )
 from worker.distributed.operations import MembersByName, OperationLog, StartedOperation
 from worker.distributed.peer_monitor import PeerMonitor
 from worker.distributed.process_collective import ProcessCollective
-from worker.distributed.stalls import Blame, Position, find_blame
+from worker.distributed.stalls import HangCause, RankPosition, find_blame
 
 ReturnedT = TypeVar("ReturnedT")
 
@@ -97,11 +97,11 @@ class ProcessTransport:
         """A group did not open or close, so this process cannot be used again."""
         self.stall_after_s = FIRST_STALL_S
         """An operation that takes longer is investigated."""
-        self.stall: Blame | None = None
+        self.stall: HangCause | None = None
         """Whom to blame for the present wait, if that is longer than ``stall_after_s``."""
         self.activity: Callable[[], str] = lambda: "computing"
         """Returns what this rank does while it waits for no operation."""
-        self.on_stall: Callable[[Blame], None] = print_blame
+        self.on_stall: Callable[[HangCause], None] = print_blame
         self.on_failure: Callable[[TransportError], None] = lambda _: None
         """Called once, in whatever thread notices a failure first; others may be computing."""
         self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
@@ -164,7 +164,7 @@ class ProcessTransport:
     def _one(self) -> Tensor:
         return torch.ones(1, device=self._device)
 
-    def _await(self, pending: Pending, doing: str) -> None:
+    def _await(self, pending: PendingOperation, doing: str) -> None:
         """Wait on the host, even where a wait blocks only the device."""
         deadline = time.monotonic() + self.deadline_s
         while not pending.is_done():
@@ -242,13 +242,13 @@ class ProcessTransport:
 
     # ---- transfers -------------------------------------------------------------------------------
 
-    def send(self, tensor: Tensor, *, to: int) -> Pending:
+    def send(self, tensor: Tensor, *, to: int) -> PendingOperation:
         data, doing = [tensor.detach()], f"sending to rank {to}"
         name, peer = self._channel_to(self.rank, to)
         log = _channel(self.rank, to)
         return self.start(name, lambda group: group.send(data, peer, _DATA_TAG), doing, log)
 
-    def receive(self, tensor: Tensor, *, source: int) -> Pending:
+    def receive(self, tensor: Tensor, *, source: int) -> PendingOperation:
         data, doing = [tensor.detach()], f"receiving from rank {source}"
         name, peer = self._channel_to(source, self.rank)
         log = _channel(source, self.rank)
@@ -265,7 +265,7 @@ class ProcessTransport:
 
     def start(
         self, group: str, begin: Callable[[Any], Work], doing: str, log: str | None = None
-    ) -> Pending:
+    ) -> PendingOperation:
         """Start an operation on a group unless a failure is known.
 
         ``log`` names the sequence in which it is numbered: transfers that share a group are
@@ -369,9 +369,9 @@ class ProcessTransport:
         self._library.enter_thread()
         return self.operations.position(self.activity()).to_json()
 
-    def _find_blame(self) -> Blame | None:
+    def _find_blame(self) -> HangCause | None:
         said = self._monitor.ask_positions(ANSWER_S)
-        positions = {rank: Position.from_json(each) for rank, each in said.items() if each}
+        positions = {rank: RankPosition.from_json(each) for rank, each in said.items() if each}
         positions[self.rank] = self.operations.position(self.activity())
         members, queues = self.operations.members, self._library.blocks_device
         return find_blame(self.rank, positions, MembersByName(members), queues=queues)
@@ -425,7 +425,7 @@ class _Closed:
 _CLOSED: Any = _Closed()
 
 
-def print_blame(blame: Blame) -> None:
+def print_blame(blame: HangCause) -> None:
     """Write a hang to the worker's log."""
     print(f"a hang: {blame.text}", flush=True)
 

@@ -55,8 +55,8 @@ def serve_store(listening: socket.socket, timeout_s: float) -> Store:
 
 
 @dataclass(eq=False)
-class Meeting:
-    """The store where the ranks of a generation meet, and the way to it."""
+class RankStore:
+    """The store in which the ranks of a generation find each other, and the way to it."""
 
     address: str
     """The gate's address, with the generation's secret."""
@@ -68,7 +68,7 @@ class Meeting:
         self.relay.close()
 
 
-def open_meeting(info: RendezvousInfo) -> Meeting:
+def open_store(info: RendezvousInfo) -> RankStore:
     """Open the store, as rank 0, with a new secret.
 
     The agents pass the address on, and all ranks prove to each other that they know the secret.
@@ -78,21 +78,21 @@ def open_meeting(info: RendezvousInfo) -> Meeting:
     store, secret = serve_store(listening, RENDEZVOUS_S), secrets.token_hex(16)
     announce_code(store)
     gate = open_gate(info.host, secret.encode(), place, info.ranks)
-    return Meeting(f"{info.host}:{gate.port}{_SECRET}{secret}", store, gate)
+    return RankStore(f"{info.host}:{gate.port}{_SECRET}{secret}", store, gate)
 
 
-def secret_of(meeting: str) -> bytes:
+def secret_of(address: str) -> bytes:
     """Return the secret of a generation."""
-    return meeting.partition(_SECRET)[2].encode()
+    return address.partition(_SECRET)[2].encode()
 
 
-def join_meeting(meeting: str, rank: int, check_cancelled: Callable[[], None]) -> Meeting:
+def join_store(address: str, rank: int, check_cancelled: Callable[[], None]) -> RankStore:
     """Connect to the store that rank 0 has opened.
 
     Raises ``OtherCodeError`` if the two run code that does not train together.
     """
-    host, _, port = meeting.partition(_SECRET)[0].rpartition(":")
-    gate, secret = (host, int(port)), secret_of(meeting)
+    host, _, port = address.partition(_SECRET)[0].rpartition(":")
+    gate, secret = (host, int(port)), secret_of(address)
     deadline = time.monotonic() + RENDEZVOUS_S
     while True:
         check_cancelled()
@@ -111,24 +111,24 @@ def join_meeting(meeting: str, rank: int, check_cancelled: Callable[[], None]) -
     except BaseException:
         tunnel.close()
         raise
-    return Meeting(meeting, store, tunnel)
+    return RankStore(address, store, tunnel)
 
 
 def open_transport(
-    info: RendezvousInfo, meeting: Meeting | None, check_cancelled: Callable[[], None]
+    info: RendezvousInfo, rank_store: RankStore | None, check_cancelled: Callable[[], None]
 ) -> Transport:
     """Connect to the other ranks; a single rank needs no store."""
     if info.ranks == 1:
         return SingleRankTransport()
-    assert meeting is not None, "several ranks need a store"
+    assert rank_store is not None, "several ranks need a store"
     return ProcessTransport(
-        meeting.store,
+        rank_store.store,
         info.rank,
         info.ranks,
         generation=str(info.generation),
         device=info.device,
         deadline_s=info.wait_s,
         host=info.host,
-        secret=secret_of(meeting.address),
+        secret=secret_of(rank_store.address),
         check_cancelled=check_cancelled,
     )

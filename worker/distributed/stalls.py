@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class RankPosition:
     """How far one rank is: what it has started, and what it waits for."""
 
     counts: Mapping[str, int]
@@ -23,7 +23,7 @@ class Position:
         return {"counts": dict(self.counts), "waiting": self.waiting, "what": self.what}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Position:
+    def from_json(cls, said: Mapping[str, Any]) -> RankPosition:
         """Read a peer's message."""
         waiting = said["waiting"]
         return cls(
@@ -32,7 +32,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class HangCause:
     """The ranks to blame for a hang."""
 
     ranks: tuple[int, ...]
@@ -41,11 +41,11 @@ class Blame:
 
 def find_blame(
     first: int,
-    positions: Mapping[int, Position],
+    positions: Mapping[int, RankPosition],
     members: Mapping[str, tuple[int, ...]],
     *,
     queues: bool,
-) -> Blame | None:
+) -> HangCause | None:
     """Return which ranks make rank ``first`` wait; ``None``: it does not wait.
 
     From each waiting rank the path leads to one that has not started what it waits for. It ends at
@@ -59,13 +59,15 @@ def find_blame(
         here = positions[rank]
         if here.waiting is None:
             return (
-                Blame((rank,), f"rank {rank} has not arrived ({here.what})") if path[1:] else None
+                HangCause((rank,), f"rank {rank} has not arrived ({here.what})")
+                if path[1:]
+                else None
             )
         group, number = here.waiting
         others = [each for each in members[group] if each != rank]
         silent = [each for each in others if each not in positions]
         if silent:
-            return Blame((silent[0],), f"rank {silent[0]} does not answer ({here.what})")
+            return HangCause((silent[0],), f"rank {silent[0]} does not answer ({here.what})")
         missing = [each for each in others if positions[each].counts.get(group, 0) < number]
         if not missing and queues:
             missing = [
@@ -73,11 +75,11 @@ def find_blame(
             ]
         if not missing:
             text = f"all have started {here.what}: the link between them is slow, or a kernel hangs"
-            return Blame(tuple(sorted(members[group])), text)
+            return HangCause(tuple(sorted(members[group])), text)
         # Prefer a rank that computes to one that waits itself.
         missing.sort(key=lambda each: (positions[each].waiting is not None, each))
         following = missing[0]
         if following in path:
             circle = tuple(sorted(path[path.index(following) :]))
-            return Blame(circle, f"ranks {circle} wait for each other ({here.what})")
+            return HangCause(circle, f"ranks {circle} wait for each other ({here.what})")
         path.append(following)

@@ -19,7 +19,7 @@ import torch
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from worker.devices.rank_device import set_up
-from worker.layer_profiles.ladder import DoesNotFitError
+from worker.layer_profiles.growing_batches import DoesNotFitError
 from worker.profiling.compute_time import core_seconds
 
 T = TypeVar("T")

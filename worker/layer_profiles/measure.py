@@ -31,7 +31,7 @@ HOST_ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LayerFigures:
     """What was measured of the layers of a short model, in their order."""
 
     forward_s: tuple[float, ...]
@@ -58,7 +58,7 @@ def measure(
     now: Callable[[], float],
     until_s: float,
     told: Callable[[int], None] = lambda _: None,
-) -> Figures:
+) -> LayerFigures:
     """Measure a micro batch; ``DoesNotFitError`` if the device has too little memory."""
     with refusing_too_much(device):
         x, current = short.micro_batch(micro_batch)
@@ -98,7 +98,7 @@ def figures(
     kept: Sequence[int],
     transient: Sequence[int],
     host: Sequence[SecondsRow] = (),
-) -> Figures:
+) -> LayerFigures:
     """Sum up the rounds: forward passes in order, backward passes in reverse.
 
     ``host`` has the seconds that the host took for each pass, where it does not wait for them.
@@ -108,7 +108,7 @@ def figures(
     launched = [statistics.median(column) for column in zip(*host, strict=True)]
     launched = launched or [0.0] * len(columns)
     ahead, behind = columns[:count], columns[count:][::-1]
-    return Figures(
+    return LayerFigures(
         forward_s=tuple(median for median, _ in ahead),
         backward_s=tuple(median for median, _ in behind),
         forward_spread=tuple(spread for _, spread in ahead),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from worker.distributed.interface import Collective, Pending, Reduction
+from worker.distributed.interface import Collective, PendingOperation, Reduction
 
 
-class _Done(Pending):
+class _Done(PendingOperation):
     def wait(self) -> None:
         return
 
@@ -21,16 +21,16 @@ class NullCollective(Collective):
     def __init__(self, size: int) -> None:
         self.size, self.index = size, 0
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:  # noqa: ARG002 - nothing is reduced
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:  # noqa: ARG002 - nothing is reduced
         return _Done()
 
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:  # noqa: ARG002 - nothing is sent
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:  # noqa: ARG002 - nothing is sent
         return _Done()
 
-    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
         into.copy_(tensor.expand_as(into))
         return _Done()
 
-    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
         into.copy_(parts[0])
         return _Done()

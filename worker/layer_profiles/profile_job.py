@@ -15,8 +15,13 @@ from simulator.layer_costs.profile import LayerSizes, Profile, Timing, TimingMea
 from simulator.models.layers import CostSetup
 from simulator.spec.job import Job
 from worker.layer_profiles.device import Device, refusing_too_much
-from worker.layer_profiles.ladder import DoesNotFitError, Ladder, climb, powers_of_two
-from worker.layer_profiles.measure import Figures, measure, measure_optimizer
+from worker.layer_profiles.growing_batches import (
+    DoesNotFitError,
+    GrowingBatches,
+    measure_growing,
+    powers_of_two,
+)
+from worker.layer_profiles.measure import LayerFigures, measure, measure_optimizer
 from worker.layer_profiles.short_model import ShortModel, distinct_layers
 from worker.script.recipe import Recipe
 
@@ -37,7 +42,7 @@ class Reporter(Protocol):
     def sampling(self, what: str, samples: int) -> None:
         """Report that one more round was taken."""
 
-    def finished(self, what: str, figures: Figures) -> None:
+    def finished(self, what: str, figures: LayerFigures) -> None:
         """Report that a micro batch is measured."""
 
     def ended(self, what: str, why: str) -> None:
@@ -78,16 +83,16 @@ def profile_job(
     did_not_fit: dict[tuple[str, int, int], str] = {}
     for index, tp in enumerate(degrees):
         until_s = now() + max(end_s - now(), 0.0) / (len(degrees) - index)
-        ladder, step = _measure_degree(job, recipe, tp, sizes, device, reporter, now, until_s)
-        if ladder.too_large is not None:
-            did_not_fit[device.kind, tp, ladder.too_large] = ladder.why
+        measured, step = _measure_degree(job, recipe, tp, sizes, device, reporter, now, until_s)
+        if measured.too_large is not None:
+            did_not_fit[device.kind, tp, measured.too_large] = measured.why
         stands = distinct_layers(job.model)[1]
-        for micro_batch, found in ladder.found:
+        for micro_batch, found in measured.found:
             timings[device.kind, tp, micro_batch] = _timing(
                 found, stands, None if step is None else step[0], device, tp, request.date
             )
-        if ladder.found:
-            layer_sizes[tp] = _sizes(job, tp, stands, *ladder.found[-1])
+        if measured.found:
+            layer_sizes[tp] = _sizes(job, tp, stands, *measured.found[-1])
             if step is not None:
                 optimizer_parameters[tp] = step[1]
     if not timings:
@@ -130,7 +135,7 @@ def _measure_degree(
     reporter: Reporter,
     now: Callable[[], float],
     until_s: float,
-) -> tuple[Ladder[Figures], tuple[float, int] | None]:
+) -> tuple[GrowingBatches[LayerFigures], tuple[float, int] | None]:
     """Measure the micro batches of one TP degree, and the optimizer step."""
     begun_s = now()
     try:
@@ -138,9 +143,9 @@ def _measure_degree(
             device.check_fits(_weight_bytes(job, tp))
             short = ShortModel(job, recipe, tp=tp, device=device.place)
     except DoesNotFitError as error:
-        return Ladder((), too_large=min(sizes), why=str(error)), None
+        return GrowingBatches((), too_large=min(sizes), why=str(error)), None
 
-    def rung(micro_batch: int, rung_until_s: float) -> Figures:
+    def measure_one(micro_batch: int, one_until_s: float) -> LayerFigures:
         what = f"{device.kind} TP {tp} micro batch {micro_batch}"
         device.check_fits(_activation_bytes(job, tp, micro_batch))
         found = measure(
@@ -148,27 +153,27 @@ def _measure_degree(
             micro_batch,
             device,
             now=now,
-            until_s=rung_until_s,
+            until_s=one_until_s,
             told=lambda samples: reporter.sampling(what, samples),
         )
         reporter.finished(what, found)
         return found
 
     for_layers_s = begun_s + (1 - _OPTIMIZER_SHARE) * (until_s - begun_s)
-    ladder = climb(sizes, rung, now=now, until_s=for_layers_s)
-    if ladder.too_large is not None:
-        what = f"{device.kind} TP {tp} micro batch {ladder.too_large}"
-        reporter.ended(what, f"does not fit: {ladder.why}")
-    elif ladder.untried:
-        what = f"{device.kind} TP {tp} micro batch {ladder.untried[0]}"
+    measured = measure_growing(sizes, measure_one, now=now, until_s=for_layers_s)
+    if measured.too_large is not None:
+        what = f"{device.kind} TP {tp} micro batch {measured.too_large}"
+        reporter.ended(what, f"does not fit: {measured.why}")
+    elif measured.untried:
+        what = f"{device.kind} TP {tp} micro batch {measured.untried[0]}"
         reporter.ended(what, "not measured: the time is out (--budget)")
     step = None
-    if ladder.found:
+    if measured.found:
         try:
             step = measure_optimizer(short, device, now=now, until_s=until_s)
         except DoesNotFitError as error:
             reporter.ended(f"{device.kind} TP {tp} optimizer step", f"does not fit: {error}")
-    return ladder, step
+    return measured, step
 
 
 def _weight_bytes(job: Job, tp: int) -> float:
@@ -191,7 +196,7 @@ def _activation_bytes(job: Job, tp: int, micro_batch: int) -> float:
 
 
 def _timing(
-    found: Figures,
+    found: LayerFigures,
     stands: Sequence[int],
     optimizer_s: float | None,
     device: Device,
@@ -244,7 +249,7 @@ def paced(device_s: Sequence[float], host_s: Sequence[float]) -> tuple[Floats, f
 
 
 def _sizes(
-    job: Job, tp: int, stands: Sequence[int], micro_batch: int, found: Figures
+    job: Job, tp: int, stands: Sequence[int], micro_batch: int, found: LayerFigures
 ) -> LayerSizes:
     layers = job.model.layers
     kept = (found.kept_bytes[at] / 4 / micro_batch for at in stands)

@@ -15,7 +15,7 @@ from simulator.documents.problems import InputError
 from worker.script.script_error import script_line
 
 
-def tell_mistakes() -> None:
+def print_input_errors() -> None:
     """Print an ``InputError`` that ends the process in one message; other errors as before."""
     before = sys.excepthook
     if getattr(before, "__module__", "") == __name__:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.distributed.interface import Collective, Pending, Transport
+from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.layout.rank_layout import Bucket, Holdings, RankPlace, sync_buckets
 from worker.profiling.timeline import Recorder, Span
 from worker.training.flat_buffers import LayerBuffer
@@ -20,7 +20,7 @@ class _RunningSum:
 
     bucket: Bucket
     values: Tensor
-    pending: Pending
+    pending: PendingOperation
     span: Span
     is_copy: bool
     """Whether the values are a copy of the buffer, which takes memory until it is written back."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
-from worker.distributed.interface import Collective, Pending, Transport
+from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.distributed.token_shares import gather_tokens, own_tokens
 
 _DIMS_MAX = 7
@@ -48,7 +48,7 @@ class TensorSender:
         self._sharing = sharing
         self.shapes: Shapes = {}
         """What was sent."""
-        self._sending: list[Pending] = []
+        self._sending: list[PendingOperation] = []
 
     def send(self, tensor: Tensor, signature: Hashable = ()) -> None:
         """Start to send; the tensor must not be written until ``finish``."""
@@ -108,7 +108,7 @@ class TensorReceiver:
         self._device = device
         self._shapes: Shapes = {} if shapes is None else shapes
         self._sharing = sharing
-        self._arriving: tuple[Tensor, Pending] | None = None
+        self._arriving: tuple[Tensor, PendingOperation] | None = None
 
     def expect(self, signature: Hashable = ()) -> None:
         """Start to receive the next tensor, if its shape is known."""
@@ -127,7 +127,7 @@ class TensorReceiver:
         pending.wait()
         return tensor if self._sharing is None else own_tokens(tensor, self._sharing)
 
-    def _begin(self, shape: tuple[int, ...]) -> tuple[Tensor, Pending]:
+    def _begin(self, shape: tuple[int, ...]) -> tuple[Tensor, PendingOperation]:
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         return tensor, self._transport.receive(tensor, source=self._source)
 

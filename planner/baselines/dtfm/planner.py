@@ -31,7 +31,7 @@ from planner.baselines.dtfm.cost import (
 )
 from planner.baselines.shared import equal_gpus, proposals
 from planner.compare.interface import Case, Mode, ProposedPlan
-from planner.problem.seeded_random import Draws
+from planner.problem.seeded_random import SeededRandom
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Pipeline, Place, Plan, Stage, equal_cuts
@@ -41,7 +41,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage, equal_cuts
 
 def search(
     inputs: DtfmInputs,
-    draws: Draws,
+    draws: SeededRandom,
     *,
     mode: Mode = "fixed",
     population: int = 10,
@@ -59,7 +59,7 @@ def search(
     seen = [plan for _, plan in living]
     for _ in range(trials):
         one, other = draws.below(population), draws.below(population)
-        child = crossed(living[one][0], living[other][0], inputs, draws)
+        child = crossover(living[one][0], living[other][0], inputs, draws)
         child = improved(child, inputs, costs.send)
         plan = costs.plan(groups(child, inputs.stages))
         seen.append(plan)
@@ -86,8 +86,13 @@ def groups(labels: Sequence[int], count: int) -> DevicePartition:
     return tuple(sorted(map(tuple, found)))
 
 
-def crossed(
-    one: Sequence[int], other: Sequence[int], inputs: DtfmInputs, draws: Draws, *, points: int = 5
+def crossover(
+    one: Sequence[int],
+    other: Sequence[int],
+    inputs: DtfmInputs,
+    draws: SeededRandom,
+    *,
+    points: int = 5,
 ) -> list[int]:
     """The second parent with a few labels of the first, repaired where groups overflow."""
     child = list(other)
@@ -361,7 +366,11 @@ class DtfmPlanner:
         mode: Mode,
     ) -> ProposedPlan:
         own = search(
-            inputs, Draws(self.seed), mode=mode, population=self.population, trials=self.trials
+            inputs,
+            SeededRandom(self.seed),
+            mode=mode,
+            population=self.population,
+            trials=self.trials,
         )[0]
         chained = chains(own, DtfmCosts(inputs))
         plan = to_plan(chained, case, devices, tp=tp, micro_batch_size=size)

@@ -34,7 +34,7 @@ from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.graph_partition import graph_parts
 from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
 from planner.compare.interface import Case, Mode, ProposedPlan
-from planner.problem.seeded_random import Draws
+from planner.problem.seeded_random import SeededRandom
 from simulator.arrays import Floats
 from simulator.layer_costs.roofline import peak_flops
 from simulator.models.layers import FLOAT_BYTES
@@ -57,7 +57,7 @@ def search(
     seed: int = 0,
 ) -> list[FlashFlexPlan]:
     """The plans that fit, fastest first; only ``published`` uses ``draws`` and ``seed``."""
-    dice = Draws(seed)
+    dice = SeededRandom(seed)
     found: set[tuple[FlashFlexPipeline, ...]] = set()
     for count in pipeline_counts:
         choices = [(groups,) * count for groups in GROUPS]

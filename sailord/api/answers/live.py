@@ -24,7 +24,7 @@ from sailord.core.queries.straggler_queries import straggler_texts
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LiveContext:
     """What the document shows besides the controller's state."""
 
     plan: Mapping[str, Any] | None
@@ -131,14 +131,14 @@ BUSY_S = 5.0
 
 
 @dataclass(eq=False)
-class Kept:
+class DocumentCaches:
     """Caches that carry over from one document to the next."""
 
     rows: NodeRows = field(default_factory=NodeRows)
     busy: BusyTimes = field(default_factory=BusyTimes)
 
 
-def live_document(state: State, kept: Kept, about: Surroundings) -> dict[str, Any]:
+def live_document(state: State, kept: DocumentCaches, about: LiveContext) -> dict[str, Any]:
     """Return the document."""
     rows = kept.rows
     nodes = rows.of(state)
@@ -220,7 +220,7 @@ def _beside(job: RunningJob) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
+def _plan(active: Active | None, about: LiveContext) -> dict[str, Any] | None:
     """Which ranks compute which layers, and how each stage is predicted to spend an iteration."""
     if active is None or active.generation is None or about.plan is None:
         return None

@@ -24,11 +24,11 @@ from sailord.core.queries.job_cost import billed, costs, paid, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
-from sailord.core.queries.straggler_queries import drifts, straggler_texts
+from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
 from sailord.core.queries.timeouts import stall_s
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
-from sailord.text.causes import some
+from sailord.text.causes import first_names
 from sailord.text.units import duration
 
 CHECK_LONG_S = 60.0
@@ -358,7 +358,7 @@ def _last(feed: Reversible[FeedEvent], kind: EventKind, job: JobId) -> types.Tol
 def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a profile and the steps differ; a computed prediction is not expected to hold."""
     is_measured = (about.get("estimate") or {}).get("source") in ("measured", "interpolated")
-    return drifts(active) if is_measured else ()
+    return prediction_drifts(active) if is_measured else ()
 
 
 def _hang(state: State, active: Active, members: Sequence[NodeId], now: float) -> tuple[str, ...]:
@@ -368,7 +368,7 @@ def _hang(state: State, active: Active, members: Sequence[NodeId], now: float) -
     if not told:
         return ()
     names = [state.nodes[id_].record.name for id_ in told[0].nodes if id_ in state.nodes]
-    where = f" on {some(names)}" if names else ""
+    where = f" on {first_names(names)}" if names else ""
     since = duration(now - active.progress.advanced_at)
     limit = duration(stall_s(state.options, active))
     return (f"no step for {since}: {told[0].text}{where}; given up after {limit}",)
@@ -486,7 +486,7 @@ def _idle(state: State) -> tuple[str, ...]:
     by_reason: dict[str, list[str]] = {}
     for id_, why in idle_nodes(state).items():
         by_reason.setdefault(why, []).append(state.nodes[id_].record.name)
-    return tuple(f"{some(sorted(names))}: {why}" for why, names in by_reason.items())
+    return tuple(f"{first_names(sorted(names))}: {why}" for why, names in by_reason.items())
 
 
 def read_plan(text: bytes | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity.core.model import CapacityState, Cooldown, Pace, StopCause
+from sailord.capacity.core.model import CapacityState, Cooldown, DeadlineState, StopCause
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.supply import obtainable
@@ -193,7 +193,7 @@ def deadline_of(capacity: CapacityState, job: str | None = None) -> str:
     return pace.why if pace is not None and job in (None, pace.job) else ""
 
 
-def _pace_of(capacity: CapacityState) -> Pace | None:
+def _pace_of(capacity: CapacityState) -> DeadlineState | None:
     """How the active job's deadline is kept; ``None``: it has none, or that is not known yet."""
     pace, progress = capacity.pace, capacity.progress
     is_known = pace is not None and progress is not None and pace.job == progress.job

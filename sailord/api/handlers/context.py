@@ -12,7 +12,7 @@ from prometheus_client import Histogram
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, Leader
 from agents.rpc.signing import ClusterKey, Verifier
-from agents.rpc.strangers import Budgets, Strangers
+from agents.rpc.strangers import Budgets, StrangerLimits
 from agents.rpc.tls import Tls
 from agents.store.interface import StoreUnavailable
 from sailord.api.access.key_set import KeySet
@@ -68,7 +68,7 @@ class ApiContext:
     """Verify what rented instances prove before they enrol; ``None``: none enrol here."""
     pubsub_keys: KeySet | None = field(init=False)
     """``None``: pushes of Pub/Sub are not accepted."""
-    strangers: Strangers = field(default_factory=Strangers)
+    strangers: StrangerLimits = field(default_factory=StrangerLimits)
     request_times: Histogram = field(
         default_factory=lambda: Histogram(
             "sailor_http_request_seconds", "Duration of requests, by address and status.",

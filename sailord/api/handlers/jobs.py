@@ -36,7 +36,7 @@ from sailord.api.handlers.packages import check_package, delete_unused, package_
 from sailord.api.handlers.plans import read_plan
 from sailord.capacity.core.planner_view import possible_supplies
 from sailord.checkpoints.object_storage import StorageError
-from sailord.checkpoints.resume import Beginning, begins_from
+from sailord.checkpoints.resume import JobStart, job_start
 from sailord.cluster_records import Transition
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
@@ -88,10 +88,10 @@ async def submit_job(request: web.Request) -> web.Response:
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
 
-    def begin() -> Beginning:
+    def begin() -> JobStart:
         if saving.uri is not None:
             check_uri(saving.uri, checkpoints.allowed, CHECKPOINTS, "checkpoint: uri")
-        return begins_from(job, id_, saving.uri, body.get("resume"))
+        return job_start(job, id_, saving.uri, body.get("resume"))
 
     beginning = await checkpoints.threads.run(begin)
     durable = beginning.durable

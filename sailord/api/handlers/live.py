@@ -17,7 +17,7 @@ from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers import render
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.live import Kept, Surroundings, live_document
+from sailord.api.answers.live import DocumentCaches, LiveContext, live_document
 from sailord.api.answers.responses import too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.plans import plan_of
@@ -41,7 +41,7 @@ EVENTS_FIRST = 100
 class LiveDocument:
     """The present document, made for all watchers at once."""
 
-    kept: Kept = field(default_factory=Kept)
+    kept: DocumentCaches = field(default_factory=DocumentCaches)
     document: dict[str, Any] = field(default_factory=dict)
     made_at: float = float("-inf")
     took_s: float = 0.0
@@ -65,8 +65,8 @@ LIVE = web.AppKey("live", LiveDocument)
 
 def _surroundings(
     api: ApiContext, plan: dict[str, Any] | None, about: dict[str, Any]
-) -> Surroundings:
-    return Surroundings(
+) -> LiveContext:
+    return LiveContext(
         plan=plan,
         about=about,
         step_rate=api.controller.cluster.step_rate,

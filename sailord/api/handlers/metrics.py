@@ -16,10 +16,10 @@ from sailord.api.answers.goodput_types import GoodputView
 from sailord.api.answers.types import ActiveView, PhaseName
 from sailord.api.handlers.capacity import CapacityView, capacity_of
 from sailord.api.handlers.context import ApiContext
-from sailord.api.handlers.plans import about_of
+from sailord.api.handlers.plans import plan_explanation
 from sailord.capacity.core.model import CapacityState
 from sailord.core.model.state import State
-from sailord.core.model.stragglers import Speeds
+from sailord.core.model.stragglers import NodeSpeeds
 from sailord.core.queries.straggler_queries import straggler_texts
 from sailord.core.rules.job_rules import why_yielded
 from sailord.goodput.core.causes import TEXTS
@@ -50,7 +50,7 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
     active, durations = state.active, controller.durations
     unreadable = api.own_gateway.unreadable
     generation = active.generation if active is not None else None
-    watch = Speeds() if active is None else active.slowness.speeds
+    watch = NodeSpeeds() if active is None else active.slowness.speeds
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return [
         metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
@@ -95,7 +95,7 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
 def job_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the jobs; those of the active one are left out while there is none."""
     state, outbox = api.last_led, api.controller.announcer.outbox
-    about = {} if state.active is None else about_of(api, state.active)
+    about = {} if state.active is None else plan_explanation(api, state.active)
     view = render.active_view(
         state, api.controller.cluster.step_rate, None, about, outbox.at_of, state.now,
         api.controller.safe_point(),

@@ -49,7 +49,7 @@ async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None,
         return None, {}  # The rest of the status does not depend on the store.
 
 
-def about_of(api: ApiContext, active: Active) -> dict[str, Any]:
+def plan_explanation(api: ApiContext, active: Active) -> dict[str, Any]:
     """The planner's explanation of the running plan, if it was read before; else empty."""
     if active.generation is None:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from agents.protocol.records import JobId
-from agents.rpc.strangers import Strangers
+from agents.rpc.strangers import StrangerLimits
 from sailord.api.answers import render, types
 from sailord.api.answers.problems import Service, problems_of
 from sailord.api.answers.responses import answer, refusal
@@ -101,7 +101,7 @@ def service_of(api: ApiContext) -> Service:
     )
 
 
-def _refusals_of(strangers: Strangers) -> types.Refusals:
+def _refusals_of(strangers: StrangerLimits) -> types.Refusals:
     at, address, why = strangers.last or (None, "", "")
     total = {cause: count for cause, count in strangers.by_cause().items() if count}
     return types.Refusals(strangers.count_within(HOUR_S), total, at, address, why)

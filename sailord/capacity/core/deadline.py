@@ -24,8 +24,8 @@ from sailord.capacity.core.model import (
     CapacityState,
     Choice,
     DeadlineOptions,
+    DeadlineState,
     JobProgress,
-    Pace,
     PaceRecord,
     PauseJob,
     Tell,
@@ -41,18 +41,18 @@ RECORD_S = 60.0
 """The stored time with spot instances is rounded down to this, so that it is seldom stored."""
 
 
-def pace_record(pace: Pace | None) -> PaceRecord | None:
+def pace_record(pace: DeadlineState | None) -> PaceRecord | None:
     """Return what is stored of a pace."""
     if pace is None:
         return None
     return PaceRecord(pace.job, pace.spot_s // RECORD_S * RECORD_S, pace.is_committed)
 
 
-def pace_of(record: PaceRecord | None, now: float) -> Pace | None:
+def pace_of(record: PaceRecord | None, now: float) -> DeadlineState | None:
     """Return the pace that an earlier leader stored."""
     if record is None:
         return None
-    return Pace(record.job, record.spot_s, now, is_committed=record.is_committed)
+    return DeadlineState(record.job, record.spot_s, now, is_committed=record.is_committed)
 
 
 def keep_job_budget(state: CapacityState) -> CapacityDecision:
@@ -113,7 +113,7 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
         return _uncounted(state), ()  # The planner has yet to say what this job could run on.
     pace = state.pace
     if pace is None or pace.job != job.job:
-        pace = Pace(job.job, counted_at=state.now)
+        pace = DeadlineState(job.job, counted_at=state.now)
     if options.on_demand is None or options.fastest is None:
         pace = _counted(pace, state.now, has_spot=options.spot_now is not None)
         pace = replace(pace, uses_on_demand=False, can_rent=False)
@@ -140,7 +140,7 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
 
 
 def _judged(
-    state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: Pace
+    state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: DeadlineState
 ) -> tuple[Choice, DeadlineView, DeadlineVerdict]:
     """Judge by the on-demand plan that the job's goal prefers, while that leaves time to spare.
 
@@ -158,7 +158,11 @@ def _judged(
 
 
 def _view(
-    state: CapacityState, job: JobProgress, options: DeadlineOptions, steady: Choice, pace: Pace
+    state: CapacityState,
+    job: JobProgress,
+    options: DeadlineOptions,
+    steady: Choice,
+    pace: DeadlineState,
 ) -> DeadlineView:
     assert job.steps is not None
     assert job.deadline is not None
@@ -227,7 +231,7 @@ def _full_boot_s(state: CapacityState) -> float:
     return min(max(seen, default=BOOT_S), state.policy.boot_s)
 
 
-def _counted(pace: Pace, now: float, *, has_spot: bool) -> Pace:
+def _counted(pace: DeadlineState, now: float, *, has_spot: bool) -> DeadlineState:
     """Count the time with spot instances."""
     more_s = now - pace.counted_at if pace.had_spot else 0.0
     return replace(pace, spot_s=pace.spot_s + more_s, counted_at=now, had_spot=has_spot)
@@ -301,7 +305,7 @@ def _named(target: Mapping[Pool, int]) -> str:
 
 
 def _told(
-    state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool
+    state: CapacityState, pace: DeadlineState, why: str, key: str, *, is_late: bool
 ) -> CapacityDecision:
     """Keep the reason, and announce it if it has changed."""
     is_new = key != pace.said

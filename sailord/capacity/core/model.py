@@ -189,7 +189,7 @@ class JobProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DeadlineState:
     """How the deadline of a job is kept."""
 
     job: str
@@ -217,7 +217,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class PaceRecord:
-    """What the next leader must know of a ``Pace``."""
+    """What the next leader must know of a ``DeadlineState``."""
 
     job: str
     spot_s: float = 0.0
@@ -293,7 +293,7 @@ class CapacityState:
     """Of the active job, if it has a deadline and there are instances of both contracts."""
     progress: JobProgress | None = None
     """``None``: no job is active, or it is held."""
-    pace: Pace | None = None
+    pace: DeadlineState | None = None
     paused: str = ""
     """The job that was paused before its budget is spent."""
 

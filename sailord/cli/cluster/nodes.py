@@ -17,7 +17,7 @@ from sailord.cli.shared.server import (
     report_outage,
     server_command,
 )
-from sailord.client import Client, Patience
+from sailord.client import Client, Reconnector
 from sailord.text import cluster_text as text
 from sailord.text.log_text import log_text, whole_lines
 from sailord.text.pools_text import cluster_file_text
@@ -69,7 +69,7 @@ def logs(
 
     A step is one line; --json has the output as it was written.
     """
-    mark, rest, patience = "", "", Patience(report_outage)
+    mark, rest, reconnector = "", "", Reconnector(report_outage)
 
     def ask() -> tuple[str, str]:
         nonlocal node
@@ -80,7 +80,7 @@ def logs(
         return client.log(unquote(name), rank, mark, is_setup=is_setup)
 
     while True:
-        fresh, mark = patience.insist(ask) if follow else ask()
+        fresh, mark = reconnector.insist(ask) if follow else ask()
         if as_json:
             click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
         else:

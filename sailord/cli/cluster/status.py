@@ -10,7 +10,7 @@ import click
 
 from sailord.cli.shared.options import json_line, show
 from sailord.cli.shared.server import ask_about, report_outage, server_command
-from sailord.client import Client, Patience, ServerProblem, status_path
+from sailord.client import Client, Reconnector, ServerProblem, status_path
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
 from sailord.text.event_lines import fold, line_text
@@ -47,9 +47,9 @@ def _print_repeatedly(client: Client, job: str | None, as_json: bool) -> None:
         click.echo(json_line({"error": str(problem)}) if as_json else f"error: {problem}")
         sys.stdout.flush()
 
-    patience = Patience(report)
+    reconnector = Reconnector(report)
     while True:
-        value = patience.insist(lambda: client.ask("GET", status_path(job)))
+        value = reconnector.insist(lambda: client.ask("GET", status_path(job)))
         click.echo(json_line(value) if as_json else text.status_text(value))
         sys.stdout.flush()
         time.sleep(WATCH_S)
@@ -74,18 +74,18 @@ def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
     A reconfiguration is one line, and what repeats is shown once; --json prints every event.
     """
     line_of = json_line if as_json else text.event_text
-    patience = Patience(report_outage)
+    reconnector = Reconnector(report_outage)
 
     def ask() -> Any:
         return client.ask("GET", "/v1/events?follow=false")
 
-    found = (patience.insist(ask) if follow else ask())["events"]
+    found = (reconnector.insist(ask) if follow else ask())["events"]
     is_whole |= as_json
     for line in map(line_of, found) if is_whole else map(line_text, fold(found)):
         click.echo(line if as_json else printable(line))
     if follow:
         sys.stdout.flush()
-        for event in client.follow(found[-1]["id"] if found else 0, patience):
+        for event in client.follow(found[-1]["id"] if found else 0, reconnector):
             if is_whole or not event.get("is_detail"):
                 line = line_of(event)
                 click.echo(line if as_json else printable(line))

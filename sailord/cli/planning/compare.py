@@ -13,7 +13,7 @@ import click
 
 from planner.api import asked_with_spot_first, plan_job
 from planner.compare.interface import Mode
-from planner.compare.judge_all import JudgedPlanner, case_of, enter
+from planner.compare.judge_all import JudgedPlanner, case_of, judge_entry
 from planner.compare.registry import SAILOR, baseline, names
 from planner.compare.sub_clusters import sub_clusters
 from planner.problem.preference import PlanEstimate, why_tied
@@ -144,7 +144,9 @@ def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Judge
     """Run one planner; one that cannot take this case enters with the reason."""
     try:
         if name != SAILOR:
-            return enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
+            return judge_entry(
+                baseline(name), case_of(question), mode, judge, question.seconds_left
+            )
         answer = plan_job(replace(question, is_bounded=False))
     except InputError as error:
         return JudgedPlanner(name, None, None, why_not=str(error.problems[0]))

@@ -12,10 +12,10 @@ import click
 
 from planner.api import SPOT_FIRST, asked_with_spot_first, best_answer, plan_job
 from planner.compare.interface import Mode
-from planner.compare.judge_all import JudgedPlanner, case_of, enter
+from planner.compare.judge_all import JudgedPlanner, case_of, judge_entry
 from planner.compare.registry import SAILOR, baseline, names
 from planner.event_planner import SMALL_BUDGET
-from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
+from planner.move_policy.deadline_outlook import DeadlineOutlook, deadline_outlook
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import (
@@ -326,7 +326,7 @@ def _with_outlook(found: _Found, question: Question, past: Trace | None) -> _Fou
     return replace(found, document=document, lines=(*found.lines, *lines))
 
 
-def _deadline_lines(outlook: Outlook, source: str) -> tuple[str, ...]:
+def _deadline_lines(outlook: DeadlineOutlook, source: str) -> tuple[str, ...]:
     """Return whether the plan meets the deadline, and what spot with a safety net would cost."""
     usd = "" if outlook.usd is None else f", for ${outlook.usd:,.2f}"
     verdict = "met" if outlook.slack_s >= 0 else "MISSED"
@@ -399,7 +399,7 @@ def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Pr
 
 def _entered(question: Question, name: str, mode: Mode) -> JudgedPlanner:
     judge, left = judge_of(question), question.seconds_left
-    return enter(baseline(name), case_of(question), mode, judge, left)
+    return judge_entry(baseline(name), case_of(question), mode, judge, left)
 
 
 def _why_none(entry: JudgedPlanner) -> Problem:

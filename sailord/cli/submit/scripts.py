@@ -14,7 +14,7 @@ from agents.work.package import Package, package_of, read_part
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.server import report_outage
 from sailord.cli.submit.work_folder import megabytes, pack_folder
-from sailord.client import Client, Patience, part
+from sailord.client import Client, Reconnector, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote, toml_value
 from simulator.documents.problems import InputError, Problem, Problems
@@ -97,8 +97,8 @@ def _mounts(given: Iterable[str]) -> dict[str, str]:
 def _upload(client: Client, package: Package, path: Path) -> None:
     """Send the slices of a package that sailord does not have."""
     place = f"/v1/packages/{part(str(package))}"
-    patience = Patience(report_outage)
-    patience.answered()  # The address is right: what is missing was asked before.
+    reconnector = Reconnector(report_outage)
+    reconnector.answered()  # The address is right: what is missing was asked before.
     for number in client.ask("GET", place)["missing"]:
         send = partial(client.ask, "PUT", f"{place}/{number}", read_part(path, number))
-        patience.insist(send)
+        reconnector.insist(send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.protocol.records import Busy, NodeId, Peak
+from agents.protocol.records import ComputeTimes, NodeId, Peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Proposal:
     be asked again."""
     usd_per_hour: float | None = None
     """``None``: a price is not known."""
-    busy: Busy | None = None
+    busy: ComputeTimes | None = None
     peaks: tuple[Peak, ...] = ()
     """By rank."""
     worths: tuple[tuple[str, float], ...] = ()

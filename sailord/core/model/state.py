@@ -20,7 +20,7 @@ from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Phase
 from sailord.core.model.proposal import Proposal
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class KeptStraggler:
 class Slowness:
     """The stragglers of the generation."""
 
-    speeds: Speeds = field(default_factory=Speeds)
+    speeds: NodeSpeeds = field(default_factory=NodeSpeeds)
     kept: Mapping[NodeId, KeptStraggler] = field(default_factory=dict)
     """Those that it was decided to go on with."""
 

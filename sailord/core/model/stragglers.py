@@ -47,7 +47,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class NodeSpeeds:
     """The compute speeds of one generation's nodes."""
 
     generation: int = 0

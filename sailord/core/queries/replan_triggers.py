@@ -77,11 +77,15 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
     slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
     is_ordered = all(trigger.is_ordered for trigger in joined)
     return Trigger(
-        few(reasons, "; "), first.due, is_forced=first.is_forced, slow=slow, is_ordered=is_ordered
+        first_few(reasons, "; "),
+        first.due,
+        is_forced=first.is_forced,
+        slow=slow,
+        is_ordered=is_ordered,
     )
 
 
-def few(words: Collection[str], between: str) -> str:
+def first_few(words: Collection[str], between: str) -> str:
     """Join the first ``NAMED_MAX`` of them, and say how many more there are."""
     first = list(words)[:NAMED_MAX]
     rest = len(words) - len(first)
@@ -119,11 +123,11 @@ def _is_preparing(node: Node) -> bool:
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Return the nodes that a new plan may use, sorted; see ``set_aside``."""
-    nodes, stay = state.nodes, set_aside(state, active)
+    nodes, stay = state.nodes, cordoned_members(state, active)
     return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
 
 
-def set_aside(state: State, active: Active) -> tuple[NodeId, ...]:
+def cordoned_members(state: State, active: Active) -> tuple[NodeId, ...]:
     """Return the cordoned members: only a forced plan may use them, as after a loss.
 
     The running plan keeps them, and a better one does without them.
@@ -162,7 +166,7 @@ def why_no_node(state: State) -> str:
     for node in living:
         if not node.why_unusable and (kind := _kind_of_unready(node)):
             kinds.setdefault(kind, []).append(node.record.name)
-    causes += [f"{few(names, ', ')} {kind}" for kind, names in kinds.items()]
+    causes += [f"{first_few(names, ', ')} {kind}" for kind, names in kinds.items()]
     return f"no node is ready: {'; '.join(causes)}" if causes else "no node is ready"
 
 
@@ -203,7 +207,7 @@ def why_unsound(nodes: Iterable[Node]) -> str:
     by_cause: dict[str, list[str]] = {}
     for node in nodes:
         by_cause.setdefault(node.why_unusable, []).append(node.record.name)
-    return few([f"{few(names, ', ')}: {why}" for why, names in by_cause.items()], "; ")
+    return first_few([f"{first_few(names, ', ')}: {why}" for why, names in by_cause.items()], "; ")
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
@@ -271,7 +275,7 @@ def _what_broke(state: State, id_: NodeId) -> str:
     # Its workers did not fail: the cause may be this node, a peer or the network.
     peers = () if node.report is None else node.report.broken_peers
     known = sorted(state.nodes[id_].record.name for id_ in peers if id_ in state.nodes)
-    return f"{node.record.name}{_CUT_OFF}{few(known, ', ') if known else 'a peer'}"
+    return f"{node.record.name}{_CUT_OFF}{first_few(known, ', ') if known else 'a peer'}"
 
 
 def _notices(state: State, active: Active) -> list[Trigger]:
@@ -326,7 +330,7 @@ def _additions(state: State, active: Active) -> list[Trigger]:
         is_back = state.nodes[id_].returned_at is not None
         cause: NodeCause = "could help again" if is_back else "could help"
         names.setdefault(cause, []).append(state.nodes[id_].record.name)
-    reason = "; ".join(node_cause(few(each, ", "), cause) for cause, each in names.items())
+    reason = "; ".join(node_cause(first_few(each, ", "), cause) for cause, each in names.items())
     return [Trigger(reason, due, is_forced=False)]
 
 

@@ -17,20 +17,20 @@ from dataclasses import replace
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import Speeds, StepSample, Straggler, WorkKey
+from sailord.core.model.stragglers import NodeSpeeds, StepSample, Straggler, WorkKey
 
 PEERS_MIN = 2
 """A node is compared with others of its work or kind only if there are at least this many."""
 
 
 def look(
-    watch: Speeds,
+    watch: NodeSpeeds,
     samples: Mapping[NodeId, StepSample],
     *,
     now: float,
     relative_error: float,
     options: Options,
-) -> Speeds:
+) -> NodeSpeeds:
     """Compare the present measurements; ``relative_error`` is the prediction's."""
     settled = {
         id_: sample

@@ -7,7 +7,7 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, NodeId
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Slowness, State
-from sailord.core.model.stragglers import Speeds, StepSample, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, StepSample, Straggler
 from sailord.core.queries.straggler_detection import look, worst
 
 LOOK_S = 1.0
@@ -25,7 +25,7 @@ def watched(state: State) -> State:
         return state
     if not isinstance(active.phase, Running):
         return state
-    before = Speeds(number, active.progress.step) if is_new else active.slowness.speeds
+    before = NodeSpeeds(number, active.progress.step) if is_new else active.slowness.speeds
     watch = look(
         before,
         _samples(state, active.generation),
@@ -68,7 +68,7 @@ def measured_ratios(state: State, active: Active) -> tuple[tuple[int, float], ..
     )
 
 
-def drifts(active: Active) -> tuple[str, ...]:
+def prediction_drifts(active: Active) -> tuple[str, ...]:
     """Return by how much kinds of GPU differ from the prediction, beyond its error bar."""
     generation, speeds = active.generation, active.slowness.speeds
     if generation is None or generation.busy is None or speeds.generation != generation.number:

@@ -145,7 +145,7 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
     return PASS
 
 
-def sweep(state: State, active: Active) -> RuleAnswer:
+def collect_unneeded(state: State, active: Active) -> RuleAnswer:
     """Collect garbage in the durable store once a generation runs, and after each commit."""
     record, durable = active.generation, state.durables.get(active.job)
     if durable is None or record is None or not isinstance(active.phase, Running):

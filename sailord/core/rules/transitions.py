@@ -31,13 +31,13 @@ from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
     Trigger,
+    cordoned_members,
     is_last_resort,
     last_rollback,
     last_steering_order,
     leaving,
     next_order,
     replan_trigger,
-    set_aside,
     usable,
     why_no_node,
 )
@@ -60,7 +60,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     aside: tuple[NodeId, ...] = ()
     if is_running and (trigger.is_ordered or not trigger.is_forced):
-        aside = set_aside(state, active)
+        aside = cordoned_members(state, active)
     # If all usable nodes are set aside, all stay.
     nodes, aside = _without(nodes, aside)
     # The running plan is no answer then, so that the best one without the node may be worse.

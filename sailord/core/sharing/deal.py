@@ -16,7 +16,7 @@ from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import unsaved_steps
-from sailord.core.sharing.parts import Parts, nodes_in_all, nodes_of, to_come
+from sailord.core.sharing.parts import Parts, expected_nodes, nodes_in_all, nodes_of
 from sailord.core.sharing.worth import GpusOfNode, Stake, Wanted, best_handover
 
 NO_JOB = JobId("")
@@ -91,7 +91,7 @@ def _stake(parts: Parts, part: State) -> Stake:
     worths, nodes = _worths(parts, part.job), _to_give(part)
     gets = part.active is not None and isinstance(part.active.phase, Waiting | Starting | Running)
     return Stake(
-        nodes, part.job.weight, worths, gives=_trains(part), gets=gets, stays=to_come(part)
+        nodes, part.job.weight, worths, gives=_trains(part), gets=gets, stays=expected_nodes(part)
     )
 
 
@@ -118,7 +118,7 @@ def _kinds(parts: Parts) -> dict[NodeId, GpusOfNode]:
         # Of a node that a new leader has not seen yet the GPUs are not known.
         id_: (part.nodes[id_].record.gpu, max(part.nodes[id_].record.gpus, 1))
         for part in parts.all()
-        for id_ in (*part.nodes.free, *to_come(part))
+        for id_ in (*part.nodes.free, *expected_nodes(part))
     }
 
 
@@ -157,4 +157,4 @@ def _is_without_plan(part: State) -> bool:
     nodes, asked = frozenset(usable(part, active)), active.asked
     is_refused = asked.is_refused and asked.nodes == nodes
     is_due = part.now >= active.phase.since + part.options.additions_gather_s
-    return is_due and (is_refused or not (nodes or to_come(part)))
+    return is_due and (is_refused or not (nodes or expected_nodes(part)))

@@ -20,7 +20,7 @@ from sailord.core.model.commands import Command, Note, WriteJob
 from sailord.core.model.rule import state_note
 from sailord.core.model.state import State
 from sailord.core.sharing.deal import job_to_recall, next_handover
-from sailord.core.sharing.handover import announced, begin, carry_on, joined
+from sailord.core.sharing.handover import announced, begin, continue_handover, joined
 from sailord.core.sharing.parts import Parts, PartsChange, nodes_in_all, whole
 
 NODE_ORDERS = ("preempt", "drain", "withdraw", "cordon", "uncordon", "quarantine")
@@ -137,7 +137,7 @@ def _deal(parts: Parts) -> PartsChange:
     first = parts.first
     if parts.handover is not None:
         was = parts.others.keys()
-        parts, commands = carry_on(parts, parts.handover)
+        parts, commands = continue_handover(parts, parts.handover)
         for key in parts.others.keys() - was:
             parts, told = _with_decision(parts, key, events.Ticked(first.now))
             commands += told

@@ -18,7 +18,7 @@ from sailord.core.model.rule import write_job
 from sailord.core.model.state import State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.drain_status import drained
-from sailord.core.queries.replan_triggers import few, usable
+from sailord.core.queries.replan_triggers import first_few, usable
 from sailord.core.queries.timeouts import adopted_start_s, running_step_s, stop_s
 from sailord.core.sharing.parts import Handover, Parts, PartsChange, nodes_in_all
 
@@ -33,7 +33,7 @@ def begin(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     return PartsChange(parts, (Note(f"{_names(parts, ids)}: to be handed to {to}", to),))
 
 
-def carry_on(parts: Parts, handover: Handover) -> PartsChange:
+def continue_handover(parts: Parts, handover: Handover) -> PartsChange:
     """Move the nodes that are free to go; end the handover if it is done, or cannot be."""
     ids = tuple(id_ for id_ in handover.nodes if _is_under_way(parts, id_))
     queued = parts.first.jobs.get(handover.to)
@@ -232,7 +232,7 @@ def _marked(parts: Parts, ids: Iterable[NodeId], since: float | None) -> Parts:
 
 
 def _names(parts: Parts, ids: Iterable[NodeId]) -> str:
-    return few([parts.of_node(id_).nodes[id_].record.name for id_ in ids], ", ")
+    return first_few([parts.of_node(id_).nodes[id_].record.name for id_ in ids], ", ")
 
 
 def _only(records: Mapping[K, V], key: K) -> dict[K, V]:

@@ -95,7 +95,7 @@ def nodes_of(part: State) -> tuple[NodeId, ...]:
     return tuple(each.id for each in usable)
 
 
-def to_come(part: State) -> tuple[NodeId, ...]:
+def expected_nodes(part: State) -> tuple[NodeId, ...]:
     """Return the nodes that count although no plan can use them now, sorted.
 
     They are being prepared, could not be so far, or have no lease for the moment.
@@ -112,7 +112,7 @@ def _will_be_free(node: Node) -> bool:
 
 def nodes_in_all(parts: Parts) -> int:
     """Return how many nodes jobs could use, now or soon."""
-    return sum(len(nodes_of(part)) + len(to_come(part)) for part in parts.all())
+    return sum(len(nodes_of(part)) + len(expected_nodes(part)) for part in parts.all())
 
 
 def whole(parts: Parts) -> State:

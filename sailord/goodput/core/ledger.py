@@ -1,7 +1,7 @@
-"""The ledger: a fold over sights of the cluster, with sums by cause.
+"""The ledger: a fold over usage samples of the cluster, with sums by cause.
 
 Time is counted in whole microseconds of GPUs, so that the causes sum to the wall clock exactly.
-A *sight* is the state of the cluster at one moment. The time until the next sight is booked as the
+A *usage sample* shows the cluster at one moment. The time until the next sample is booked as the
 first one shows. A running step is booked on ``step_under_way`` until it ends, and is then split by
 what its ranks measured; if it never ends, its time is booked on what ended it. All sums but
 ``step_under_way`` only grow.
@@ -16,7 +16,7 @@ from agents.protocol.records import JobId
 from sailord.goodput.core.causes import Cause
 
 GAP_S = 120.0
-"""A longer time without a sight is booked as ``unobserved``: there was no leader."""
+"""A longer time without a sample is booked as ``unobserved``: there was no leader."""
 IN_STEP: Cause = "step_under_way"
 
 
@@ -36,7 +36,7 @@ class CauseLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OtherJobLoads:
     """The part of all loads that another job holds, which shares the cluster."""
 
     job: JobId
@@ -65,7 +65,7 @@ class StepProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class UsageSample:
     """What sailord sees at one moment."""
 
     at: float
@@ -80,7 +80,7 @@ class Sight:
     """The GPU microseconds on that bill."""
     job: JobId | None = None
     """The job that has the cluster, ..."""
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[OtherJobLoads, ...] = ()
     """... but for what others have."""
 
 
@@ -97,7 +97,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class HighestStep:
     """The highest step that a job reached: up to it, steps after a loss are repetitions."""
 
     job: JobId
@@ -106,7 +106,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All bookings so far, and the last sight; stored for the next leader."""
+    """All bookings so far, and the last sample; stored for the next leader."""
 
     since_us: int | None = None
     """Microseconds since the epoch; ``None``: nothing was seen yet."""
@@ -116,7 +116,7 @@ class Ledger:
     step: StepProgress | None = None
     step_since_us: int = 0
     """When the step under way began."""
-    reached: Reached | None = None
+    reached: HighestStep | None = None
     bill_from_usd: float | None = None
     """The provider's bill when this ledger began."""
     billed_usd: float = 0.0
@@ -128,8 +128,8 @@ class Ledger:
     billed_us: int = 0
     bill_us: int = 0
     job: JobId | None = None
-    """The job that had the cluster at the last sight, ..."""
-    beside: tuple[Beside, ...] = ()
+    """The job that had the cluster at the last sample, ..."""
+    beside: tuple[OtherJobLoads, ...] = ()
     """... but for what others had."""
 
     @property
@@ -148,25 +148,25 @@ class Ledger:
 
 
 def gpus_of(ledger: Ledger) -> int:
-    """Return the GPUs that were paid for at the last sight."""
+    """Return the GPUs that were paid for at the last sample."""
     return sum(each.gpus for each in ledger.loads)
 
 
-def fold(ledger: Ledger, sight: Sight) -> Ledger:
-    """Return the ledger after a sight."""
-    at_us = round(sight.at * 1e6)
+def fold(ledger: Ledger, sample: UsageSample) -> Ledger:
+    """Return the ledger after a sample."""
+    at_us = round(sample.at * 1e6)
     if ledger.since_us is None:
         return Ledger(
             at_us,
             at_us,
-            loads=sight.loads,
-            step=sight.step,
+            loads=sample.loads,
+            step=sample.step,
             step_since_us=at_us,
-            reached=_reached(None, sight.step),
-            bill_from_usd=sight.bill_usd,
-            bill_from_us=sight.bill_gpu_us,
-            job=sight.job,
-            beside=sight.beside,
+            reached=_reached(None, sample.step),
+            bill_from_usd=sample.bill_usd,
+            bill_from_us=sample.bill_gpu_us,
+            job=sample.job,
+            beside=sample.beside,
         )
     books = _Books({each.cause: each for each in ledger.accounts})
     passed_us = max(at_us - ledger.until_us, 0)
@@ -176,19 +176,19 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
     # Unobserved time belongs to no step. A new leader's clock may be behind the last one's.
     shift_us = passed_us if is_gap else min(at_us - ledger.until_us, 0)
     ledger = replace(ledger, step_since_us=ledger.step_since_us + shift_us)
-    ledger = _with_gpu_bill(ledger, sight, books, passed_us, is_gap=is_gap)
-    ledger = _with_bill(ledger, sight, books, passed_us, is_gap=is_gap)
-    step_since_us = _settle(ledger, sight, books, at_us)
+    ledger = _with_gpu_bill(ledger, sample, books, passed_us, is_gap=is_gap)
+    ledger = _with_bill(ledger, sample, books, passed_us, is_gap=is_gap)
+    step_since_us = _settle(ledger, sample, books, at_us)
     return replace(
         ledger,
         until_us=at_us,
         accounts=books.accounts(),
-        loads=sight.loads,
-        step=_later(ledger.step, sight.step),
+        loads=sample.loads,
+        step=_later(ledger.step, sample.step),
         step_since_us=step_since_us,
-        reached=_reached(ledger.reached, sight.step),
-        job=sight.job,
-        beside=sight.beside,
+        reached=_reached(ledger.reached, sample.step),
+        job=sample.job,
+        beside=sample.beside,
     )
 
 
@@ -205,7 +205,7 @@ def booked_beside(old: Ledger, new: Ledger) -> Iterator[tuple[JobId, tuple[Accou
 
 @dataclass(eq=False)
 class _Books:
-    """The accounts while a sight is booked."""
+    """The accounts while a sample is booked."""
 
     by_cause: dict[Cause, Account] = field(default_factory=dict)
 
@@ -239,16 +239,16 @@ class _Books:
 
 
 def _with_gpu_bill(
-    ledger: Ledger, sight: Sight, books: _Books, passed_us: int, *, is_gap: bool
+    ledger: Ledger, sample: UsageSample, books: _Books, passed_us: int, *, is_gap: bool
 ) -> Ledger:
     """Book the time of rented GPUs: as it was seen, and in all what the bill grew by.
 
-    It grew by more if an instance was created since the last sight, and by less if one had ended
+    It grew by more if an instance was created since the last sample, and by less if one had ended
     before that was known.
     """
     seen = [(each.cause, each.rented_gpus * passed_us) for each in ledger.loads]
     whole = sum(us for _, us in seen)
-    bill, begun = sight.bill_gpu_us, ledger.bill_from_us
+    bill, begun = sample.bill_gpu_us, ledger.bill_from_us
     owed = whole if bill is None or begun is None else max(bill - begun - ledger.billed_us, 0)
     booked = upto = 0
     for cause, us in seen:
@@ -264,17 +264,17 @@ def _with_gpu_bill(
 
 
 def _with_bill(
-    ledger: Ledger, sight: Sight, books: _Books, passed_us: int, *, is_gap: bool
+    ledger: Ledger, sample: UsageSample, books: _Books, passed_us: int, *, is_gap: bool
 ) -> Ledger:
     """Book the growth of the bill for rented instances, in proportion to their costs."""
-    if sight.bill_usd is None:
+    if sample.bill_usd is None:
         return ledger
     if ledger.bill_from_usd is None:
-        return replace(ledger, bill_from_usd=sight.bill_usd)
-    bill = sight.bill_usd - ledger.bill_from_usd
+        return replace(ledger, bill_from_usd=sample.bill_usd)
+    bill = sample.bill_usd - ledger.bill_from_usd
     owed = bill - ledger.billed_usd
     if owed > 0:
-        weights = _weights(ledger.loads if passed_us else ()) or _weights(sight.loads)
+        weights = _weights(ledger.loads if passed_us else ()) or _weights(sample.loads)
         if is_gap:
             weights = {"unobserved": 1.0}
         whole = sum(weights.values())
@@ -287,9 +287,9 @@ def _weights(loads: tuple[CauseLoad, ...]) -> Mapping[Cause, float]:
     return {each.cause: each.rented_usd_per_hour for each in loads if each.rented_usd_per_hour > 0}
 
 
-def _settle(ledger: Ledger, sight: Sight, books: _Books, at_us: int) -> int:
+def _settle(ledger: Ledger, sample: UsageSample, books: _Books, at_us: int) -> int:
     """Book the step under way if it ended; return when the present one began."""
-    before, after = ledger.step, sight.step
+    before, after = ledger.step, sample.step
     is_same = (
         before is not None
         and after is not None
@@ -299,7 +299,7 @@ def _settle(ledger: Ledger, sight: Sight, books: _Books, at_us: int) -> int:
         return ledger.step_since_us
     whole = books.by_cause.pop(IN_STEP, Account(IN_STEP))
     if not is_same or before is None or after is None:
-        books.put(replace(whole, cause=sight.ended_by))
+        books.put(replace(whole, cause=sample.ended_by))
         return at_us
     took_us = at_us - ledger.step_since_us
     left = _Rest(whole, books)
@@ -362,9 +362,9 @@ def _later(before: StepProgress | None, after: StepProgress | None) -> StepProgr
     return replace(after, number=max(before.number, after.number))
 
 
-def _reached(before: Reached | None, step: StepProgress | None) -> Reached | None:
+def _reached(before: HighestStep | None, step: StepProgress | None) -> HighestStep | None:
     if step is None:
         return before
     if before is None or before.job != step.job:
-        return Reached(step.job, step.number)
-    return Reached(step.job, max(before.step, step.number))
+        return HighestStep(step.job, step.number)
+    return HighestStep(step.job, max(before.step, step.number))

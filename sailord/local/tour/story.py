@@ -19,9 +19,9 @@ import click
 
 from sailord.client import ServerProblem
 from sailord.local.cluster import FIRST_NODES, ClusterError, LocalCluster
-from sailord.local.tour.director import Director, TourEvent
 from sailord.local.tour.reference_run import ReferenceRun, largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
+from sailord.local.tour.tour_runner import TourEvent, TourRunner
 from sailord.text.cluster_text import event_text, nodes_text
 from sailord.text.units import counted
 
@@ -90,17 +90,17 @@ class Tour:
     def _tell(self, name: str, job: str) -> None:
         self._fill_up()
         self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": name})
-        director = Director(self.cluster, name, StepLog(self.cluster.place.folder, name), self.say)
-        director.begin()
+        runner = TourRunner(self.cluster, name, StepLog(self.cluster.place.folder, name), self.say)
+        runner.begin()
         self.say(f"{name} trains on {len(self.cluster.nodes)} nodes")
-        director.give_notice()
-        director.lose_a_replica()
-        director.lose_the_only_copy()
-        director.add_machines(*NEWCOMERS)
-        final = director.end()
+        runner.give_notice()
+        runner.lose_a_replica()
+        runner.lose_the_only_copy()
+        runner.add_machines(*NEWCOMERS)
+        final = runner.end()
         self.say(f"{name} is cancelled after step {final}")
-        losses = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
-        self.told[name] = JobResult(name, tuple(director.events), losses, float("inf"))
+        losses = {step: loss for step, loss in runner.ledger.losses().items() if step <= final}
+        self.told[name] = JobResult(name, tuple(runner.events), losses, float("inf"))
 
     def _fill_up(self) -> None:
         """Restore the eight nodes of the start."""

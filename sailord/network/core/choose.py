@@ -17,7 +17,7 @@ from sailord.network.core.model import (
     Failure,
     Measurement,
     NetworkPolicy,
-    Pick,
+    NextMeasurement,
     Site,
 )
 
@@ -38,7 +38,7 @@ BYTES_MAX, BYTES_MAX_ORDERED = 400 << 20, 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PastMeasurements:
     """What was measured so far, and what went wrong."""
 
     good: Sequence[Measurement] = ()
@@ -53,7 +53,7 @@ class Known:
 
 def open_questions(
     candidates: Iterable[Candidate],
-    known: Known,
+    known: PastMeasurements,
     policy: NetworkPolicy,
     now: float,
     *,
@@ -69,7 +69,7 @@ def open_questions(
 
 def _open(
     candidates: Iterable[Candidate],
-    known: Known,
+    known: PastMeasurements,
     policy: NetworkPolicy,
     now: float,
     since: float | None,
@@ -102,12 +102,12 @@ def _open(
 
 def choose(
     candidates: Sequence[Candidate],
-    known: Known,
+    known: PastMeasurements,
     policy: NetworkPolicy,
     now: float,
     *,
     since: float | None = None,
-) -> Pick | None:
+) -> NextMeasurement | None:
     """Return the next measurement; ``None``: nothing is due, or nothing can be measured now."""
     if since is None and not _has_budget(known, policy, now):
         return None
@@ -121,7 +121,7 @@ def choose(
             gentle = any(node.is_training for node in pair)
             sizes = tuple(s for s in SIZES_BYTES if not gentle or s <= GENTLE_BYTES)
             look_s = LOOK_TRAINING_S if gentle else LOOK_S
-            return Pick(pair[0].id, pair[1].id, question, sizes, bytes_max, look_s)
+            return NextMeasurement(pair[0].id, pair[1].id, question, sizes, bytes_max, look_s)
     return None
 
 
@@ -152,7 +152,7 @@ def _pair_count(question: CurveToMeasure, sites: Mapping[Site, Sequence[Candidat
     return senders * (receivers - (question.sender == question.receiver))
 
 
-def _has_budget(known: Known, policy: NetworkPolicy, now: float) -> bool:
+def _has_budget(known: PastMeasurements, policy: NetworkPolicy, now: float) -> bool:
     """Return whether what is left of the hour's seconds and bytes suffices for a measurement."""
     last_hour = [each for each in (*known.good, *known.flagged) if each.at > now - HOUR_S]
     seconds = sum(each.took_s for each in last_hour)
@@ -162,7 +162,7 @@ def _has_budget(known: Known, policy: NetworkPolicy, now: float) -> bool:
     return has_seconds and moved + BYTES_MAX <= policy.mbytes_per_hour * 1e6
 
 
-def _last_used(known: Known) -> dict[str, float]:
+def _last_used(known: PastMeasurements) -> dict[str, float]:
     used: dict[str, float] = {}
     asked = [(each.at, each.sender, each.receiver) for each in (*known.good, *known.flagged)]
     asked += [(each.at, each.sender, each.receiver) for each in known.failures]
@@ -172,7 +172,7 @@ def _last_used(known: Known) -> dict[str, float]:
     return used
 
 
-def _blocked_until(known: Known) -> dict[tuple[str, str], float]:
+def _blocked_until(known: PastMeasurements) -> dict[tuple[str, str], float]:
     """Return when pairs of nodes are tried again whose last answers failed or are not believed."""
     worked: dict[tuple[str, str], float] = {}
     for each in known.good:

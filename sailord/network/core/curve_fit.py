@@ -65,7 +65,7 @@ def _fit(question: CurveToMeasure, found: Sequence[Measurement]) -> FittedCurve:
     weights = [float(sum(map(len, by_pair[size].values()))) for size in sizes]
     lows = [min(c, _quantile(by_pair[s], LOW)) for s, c in zip(sizes, centers, strict=True)]
     highs = [max(c, _quantile(by_pair[s], HIGH)) for s, c in zip(sizes, centers, strict=True)]
-    seconds, low, high = (rising(values, weights) for values in (centers, lows, highs))
+    seconds, low, high = (isotonic(values, weights) for values in (centers, lows, highs))
     points = [FitPoint(*each, True) for each in zip(sizes, seconds, low, high, strict=True)]
     round_trip_s = statistics.median(each.round_trip_s for each in found)
     return FittedCurve(
@@ -83,7 +83,7 @@ def _quantile(by_pair: Mapping[tuple[str, str], Sequence[float]], share: float) 
     return values[round(share * (len(values) - 1))]
 
 
-def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Return the closest sequence (weighted least squares) that never falls."""
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):

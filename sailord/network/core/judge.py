@@ -27,7 +27,7 @@ OF_A_LIAR = "reported by a node most of whose reports are absurd"
 
 
 @dataclass(frozen=True, slots=True)
-class Flagged:
+class RejectedMeasurement:
     """A measurement that is not used."""
 
     measurement: Measurement
@@ -41,7 +41,7 @@ class Verdict:
     """The measurements, sorted out."""
 
     good: tuple[Measurement, ...]
-    flagged: tuple[Flagged, ...]
+    flagged: tuple[RejectedMeasurement, ...]
     liars: frozenset[str]
     """Nodes whose reports are not used."""
 
@@ -60,20 +60,20 @@ def judge(
     for each in measurements:
         if each.sender in liars:
             unused.add(id(each))
-            flagged.append(reasons.get(id(each)) or Flagged(each, OF_A_LIAR))
+            flagged.append(reasons.get(id(each)) or RejectedMeasurement(each, OF_A_LIAR))
     good = tuple(each for each in measurements if id(each) not in unused)
     return Verdict(good, tuple(flagged), liars)
 
 
 def _flagged(
     measurements: Sequence[Measurement], nic_bytes_per_s: Callable[[Site], float | None]
-) -> list[Flagged]:
-    flagged: list[Flagged] = []
+) -> list[RejectedMeasurement]:
+    flagged: list[RejectedMeasurement] = []
     sane: list[Measurement] = []
     for each in measurements:
         why = _absurd(each, nic_bytes_per_s)
         if why:
-            flagged.append(Flagged(each, why))
+            flagged.append(RejectedMeasurement(each, why))
         else:
             sane.append(each)
     return [*flagged, *_unlike_others(sane).values()]
@@ -104,13 +104,13 @@ def _absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) 
     return ""
 
 
-def _unlike_others(sane: Sequence[Measurement]) -> dict[int, Flagged]:
+def _unlike_others(sane: Sequence[Measurement]) -> dict[int, RejectedMeasurement]:
     """Return the measurements that most other nodes contradict by an order of magnitude.
 
     Times are compared among those that answer the same question, round trips among those between
     the same two sites in either direction, since a round trip is the same from both ends.
     """
-    odd: dict[int, Flagged] = {}
+    odd: dict[int, RejectedMeasurement] = {}
     trips: defaultdict[frozenset[Site], dict[int, float]] = defaultdict(dict)
     sized: defaultdict[object, dict[int, float]] = defaultdict(dict)
     for index, each in enumerate(sane):
@@ -128,7 +128,7 @@ def _unlike_others(sane: Sequence[Measurement]) -> dict[int, Flagged]:
             # Of two that contradict each other, either may be wrong.
             is_blamed = len(others) > 1
             if index not in odd or is_blamed:
-                odd[index] = Flagged(sane[index], why, is_blamed)
+                odd[index] = RejectedMeasurement(sane[index], why, is_blamed)
     return odd
 
 
@@ -141,7 +141,9 @@ def _of_others(sane: Sequence[Measurement], index: int, values: dict[int, float]
     return [statistics.median(each) for each in by_node.values()]
 
 
-def _liars(measurements: Iterable[Measurement], flagged: Iterable[Flagged]) -> frozenset[str]:
+def _liars(
+    measurements: Iterable[Measurement], flagged: Iterable[RejectedMeasurement]
+) -> frozenset[str]:
     all_ = Counter(each.sender for each in measurements)
     bad = Counter(each.measurement.sender for each in flagged)
     return frozenset(

@@ -90,7 +90,7 @@ class NetworkPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class NextMeasurement:
     """The next measurement."""
 
     sender: str

@@ -61,7 +61,7 @@ async def test_a_plan_of_five_thousand_nodes_fits_into_one_transaction(store, pr
     about = json.dumps({"estimate": ranks * 2}).encode()
     assert len(plan) + len(about) + len(encode(record)) > 1 << 20
     assert await gateway.write_generation(record, None, plan=plan, about=about)
-    assert (await gateway.read_world()).generations == (record,)
+    assert (await gateway.read_records()).generations == (record,)
     assert await gateway.read_plan(record.job, "sha") == plan
     assert await gateway.read_about(record.job, "sha") == json.loads(about)
     await store.transact([], [Put(keys.spec(record.job), b"the job")])
@@ -82,7 +82,7 @@ async def test_an_uncompressed_record_is_still_read(store, prefix):
     await store.transact([], [Put(keys.generation(record.job), json.dumps(old).encode())])
     told = replace(record, state="stopping", stop_at=9)
     assert await gateway.write_generation(told, record, plan=None, about=None)
-    assert (await gateway.read_world()).generations == (told,)
+    assert (await gateway.read_records()).generations == (told,)
     assert await gateway.write_generation(told, record, plan=None, about=None), "it stands there"
     assert not await gateway.write_generation(replace(told, state="closed"), record,
                                               plan=None, about=None)  # fmt: skip

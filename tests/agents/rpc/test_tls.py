@@ -21,7 +21,7 @@ from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.listener import LINES_MAX, Listener, _Handshakes, _Refusals
 from agents.rpc.server import answer_signed, refuse_stranger
 from agents.rpc.signing import ClusterKey, Verifier
-from agents.rpc.strangers import EvictableConnection, Strangers
+from agents.rpc.strangers import EvictableConnection, StrangerLimits
 from agents.rpc.tls import Tls, TlsFiles, explain
 from agents.rpc.unsigned_bodies import UNSIGNED
 from sailord.authority import Authority
@@ -63,7 +63,7 @@ async def serving(tls: Tls | None, *roles: str) -> AsyncIterator[str]:
     app.router.add_get("/", say)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    listener = Listener(runner, Strangers(), tls)
+    listener = Listener(runner, StrangerLimits(), tls)
     await listener.start("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.port}"
     try:

@@ -11,7 +11,7 @@ from aiohttp import web
 from agents.protocol.records import JobId
 from agents.rpc.signing import ClusterKey, Verifier
 from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
 from tests.worker.checkpoint.one_object import commit_object
@@ -34,7 +34,7 @@ def committed(folder, pieces: dict[tuple[int, int], bytes] | None = None) -> str
 async def served():
     app = web.Application()
     here: list[str] = []
-    CheckpointRoutes(Readers(Verifier(KEY, lambda: here[0]))).add_to(app.router)
+    CheckpointRoutes(ReadAdmission(Verifier(KEY, lambda: here[0]))).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -21,7 +21,7 @@ from agents.rpc.signing import REQUEST_HEADER, TICKET_S, ClusterKey, Verifier, s
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
 from agents.snapshots.partial_file import read_pieces
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from tests.agents.grants import reader
 from tests.agents.sealing import head_of, write_snapshot
 from worker.checkpoint import snapshot_file
@@ -229,7 +229,7 @@ async def served(tmp_path):
     memory.open()
     app = web.Application()
     verifier = Verifier(KEY, lambda: RECEIVER)
-    SnapshotRoutes(memory, verifier, Readers(verifier)).add_to(app.router)
+    SnapshotRoutes(memory, verifier, ReadAdmission(verifier)).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -22,7 +22,7 @@ from agents.rpc.signing import ClusterKey, Verifier
 from agents.snapshots import replication
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
-from agents.snapshots.readers import Readers
+from agents.snapshots.readers import ReadAdmission
 from agents.snapshots.replication import Replicator
 from tests.agents.running import place, plan_on
 from tests.agents.sealing import write_snapshot
@@ -52,7 +52,7 @@ class World:
         memory.open()
         app = web.Application()
         verifier = Verifier(KEY, lambda: f"127.0.0.1:{runner.addresses[0][1]}")
-        SnapshotRoutes(memory, verifier, Readers(verifier)).add_to(app.router)
+        SnapshotRoutes(memory, verifier, ReadAdmission(verifier)).add_to(app.router)
         runner = web.AppRunner(app)
         await runner.setup()
         self.runners.append(runner)

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from simulator.documents.problems import InputError
-from worker.control.work_folder import check, enter, hide
+from worker.control.work_folder import check, enter_job, redact
 
 LOADED_BEFORE = np.__name__
 
 
 def main(spec: Mapping[str, Any]) -> int:
     """Write what the script of the job would see."""
-    enter(spec["work"])
+    enter_job(spec["work"])
     try:
         check(spec["work"])
         import tiny  # noqa: PLC0415 - it is there only now
 
         seen = {"tiny": tiny.VERSION, "cwd": os.getcwd(), "secret": os.environ.get("A_SECRET")}
-        seen["shown"] = hide(f"{os.environ.get('A_SECRET')} and the end of it")
+        seen["shown"] = redact(f"{os.environ.get('A_SECRET')} and the end of it")
     except InputError as error:
         seen = {"problems": [str(problem) for problem in error.problems]}
     Path(spec["out"]).write_text(json.dumps(seen))

@@ -66,7 +66,7 @@ async def test_training_continues_after_a_reconfiguration_in_place(tmp_path):
         restore, only = Restore(point, "memory"), plan_on(b.id, b.id)
         await here.open(b, 2, plan=only, members=(b.id,), restore=restore, memory_every=2)
         await until(lambda: is_past(here, "b", 2, point.step + 2))
-        assert here.workers(2, "b")[0] == workers[1], "its process lives on in its next seat"
+        assert here.workers(2, "b")[0] == workers[1], "its process lives on as its next rank"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from agents.workers import fork_client
 from agents.workers.fork_client import ForkClient, WorkersTooOldError
 from agents.workers.fork_server import ForkServer
 from agents.workers.gang import WorkerGang
-from worker.spec_protocol import NEEDS, SPEAKS, why_apart
+from worker.spec_protocol import NEEDS, SPEAKS, why_incompatible
 
 TOLD = (
     "this node's workers speak protocol {}, and its agent needs {}: drain the node, which starts"
@@ -64,5 +64,5 @@ async def test_too_old_fork_server_is_reported_with_the_cure(answers, tmp_path, 
 def test_the_fork_server_reports_the_protocol_of_its_workers() -> None:
     server: Any = ForkServer.__new__(ForkServer)
     assert server._answer({"ask": "sync", "new": 1}, []) == {"speaks": SPEAKS}
-    assert why_apart(SPEAKS, NEEDS) == ""
-    assert why_apart(1, 2) == TOLD.format(1, 2)
+    assert why_incompatible(SPEAKS, NEEDS) == ""
+    assert why_incompatible(1, 2) == TOLD.format(1, 2)

@@ -16,12 +16,12 @@ RECORD = GenerationRecord(
 
 
 def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[dict]:
-    site = WorkerSettings(
+    settings = WorkerSettings(
         tmp_path, tmp_path, ClusterKey("test", (b"key",)), None, 1.0, 1, device_bytes
     )
     briefing = GenerationDetails(record, "", "", (NODE,), None)
-    site.home(1).mkdir(parents=True)
-    return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE, {}))
+    settings.home(1).mkdir(parents=True)
+    return list(specs(settings, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE, {}))
 
 
 def test_a_spec_holds_the_predicted_peak_and_the_timeout(tmp_path):
@@ -30,16 +30,16 @@ def test_a_spec_holds_the_predicted_peak_and_the_timeout(tmp_path):
         {"tensors": 1, "context": 2},
         {"tensors": 3, "context": 4},
     )
-    assert {seat["wait_s"] for seat in (first, second)} == {77.0}
-    assert {seat["device_bytes"] for seat in (first, second)} == {5 << 30}
+    assert {spec["wait_s"] for spec in (first, second)} == {77.0}
+    assert {spec["device_bytes"] for spec in (first, second)} == {5 << 30}
 
 
 def test_a_spec_says_which_peers_had_left(tmp_path):
     there, gone = replace(NODE, id=NodeId("b"), name="b"), replace(NODE, id=NodeId("c"), name="c")
-    site = WorkerSettings(tmp_path, tmp_path, ClusterKey("test", (b"key",)), None, 1.0, 1, None)
+    settings = WorkerSettings(tmp_path, tmp_path, ClusterKey("test", (b"key",)), None, 1.0, 1, None)
     details = GenerationDetails(RECORD, "", "", (NODE, there), None, left=(gone,))
-    site.home(1).mkdir(parents=True)
-    (spec,) = specs(site, details, RankMap(1, {0: 0}, None), NODE, {})
+    settings.home(1).mkdir(parents=True)
+    (spec,) = specs(settings, details, RankMap(1, {0: 0}, None), NODE, {})
     assert {id_: peer["has_left"] for id_, peer in spec["peers"].items()} == {
         "a": False,
         "b": False,
@@ -48,5 +48,5 @@ def test_a_spec_says_which_peers_had_left(tmp_path):
 
 
 def test_a_spec_without_predictions_has_no_peak(tmp_path):
-    (seat, _) = told(tmp_path, replace(RECORD, peaks=()), None)
-    assert (seat["peak"], seat["device_bytes"]) == (None, None)
+    (spec, _) = told(tmp_path, replace(RECORD, peaks=()), None)
+    assert (spec["peak"], spec["device_bytes"]) == (None, None)

@@ -19,12 +19,12 @@ from planner.baselines.dtfm.cost import (
     perfect_matching,
 )
 from planner.baselines.dtfm.planner import (
-    Draws,
     DtfmPlanner,
+    SeededRandom,
     accepted_up_to,
     chains,
     compute_seconds,
-    crossed,
+    crossover,
     devices_of,
     improved,
     inputs_from,
@@ -116,7 +116,7 @@ def test_paths_are_the_cheapest_of_all():
 
 
 def test_random_numbers_are_repeatable_and_even():
-    draws = Draws(42)
+    draws = SeededRandom(42)
     # The first outputs of splitmix64 for this seed, cut to 16 bits.
     assert [draws.below(1 << 16) for _ in range(3)] == [
         13679457532755275413 >> 48,
@@ -143,13 +143,13 @@ def test_a_child_is_measured_by_a_truth_value_only_as_published(
 
 
 def test_children_and_moves_keep_the_groups_balanced():
-    rng, draws = random.Random(17), Draws(3)
+    rng, draws = random.Random(17), SeededRandom(3)
     for stages, replicas in ((2, 4), (4, 2), (3, 3), (4, 1), (1, 4)):
         inputs = random_inputs(rng, stages=stages, replicas=replicas)
         labels = [device // replicas for device in range(stages * replicas)]
         for _ in range(10):
             other = [labels[device] for device in draws.shuffled(len(labels))]
-            child = crossed(labels, other, inputs, draws)
+            child = crossover(labels, other, inputs, draws)
             moved = improved(child, inputs, DtfmCosts(inputs).send)
             for result in (child, moved):
                 assert Counter(result) == dict.fromkeys(range(stages), replicas)
@@ -328,7 +328,7 @@ def test_golden_optimum_and_search(reference, name):
     assert ties == case["number_of_optimal_partitions"]
     bound = case["ga_best_over_20_seeds_worst"] * (1 + 1e-9)
     for seed in range(20):
-        best = search(inputs, Draws(seed))[0]
+        best = search(inputs, SeededRandom(seed))[0]
         assert optimum * (1 - 1e-9) <= best.seconds <= bound, seed
 
 

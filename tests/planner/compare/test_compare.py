@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.compare.interface import Case, Mode, ProposedPlan
-from planner.compare.judge_all import JudgedPlanner, enter
+from planner.compare.judge_all import JudgedPlanner, judge_entry
 from planner.compare.registry import BASELINES, baseline, names
 from sailord.cli.main import main
 from simulator.api import Measurements, estimator, network_of
@@ -58,7 +58,7 @@ class Scripted:
 
 def judged(case: Case, *proposals: ProposedPlan) -> JudgedPlanner:
     judge = estimator("event", job=case.job, cluster=case.cluster, measurements=Measurements())
-    return enter(Scripted(*proposals), case, "fixed", judge)
+    return judge_entry(Scripted(*proposals), case, "fixed", judge)
 
 
 def test_the_first_plan_that_can_run_is_judged() -> None:

@@ -10,7 +10,7 @@ import pytest
 from planner.move_policy.decide_move import (
     DEFAULT_RULES,
     MoveVerdict,
-    Offer,
+    PossibleMove,
     expected_life_s,
     judge_move,
 )
@@ -20,9 +20,9 @@ POOL = "A100-40@us-central1-a"
 LOOK_S = 5.0
 
 
-def offer(**changes: object) -> Offer:
+def offer(**changes: object) -> PossibleMove:
     """One node more of eight for 12 s of downtime, and as much if it is lost."""
-    usual = Offer(
+    usual = PossibleMove(
         gain_per_s=12.0,
         unit="samples",
         cost=12.0 * 100.0,

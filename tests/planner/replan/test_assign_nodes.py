@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.replan.assign_nodes import assign, with_homes
+from planner.replan.assign_nodes import assign, keeping_places
 from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import TrainingState, held_by_node
@@ -162,7 +162,7 @@ def test_no_permutation_is_cheaper_than_the_assignment(examples: int) -> None:
             continue
         live = nodes[1:] if rng.random() < 0.5 else nodes
         costs = [usd_of(p, running, live, the_state) for p in every_placement(after, live)]
-        wanted = with_homes(after, running, live)
+        wanted = keeping_places(after, running, live)
         found = assign(wanted, live, running=running, **ask)
         if found is None:
             assert not costs or tp is None
@@ -214,7 +214,7 @@ def test_unchanged_pipelines_keep_their_devices() -> None:
     assert running is not None
     live = [one for one in nodes if one.id != "n1"]
     alive = [p for p in running.pipelines if all(s.place.node != "n1" for s in p.stages)]
-    fewer = with_homes(Plan(1, (row,) * 3), running, live)
+    fewer = keeping_places(Plan(1, (row,) * 3), running, live)
     found = assign(fewer, live, running=running, **ask)
     assert found is not None
     for kept in alive:
@@ -230,7 +230,7 @@ def test_layers_without_a_live_holder_are_reported() -> None:
     assert running is not None
     lost = running.pipelines[0].stages[1].place.node
     live = [one for one in nodes if one.id != lost]
-    found = assign(with_homes(plan, running, live), live, running=running, **ask)
+    found = assign(keeping_places(plan, running, live), live, running=running, **ask)
     assert found is not None
     moved = transfers_of(found, live, running=running, **ask)
     assert moved.lost_layers == (2, 3, 4, 5)
@@ -248,7 +248,7 @@ def test_bytes_come_from_the_same_zone_where_they_can() -> None:
     running = assign(both, nodes[:2], running=None, **ask)
     assert running is not None
     more = Plan(1, (*both.pipelines, pipeline((0, 6, 4))))
-    found = assign(with_homes(more, running, nodes), nodes, running=running, **ask)
+    found = assign(keeping_places(more, running, nodes), nodes, running=running, **ask)
     assert found is not None
     (only,) = transfers_of(found, nodes, running=running, **ask).between_nodes
     assert (only.source, only.target) == ("a", "c")
@@ -333,9 +333,9 @@ def test_a_plan_that_fits_fits_in_any_placement(examples: int) -> None:
         if running is None or after is None:
             continue
         live = nodes[1:] if rng.random() < 0.5 else nodes
-        plain = assign(with_homes(after, running, live), live, running=running, **ask)
+        plain = assign(keeping_places(after, running, live), live, running=running, **ask)
         beside = replace(after, together=rng.choice([1, 2]))
-        found = assign(with_homes(beside, running, live), live, running=running, **ask)
+        found = assign(keeping_places(beside, running, live), live, running=running, **ask)
         assert (found is None) == (plain is None), seed
         if found is not None:
             check_devices(found, live)
@@ -350,7 +350,7 @@ def test_new_pipelines_are_placed_beside_those_that_stay() -> None:
     running = assign(plan, nodes[:4], running=None, **ask)
     assert running is not None
     live = nodes[2:]
-    found = assign(with_homes(plan, running, live), live, running=running, **ask)
+    found = assign(keeping_places(plan, running, live), live, running=running, **ask)
     assert found is not None
     assert neighbours(found) == {frozenset((p, s) for s in range(4)) for p in range(4)}
     kept = {p.stages for p in running.pipelines} & {p.stages for p in found.pipelines}
@@ -367,7 +367,7 @@ def test_a_pipeline_finds_room_beside_others_where_no_node_is_free() -> None:
     assert running is not None
     small = pipeline((0, 3, 1), (3, 6, 1))
     plan = Plan(1, (large, large, small, small), together=1)
-    found = assign(with_homes(plan, running, nodes), nodes, running=running, **ask)
+    found = assign(keeping_places(plan, running, nodes), nodes, running=running, **ask)
     assert found is not None
     for one in found.pipelines[2:]:
         assert len({stage.place.node for stage in one.stages}) == 1

@@ -16,7 +16,7 @@ import sailord.local
 from planner.api import plan_job
 from planner.problem.question import Question
 from planner.replan.answers_ahead import Precomputed
-from planner.replan.assign_nodes import assign, with_homes
+from planner.replan.assign_nodes import assign, keeping_places
 from planner.replan.damage import RunningPlan, damage
 from planner.replan.match_nodes import match_nodes
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
@@ -77,7 +77,7 @@ def test_devices_hold_what_the_runtime_puts_on_them(examples: int) -> None:
         before, after = (p and assign(p, nodes, running=None, **ask) for p in plans)
         if before is None or after is None:
             continue
-        after = assign(with_homes(after, before, nodes), nodes, running=before, **ask)
+        after = assign(keeping_places(after, before, nodes), nodes, running=before, **ask)
         assert after is not None
         tried += 1
         atoms = the_state.atoms((before, after))
@@ -155,7 +155,7 @@ def test_a_lost_node_takes_all_chunks_of_its_group() -> None:
     the_state = state(random.Random(1))
     ask = {"state": the_state, "routes": routes()}
     live = [PAIR[1], node("c", gpus=1)]
-    found = assign(with_homes(CHUNKED, CHUNKED, live), live, running=CHUNKED, **ask)
+    found = assign(keeping_places(CHUNKED, CHUNKED, live), live, running=CHUNKED, **ask)
     assert found is not None
     assert [stage.place.node for stage in found.pipelines[0].stages] == ["c", "b"] * 2
     moved = transfers_of(found, live, running=CHUNKED, **ask)
@@ -168,7 +168,9 @@ def test_a_group_goes_to_the_node_that_holds_most_of_all_its_chunks() -> None:
     """Not of the first one alone, which is the smaller part here."""
     ask = {"state": TrainingState(np.array([1.0, 1, 1, 9, 1, 1, 0]) * 1e9, 4), "routes": routes()}
     running = Plan(1, (Pipeline(1, (*on("a", (0, 3)), *on("b", (3, 6)))),))
-    bare = [replace(stage, places=(stage.place.site,)) for stage in CHUNKED.pipelines[0].stages]
+    bare = [
+        replace(stage, places=(stage.place.without_node,)) for stage in CHUNKED.pipelines[0].stages
+    ]
     cuts = [(0, 1), (1, 2), (2, 4), (4, 6)]
     stages = tuple(replace(s, layers=span) for s, span in zip(bare, cuts, strict=True))
     found = assign(replace(CHUNKED, pipelines=(Pipeline(2, stages),)), PAIR, running=running, **ask)
@@ -181,7 +183,7 @@ def test_a_plain_pipeline_of_as_many_stages_is_not_at_home_on_chunks() -> None:
     nodes = [node("a", gpus=2), node("b", gpus=2)]
     ask = {"state": state(random.Random(1)), "routes": routes()}
     plain = replace(CHUNKED, schedule="1f1b", virtual_stages=1)
-    found = assign(with_homes(plain, CHUNKED, nodes), nodes, running=CHUNKED, **ask)
+    found = assign(keeping_places(plain, CHUNKED, nodes), nodes, running=CHUNKED, **ask)
     assert found is not None
     devices = [(s.place.node, *s.place.devices) for s in found.pipelines[0].stages]
     assert sorted(devices) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
@@ -282,7 +284,7 @@ def test_survivors_share_micro_batches_in_rounds() -> None:
     """Ten each would be no multiple of the four device groups."""
     job, cluster = asked_on(12)
     (stages, _), nodes = (p.stages for p in running_on(8)[1].plan.pipelines), nodes_of(cluster)
-    bare = tuple(replace(s, places=(s.place.site,)) for s in stages)
+    bare = tuple(replace(s, places=(s.place.without_node,)) for s in stages)
     for counts in ((8, 8, 4), (8, 4, 8)):
         replanner = Replanner(replace(job, global_batch=20), cluster, Measurements())
         pipelines = tuple(Pipeline(count, bare) for count in counts)
@@ -357,7 +359,7 @@ def test_an_unplaced_plan_ran_on_a_machine_for_each_group() -> None:
     bare = replace(
         running.plan,
         pipelines=tuple(
-            replace(p, stages=tuple(replace(s, places=(s.place.site,)) for s in p.stages))
+            replace(p, stages=tuple(replace(s, places=(s.place.without_node,)) for s in p.stages))
             for p in running.plan.pipelines
         ),
     )

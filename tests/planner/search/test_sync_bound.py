@@ -39,7 +39,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
             count, (first, end) = len(job.rows), job.layers
             for row in job.rows.tolist():
                 groups = job.groups
-                gpu, tp = groups.sites[groups.site[row]].gpu, int(groups.tp[row])
+                gpu, tp = groups.place_kinds[groups.place_kind[row]].gpu, int(groups.tp[row])
                 if job.algorithm == "tied":
                     tied += 1
                     least = tables.sync.tied_s(gpu, tp, count, count)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agents.protocol.records import JobId
-from sailord.capacity.core.model import CapacityPolicy, CapacityState, Pace
+from sailord.capacity.core.model import CapacityPolicy, CapacityState, DeadlineState
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
@@ -24,7 +24,7 @@ def test_deadlines_are_nobodys_until_the_loop_watches_one() -> None:
     clock: Any = SimpleNamespace(now=lambda: 0.0)
     loop = CapacityLoop(None, *nothing, CapacityPolicy(), *3 * nothing, clock, rented=rented)  # type: ignore[arg-type] # nothing runs
     assert not keeps_deadline(JOB)
-    loop.state = replace(loop.state, pace=Pace("job", uses_on_demand=True))
+    loop.state = replace(loop.state, pace=DeadlineState("job", uses_on_demand=True))
     assert [is_behind(JOB), keeps_deadline(JOB)] == [True, True]
     assert [is_behind(OTHER), keeps_deadline(OTHER)] == [False, False]
 

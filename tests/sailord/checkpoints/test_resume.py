@@ -8,7 +8,7 @@ import pytest
 
 from sailord.checkpoints.manifest import load_manifest
 from sailord.checkpoints.object_storage import open_storage
-from sailord.checkpoints.resume import Beginning, begins_from, take_in
+from sailord.checkpoints.resume import JobStart, job_start, take_in
 from sailord.checkpoints.verify import faults_of
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
@@ -30,13 +30,13 @@ def begin(folder, resume, *, spec=SPEC):
 
 
 def beginning(folder, resume, *, spec=SPEC):
-    return begins_from(read_job(spec), JOB, f"file://{folder}", resume)
+    return job_start(read_job(spec), JOB, f"file://{folder}", resume)
 
 
 def test_resume_without_checkpoint_storage_is_refused():
-    assert begins_from(read_job(SPEC), JOB, None, None) == Beginning()
+    assert job_start(read_job(SPEC), JOB, None, None) == JobStart()
     with pytest.raises(InputError, match="no checkpoint storage"):
-        begins_from(read_job(SPEC), JOB, None, "newest")
+        job_start(read_job(SPEC), JOB, None, "newest")
 
 
 def test_new_job_needs_a_storage_without_checkpoints_of_its_id(tmp_path):

@@ -17,7 +17,7 @@ from agents.protocol.records import (
 )
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.object_storage import ListedObject, Missing
-from sailord.checkpoints.retention import discarded, folders_of, garbage
+from sailord.checkpoints.retention import discarded, folders_of, names_to_delete
 from sailord.core.model.commands import CollectGarbage
 
 J = JobId("j")
@@ -32,7 +32,7 @@ def point(generation, step):
 
 
 def swept(names, chain, *, generation, restore=(0, 0), keep=1, referenced=None):
-    gone = garbage(
+    gone = names_to_delete(
         J,
         entries(*names),
         [point(*each) for each in chain],

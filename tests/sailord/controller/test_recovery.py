@@ -11,7 +11,7 @@ import pytest
 from agents.protocol.records import Fence
 from agents.protocol.store_keys import Keys
 from agents.rpc.client import CallFailed
-from sailord.cluster_records import World
+from sailord.cluster_records import StoredRecords
 from sailord.controller.recovery import Recovery
 from tests.sailord.core.states import TERM, A, B, G, generation, job, node, report, state
 
@@ -39,7 +39,7 @@ def asked(*nodes, jobs=None, records=(G,)):
         SimpleNamespace(keys=Keys("test"), store=SimpleNamespace(get=nothing)),
         Agents(),
     )
-    world = World(
+    records = StoredRecords(
         1,
         nodes=(),
         jobs=(job(),) if jobs is None else jobs,
@@ -48,7 +48,7 @@ def asked(*nodes, jobs=None, records=(G,)):
         orders=(),
     )
     recovery = Recovery(gateway, agents)
-    assert not asyncio.run(recovery.recover(world, state(None, *nodes)))
+    assert not asyncio.run(recovery.recover(records, state(None, *nodes)))
     return agents.asked, recovery.unknown
 
 
@@ -79,15 +79,15 @@ def test_a_job_without_a_record_is_named(of):
 
 def test_nodes_are_compared_at_intervals_and_at_once_when_a_job_is_new():
     recovery = Recovery(SimpleNamespace(keys=Keys("test"), store=None), Agents())
-    world, known = (
-        World(1, nodes=(), jobs=(job(),), generations=(), durables=(), orders=()),
+    records, known = (
+        StoredRecords(1, nodes=(), jobs=(job(),), generations=(), durables=(), orders=()),
         state(None),
     )
-    assert recovery.is_due(world, known, 10.0)
-    assert not recovery.is_due(world, known, 10.9)
-    assert recovery.is_due(world, replace(known, jobs={}), 10.9)
-    assert not recovery.is_due(world, known, 11.8)
-    assert recovery.is_due(world, known, 12.0)
+    assert recovery.is_due(records, known, 10.0)
+    assert not recovery.is_due(records, known, 10.9)
+    assert recovery.is_due(records, replace(known, jobs={}), 10.9)
+    assert not recovery.is_due(records, known, 11.8)
+    assert recovery.is_due(records, known, 12.0)
 
 
 def test_an_ended_job_is_not_recovered():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import NodeId, Past, Point, Restore
+from agents.protocol.records import JobPast, NodeId, Point, Restore
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
     Note,
@@ -410,7 +410,7 @@ def elected(**others: object) -> Elected:
 
 
 def test_new_leader_keeps_the_jobs_history() -> None:
-    past = Past(since=BEGAN, departures=2, moved_at=BEGAN + 5)
+    past = JobPast(since=BEGAN, departures=2, moved_at=BEGAN + 5)
     after, commands = act(State(), elected(jobs=(job(past=past),)))
     assert (after.job.past, commands) == (past, ())
     lost = replace(after, nodes=after.nodes.with_({B: changed(after.nodes[B], lost_at=NOW)}))

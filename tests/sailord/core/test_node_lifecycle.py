@@ -23,7 +23,7 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Opening, Phase, Running, Waiting
 from sailord.core.model.standing import Lost
 from sailord.core.model.state import State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.queries.replan_triggers import replan_trigger, usable
 from sailord.core.queries.restore_choice import in_memory
 from sailord.core.queries.straggler_queries import straggler_texts, to_leave_out
@@ -50,7 +50,7 @@ from tests.sailord.core.states import (
     state,
 )
 
-SEES_A_LIMP = Speeds(
+SEES_A_LIMP = NodeSpeeds(
     3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Straggler(3.0, "others", NOW - 61, 10, 40)}
 )
 

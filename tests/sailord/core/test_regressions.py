@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import Holding, JobId, NodeId, Past, Point, Restore, Sealed
+from agents.protocol.records import Holding, JobId, JobPast, NodeId, Point, Restore, Sealed
 from agents.registration import choose
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
@@ -36,7 +36,7 @@ from sailord.core.model.events import (
 )
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.order_validation import why_without_effect
 from tests.sailord.core.states import (
     BEGAN,
@@ -68,7 +68,7 @@ from tests.sailord.core.states import (
 )
 
 LIMPS = Straggler(3.0, "others with the same work", NOW - 61, 10, 40)
-SEES_A_LIMP = Speeds(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
+SEES_A_LIMP = NodeSpeeds(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
 
 
 def go_on(before: State, seconds: float, *, every_s: float = 0.1) -> tuple[State, list[Command]]:
@@ -330,7 +330,7 @@ def test_straggler_stays_if_it_is_the_only_node() -> None:
 
 
 def test_clock_that_was_ahead_does_not_break_intervals() -> None:
-    ahead = job(saving=KEPT, past=Past(since=NOW + 8 * 3600))
+    ahead = job(saving=KEPT, past=JobPast(since=NOW + 8 * 3600))
     after, _ = act(state(FROM_NOTHING, job=ahead), PlanFound(NOW, 4, proposal()))
     assert isinstance(phase(after), Opening)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobId, JobState, Past, Point, Restore
+from agents.protocol.records import JobId, JobPast, JobState, Point, Restore
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
     CheckDurable,
@@ -29,7 +29,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Phase, Running, St
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.standing import Present
 from sailord.core.model.state import Check, Commit, Securing, State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.queries.report_reply import answer_to
 from sailord.core.queries.restore_choice import in_memory, release_now, safe_point
 from tests.sailord.core.states import (
@@ -64,7 +64,7 @@ from tests.sailord.core.states import (
 
 CLOSED = replace(G, state="closed")
 BACK = order("rollback", id_="back", durable=durable(20))
-SEES_A_LIMP = Speeds(
+SEES_A_LIMP = NodeSpeeds(
     3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Straggler(3.0, "others", NOW - 61, 10, 40)}
 )
 UNFORCED = replace(QUESTION, is_forced=False)
@@ -192,7 +192,7 @@ def test_second_job_with_the_cluster_waits_and_names_the_first() -> None:
 
 
 def test_departures_restart_when_a_job_gets_the_cluster() -> None:
-    queued = job(state="queued", past=Past(departures=7))
+    queued = job(state="queued", past=JobPast(departures=7))
     before = replace(state(), active=None, jobs={JOB: queued}, generations={JOB: CLOSED})
     after, _ = act(before, Ticked(NOW))
     assert (active_of(after).generation, after.generations) == (CLOSED, {})

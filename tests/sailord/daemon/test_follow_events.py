@@ -13,7 +13,7 @@ import time
 import pytest
 
 from sailord import client as client_module
-from sailord.client import PAUSE_S_FIRST, PAUSE_S_MAX, Client, Patience, ServerProblem
+from sailord.client import PAUSE_S_FIRST, PAUSE_S_MAX, Client, Reconnector, ServerProblem
 from sailord.local.paths import free_port
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, ROOT
@@ -92,7 +92,7 @@ def test_follower_resumes_after_the_last_id(serve, pauses):
         (200, event(3)),
     )
     told: list[str] = []
-    stream = server.client.follow(0, Patience(lambda problem: told.append(str(problem))))
+    stream = server.client.follow(0, Reconnector(lambda problem: told.append(str(problem))))
     assert [each["id"] for each in itertools.islice(stream, 3)] == [1, 2, 3]
     after = [path.rpartition("=")[2] for path in server.asked]
     assert after == ["0", "2", "2", "2", "2"]
@@ -102,7 +102,7 @@ def test_follower_resumes_after_the_last_id(serve, pauses):
 
 def test_follower_retries_with_exponential_backoff(serve, pauses):
     server = serve((200, event(7)))
-    stream = server.client.follow(0, Patience(print))
+    stream = server.client.follow(0, Reconnector(print))
     assert next(stream)["id"] == 7
     server.shutdown()
     server.server_close()
@@ -126,14 +126,14 @@ def test_follower_retries_with_exponential_backoff(serve, pauses):
 @pytest.mark.parametrize("status", [401, 404, 422, 500])
 def test_follower_stops_at_a_permanent_error(serve, status):
     server = serve((200, event(1)), (status, problem("no")))
-    stream = server.client.follow(0, Patience(print))
+    stream = server.client.follow(0, Reconnector(print))
     assert next(stream)["id"] == 1
     with pytest.raises(ServerProblem, match="no; try again"):
         next(stream)
 
 
 def test_follower_does_not_wait_for_a_server_that_never_answered(pauses):
-    stream = Client(f"http://127.0.0.1:{free_port()}").follow(0, Patience(print))
+    stream = Client(f"http://127.0.0.1:{free_port()}").follow(0, Reconnector(print))
     with pytest.raises(ServerProblem, match="did not answer"):
         next(stream)
     assert pauses == []

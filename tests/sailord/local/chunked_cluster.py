@@ -1,7 +1,7 @@
 """A local cluster whose job trains with chunks and loses nodes; what came of it, as JSON.
 
 ``python -m tests.sailord.local.chunked_cluster FOLDER NODES EVENT...``, a process of its own since
-a launcher adopts orphans. An event is the name of a method of ``Director`` that loses a node.
+a launcher adopts orphans. An event is the name of a method of ``TourRunner`` that loses a node.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
-from sailord.local.tour.director import Director
 from sailord.local.tour.reference_run import largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
+from sailord.local.tour.tour_runner import TourRunner
 
 SETTINGS = """
 [objective]
@@ -38,20 +38,20 @@ def tell(folder: Path, nodes: int, events: Sequence[str]) -> dict[str, Any]:
         reference = start_reference_run(folder, "exact", job)
         try:
             cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "exact"})
-            director = Director(cluster, "exact", StepLog(folder, "exact"), _say)
-            director.begin()
+            runner = TourRunner(cluster, "exact", StepLog(folder, "exact"), _say)
+            runner.begin()
             shapes = [_shape(cluster)]
             for event in events:
-                getattr(director, event)()
+                getattr(runner, event)()
                 shapes.append(_shape(cluster))
-            final = director.end()
-            ours = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
+            final = runner.end()
+            ours = {step: loss for step, loss in runner.ledger.losses().items() if step <= final}
             difference = largest_difference(ours, reference.losses(final))
         finally:
             reference.end()
         return {
             "shapes": shapes,
-            "lost": [event.steps_lost for event in director.events],
+            "lost": [event.steps_lost for event in runner.events],
             "steps": final,
             "difference": difference,
         }

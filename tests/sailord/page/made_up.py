@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agents.protocol.records import (
     Bill,
-    Busy,
+    ComputeTimes,
     Fence,
     GenerationRecord,
     Holding,
@@ -30,7 +30,7 @@ from agents.protocol.records import (
     Sealed,
 )
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.live import Kept, Surroundings, live_document
+from sailord.api.answers.live import DocumentCaches, LiveContext, live_document
 from sailord.api.answers.problems import Service
 from sailord.api.answers.types import Refusals, StoreView
 from sailord.api.handlers.live import LOOK_S
@@ -40,7 +40,7 @@ from sailord.core.model.nodes import Exclusion, Node, Nodes
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Progress, State
 from sailord.goodput.core.ledger import Ledger, fold
-from sailord.goodput.core.sight import Renting, sight_of
+from sailord.goodput.core.usage_sample import Renting, sample_usage
 from sailord.page.merge_patch import merge_patch
 
 JOB, STAGES, LAYERS, NOTICE_S = JobId("job"), 8, 4, 5
@@ -59,12 +59,12 @@ NOISE = 0.02
 """Standard deviation of a measured time."""
 
 
-def surroundings(
+def live_context(
     ledger: Ledger, plan: dict[str, Any] | None = None, schedule: dict[str, Any] | None = None
-) -> Surroundings:
+) -> LiveContext:
     """What a document shows besides the controller's state, where nothing is wrong."""
     service = Service(True, StoreView(True, None), (), {}, Refusals(0, {}), None)
-    return Surroundings(
+    return LiveContext(
         plan=plan, about={}, step_rate=StepRate(), at_of={}, safe=None,
         goodput=goodput_view(ledger), service=service, leader="head", schedule=schedule,
     )  # fmt: skip
@@ -80,7 +80,7 @@ class MadeUp:
     price: float | None = 3.0
     """Dollars an hour of each node."""
     begun: float = field(default_factory=time.time)
-    kept: Kept = field(default_factory=Kept)
+    kept: DocumentCaches = field(default_factory=DocumentCaches)
     ledger: Ledger = field(default_factory=Ledger)
     costs_s: list[float] = field(default_factory=list)
     """Processor time of each document."""
@@ -96,7 +96,7 @@ class MadeUp:
         point = Restore(Point(0, 0), "start")
         self.generation = GenerationRecord(
             JOB, 1, "open", "sha", members, point, 1, "nothing was planned yet", step_s=1.0,
-            busy=Busy((BUSY_S,) * self.count * self.gpus),
+            busy=ComputeTimes((BUSY_S,) * self.count * self.gpus),
             usd_per_hour=None if self.price is None else self.price * self.count,
         )  # fmt: skip
         stages = [
@@ -190,8 +190,8 @@ class MadeUp:
         """The document now; its cost is noted."""
         state = self.state()
         begun = time.process_time()
-        self.ledger = fold(self.ledger, sight_of(state, lambda _: self.price, Renting()))
-        about = surroundings(self.ledger, self.plan, self.schedule)
+        self.ledger = fold(self.ledger, sample_usage(state, lambda _: self.price, Renting()))
+        about = live_context(self.ledger, self.plan, self.schedule)
         found = live_document(state, self.kept, about)
         self.costs_s.append(time.process_time() - begun)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sailord.screen.terminal import keys_of
-from sailord.screen.ui import Asked, Ui, press
+from sailord.screen.ui import Asked, Ui, after_key
 
 NODES = ["a1", "a10", "a2", "b1"]
 
@@ -14,7 +14,7 @@ FIRST = Ui(can_kill=True)
 def pressed(*keys: str, ui: Ui = FIRST, back_max: int = 100) -> tuple[Ui, list[Asked]]:
     given = []
     for key in keys:
-        ui, asked = press(ui, key, NODES, back_max)
+        ui, asked = after_key(ui, key, NODES, back_max)
         given += [asked] if asked is not None else []
     return ui, given
 
@@ -40,8 +40,8 @@ def test_the_beginning_of_a_name_is_enough_if_one_begins_so():
 def test_a_name_whose_node_is_gone_does_not_reach_another():
     """The list of nodes is read anew while one types."""
     typed = Ui(verb="drain", typed="a1")
-    assert press(typed, "enter", ["a10", "b1"], 0) == (typed, None)
-    assert press(typed, "enter", ["a1", "a10"], 0)[1] == Asked("drain", "a1")
+    assert after_key(typed, "enter", ["a10", "b1"], 0) == (typed, None)
+    assert after_key(typed, "enter", ["a1", "a10"], 0)[1] == Asked("drain", "a1")
 
 
 def test_escape_gives_no_order():

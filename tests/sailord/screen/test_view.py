@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from sailord.screen.seen import Seen
+from sailord.screen.screen_data import ScreenData
 from sailord.screen.ui import Ui
 from sailord.screen.view import back_max, screen, sparkline, summary
 
@@ -27,17 +27,17 @@ STORM = json.loads((HERE / "storm.json").read_text(encoding="utf-8"))
 """Recorded from `sailorctl up` after a loss and a notice."""
 
 
-def eight() -> Seen:
+def eight() -> ScreenData:
     """The storm as it was recorded."""
     storm = copy.deepcopy(STORM)  # Some tests change it.
-    seen = Seen()
+    seen = ScreenData()
     seen.take(storm["status"], storm["nodes"], storm["events"])
     seen.losses = [tuple(pair) for pair in storm["losses"]]
     seen.say("b1 is killed, and its memory is lost", STORM["status"]["at"])
     return seen
 
 
-def five_hundred() -> Seen:
+def five_hundred() -> ScreenData:
     """A larger cluster in twelve zones: some nodes leave, some are lost, one is slow."""
     like, nodes = STORM["nodes"][0], []
     for number in range(500):
@@ -51,7 +51,7 @@ def five_hundred() -> Seen:
     members = [n for n in nodes if n["state"] == "ready" and int(n["id"][-1]) != 3]
     status = large(nodes, members)
     status["job"]["plan"] = plan_on(members)
-    seen = Seen()
+    seen = ScreenData()
     moves = [
         (
             "reconfigured",
@@ -101,7 +101,7 @@ def events_of(told: list[tuple[str, str | None, str]], last: Any) -> list[Any]:
     ]
 
 
-def starting() -> Seen:
+def starting() -> ScreenData:
     """Five hundred nodes of which a whole zone was lost, and another one leaves."""
     seen = five_hundred()
     nodes = [dict(node) for node in seen.nodes]
@@ -119,14 +119,14 @@ def starting() -> Seen:
     job["generation"] |= {"number": 41, "reason": reason}
     job["measured"] = dict.fromkeys(job["measured"])
     job |= {"plan": plan_on(members), "safe_step": None}
-    now = Seen()
+    now = ScreenData()
     told = [("node_lost", name, f"{name} is lost: its lease expired") for name in lost]
     now.take(status, nodes, [*seen.events, *events_of(told, seen.events[-1])])
     now.losses = seen.losses
     return now
 
 
-def held() -> Seen:
+def held() -> ScreenData:
     """The same when no start succeeded, with a store that does not answer and a paused job."""
     seen = starting()
     status: Any = seen.status
@@ -143,7 +143,7 @@ def held() -> Seen:
     return seen
 
 
-def shown(seen: Seen, width: int, height: int, ui: Ui = FIRST, **how: Any) -> list[str]:
+def shown(seen: ScreenData, width: int, height: int, ui: Ui = FIRST, **how: Any) -> list[str]:
     """What a terminal of this size shows, after it was drawn twice."""
     out = io.StringIO()
     console = Console(

@@ -91,7 +91,7 @@ def test_waiting_for_links_does_not_narrow_the_bar_of_compute_times() -> None:
     assert far.provenance.relative_error != pytest.approx(near.provenance.relative_error)
 
 
-def test_gradient_sums_between_nodes_of_one_site_count() -> None:
+def test_gradient_sums_between_nodes_of_one_place_kind_count() -> None:
     """Also if the plan names no nodes."""
     quick = world(layer_s=1e-5)
     alone = estimated(quick, copied(at("a"), at("a"))).provenance

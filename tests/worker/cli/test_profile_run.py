@@ -24,7 +24,7 @@ from tests.worker.hf_families import VOCABULARY, language_model
 from tests.worker.small_run import write
 from worker.cli.profile_run import ProfileOptions, ProgressLine, profile
 from worker.layer_profiles import busy
-from worker.layer_profiles.measure import Figures
+from worker.layer_profiles.measure import LayerFigures
 
 pytestmark = pytest.mark.torch
 
@@ -185,7 +185,7 @@ def test_a_device_in_use_is_refused(
 
 
 def test_a_terminal_sees_one_changing_line(capsys: pytest.CaptureFixture[str]) -> None:
-    some = Figures((1.0,), (2.0,), (0.0,), (0.0,), 0.25, 9, (0.0,), (0.0,), (1,), (1,))
+    some = LayerFigures((1.0,), (2.0,), (0.0,), (0.0,), 0.25, 9, (0.0,), (0.0,), (1,), (1,))
     for is_terminal, shown in ((True, "\rit: 3 rounds\033[K\r"), (False, " ")):
         progress = ProgressLine(is_terminal)
         progress.sampling("it", 3)

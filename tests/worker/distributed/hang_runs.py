@@ -27,7 +27,7 @@ from worker.distributed.backends import GlooBackends
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.distributed.operations import OperationLog
 from worker.distributed.process_groups import ProcessTransport
-from worker.distributed.stalls import Blame
+from worker.distributed.stalls import HangCause
 from worker.layout.rank_layout import channels_of, rank_places, sync_buckets
 from worker.layout.tensor_table import holdings_for
 from worker.profiling.timeline import Recorder
@@ -274,7 +274,7 @@ def _connected(
 ) -> ProcessTransport:
     transport = ProcessTransport(store, rank, size, deadline_s=DEADLINE_S, **options)
 
-    def tell(blame: Blame) -> None:
+    def tell(blame: HangCause) -> None:
         say("blames", blame.ranks, blame.text, time.monotonic())
 
     transport.on_stall = tell

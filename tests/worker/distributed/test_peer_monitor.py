@@ -145,7 +145,7 @@ def test_a_rank_with_another_secret_is_not_admitted():
     assert isinstance(found[0], TimeoutError), "nobody else came"
 
 
-def test_the_meeting_holds_the_secret():
+def test_the_address_holds_the_secret():
     assert secret_of("10.0.0.1:4000#00ff") == b"00ff"
     assert secret_of("") == b""
 

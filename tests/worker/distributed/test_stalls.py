@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from worker.distributed.process_groups import ProcessTransport
-from worker.distributed.stalls import Position, find_blame
+from worker.distributed.stalls import RankPosition, find_blame
 
 pytestmark = pytest.mark.torch
 MEMBERS = {"0-1-2": (0, 1, 2), "0 to 1": (0, 1), "1 to 0": (0, 1), "1-2": (1, 2)}
@@ -22,7 +22,7 @@ MEMBERS = {"0-1-2": (0, 1, 2), "0 to 1": (0, 1), "1 to 0": (0, 1), "1-2": (1, 2)
 
 def at(waiting, what="x", **counts):
     names = {name.replace("_", "-").removeprefix("g"): count for name, count in counts.items()}
-    return Position(names, waiting, what)
+    return RankPosition(names, waiting, what)
 
 
 def blamed(positions, *, queues=False):
@@ -47,8 +47,8 @@ def test_silent_rank_is_blamed_before_those_that_answer():
 
 def test_ranks_that_wait_in_a_circle_are_reported_as_a_deadlock():
     positions = {
-        0: Position({"0 to 1": 0, "1 to 0": 1}, ("1 to 0", 1), "x"),
-        1: Position({"0 to 1": 1, "1 to 0": 0}, ("0 to 1", 1), "x"),
+        0: RankPosition({"0 to 1": 0, "1 to 0": 1}, ("1 to 0", 1), "x"),
+        1: RankPosition({"0 to 1": 1, "1 to 0": 0}, ("0 to 1", 1), "x"),
     }
     assert blamed(positions) == (0, 1)
 
@@ -89,7 +89,7 @@ def simulated(draw, ranks):
                 waits[rank] = (name, counts[rank][name])
             stuck.update(here)
     members = {"-".join(map(str, group)): group for group in groups}
-    found = {r: Position(counts[r], waits[r], "x") for r in range(ranks)}
+    found = {r: RankPosition(counts[r], waits[r], "x") for r in range(ranks)}
     return culprit, found, members
 
 

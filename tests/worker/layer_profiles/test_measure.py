@@ -18,8 +18,8 @@ from simulator.models.layers import CostSetup, Precision
 from simulator.spec.job import Job
 from tests.worker.tiny_models import MODELS, job_of
 from worker.layer_profiles.device import CpuDevice, free_host_bytes
-from worker.layer_profiles.ladder import DoesNotFitError
-from worker.layer_profiles.measure import Figures, figures, measure, measure_optimizer, rounds
+from worker.layer_profiles.growing_batches import DoesNotFitError
+from worker.layer_profiles.measure import LayerFigures, figures, measure, measure_optimizer, rounds
 from worker.layer_profiles.profile_job import HOSTS_DIFFER, Request, paced, profile_job
 from worker.layer_profiles.short_model import ShortModel, distinct_layers
 
@@ -80,7 +80,7 @@ class Silent:
     def sampling(self, what: str, samples: int) -> None:
         pass
 
-    def finished(self, what: str, figures: Figures) -> None:
+    def finished(self, what: str, figures: LayerFigures) -> None:
         assert figures.samples > 0
         self.finished_of.append(what)
 

@@ -24,7 +24,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm")
 _SAVE = "save it with numpy.save"
 
 
-class Album(Protocol):
+class LabelledImages(Protocol):
     """Numbered images and their classes."""
 
     @property
@@ -43,22 +43,22 @@ class Album(Protocol):
 class ImageData:
     """Images shuffled by epoch."""
 
-    album: Album
+    labelled: LabelledImages
     global_batch: int
     seed: int
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        return self.album.files
+        return self.labelled.files
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         for file in self.files:
             file.check()
-        labels = self.album.labels
+        labels = self.labelled.labels
         numbers = sample_numbers(
             step, positions, global_batch=self.global_batch, count=len(labels), seed=self.seed
         )
-        images = np.stack([self.album.pixels(int(number)) for number in numbers])
+        images = np.stack([self.labelled.pixels(int(number)) for number in numbers])
         return samples_of(images, labels[numbers], step=step, positions=positions)
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
-from worker.distributed.interface import Collective, Pending, Reduction
+from worker.distributed.interface import Collective, PendingOperation, Reduction
 from worker.layout.split_spec import splits_of
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.user_module.cut_module import BlockArguments, CutModule
@@ -217,18 +217,18 @@ class _Member(Collective):
         world.barrier.wait()
         return tensor
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
         """Refuse: blocks do not need this."""
         raise NotImplementedError
 
-    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         """Refuse: blocks do not need this."""
         raise NotImplementedError
 
-    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> Pending:
+    def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
         """Refuse: blocks do not need this."""
         raise NotImplementedError
 
-    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> Pending:
+    def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
         """Refuse: blocks do not need this."""
         raise NotImplementedError

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agents.protocol.records import Busy, Report
-from sailord.api.answers.live import BUSY_S, Kept, live_document
+from agents.protocol.records import ComputeTimes, Report
+from sailord.api.answers.live import BUSY_S, DocumentCaches, live_document
 from sailord.api.answers.running_job import RunningJob
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold
-from sailord.goodput.core.sight import Renting, sight_of
+from sailord.goodput.core.usage_sample import Renting, sample_usage
 from sailord.page.merge_patch import merge_patch
 from tests.sailord.core.states import NOW, A, B, generation, node, report, state
-from tests.sailord.page.made_up import surroundings
+from tests.sailord.page.made_up import live_context
 
 PLAN = {
     "pipelines": [
@@ -34,40 +34,42 @@ def at(later_s: float, seconds: float, **others: Any) -> State:
         None,
         node(A, busy(report(A), seconds, 0.3)),
         node(B, busy(report(B), 2 * seconds, 0.3)),
-        generation=generation(A, B, busy=Busy((0.2, 0.2, 0.4)), **others),
+        generation=generation(A, B, busy=ComputeTimes((0.2, 0.2, 0.4)), **others),
     )
     return replace(here, now=NOW + later_s)
 
 
-def document(of: State, kept: Kept, schedule: dict[str, Any] | None = SCHEDULE) -> dict[str, Any]:
-    return live_document(of, kept, surroundings(Ledger(), PLAN, schedule))
+def document(
+    of: State, kept: DocumentCaches, schedule: dict[str, Any] | None = SCHEDULE
+) -> dict[str, Any]:
+    return live_document(of, kept, live_context(Ledger(), PLAN, schedule))
 
 
 def test_measured_times_are_those_beside_the_schedule_with_two_digits() -> None:
-    found = document(at(0, 0.23456), Kept())
+    found = document(at(0, 0.23456), DocumentCaches())
     assert found["busy"] == {"0": [0.23, 0.2], "2": [0.47, 0.4]}
-    assert document(at(0, 0.23456), Kept(), None)["busy"] == {}
+    assert document(at(0, 0.23456), DocumentCaches(), None)["busy"] == {}
 
 
 def test_jobs_beside_the_first_one_have_a_row_each() -> None:
     row = RunningJob("job", "running", 3, 40, None, ("machine-a",))
     other = RunningJob("other", "waiting", None, 7, 9, ("c", "d"), 0.1234)
-    about = replace(surroundings(Ledger(), PLAN, None), running=(row, other))
-    found = live_document(at(0, 0.2), Kept(), about)
+    about = replace(live_context(Ledger(), PLAN, None), running=(row, other))
+    found = live_document(at(0, 0.2), DocumentCaches(), about)
     told = {"id": "other", "phase": "waiting", "step": 7, "steps": 9, "nodes": 2, "step_s": 0.12}
     assert found["beside"] == [told]
-    assert "beside" not in document(at(0, 0.2), Kept()), "one job has the cluster alone"
+    assert "beside" not in document(at(0, 0.2), DocumentCaches()), "one job has the cluster alone"
 
 
 def test_a_time_without_a_prediction_is_shown_alone() -> None:
     here = at(0, 0.2)
     assert here.active is not None
     bare = replace(here, active=replace(here.active, generation=generation(A, B)))
-    assert document(bare, Kept())["busy"] == {"0": [0.2, None], "2": [0.4, None]}
+    assert document(bare, DocumentCaches())["busy"] == {"0": [0.2, None], "2": [0.4, None]}
 
 
 def test_new_measured_times_are_sent_every_few_seconds_only() -> None:
-    kept = Kept()
+    kept = DocumentCaches()
     first = document(at(0, 0.2), kept)
     assert merge_patch(first, document(at(BUSY_S - 0.1, 0.3), kept)) == {}
     later = document(at(BUSY_S, 0.3), kept)
@@ -75,7 +77,7 @@ def test_new_measured_times_are_sent_every_few_seconds_only() -> None:
 
 
 def test_a_new_generation_has_its_own_measured_times_at_once() -> None:
-    kept = Kept()
+    kept = DocumentCaches()
     document(at(0, 0.2), kept)
     assert document(at(1, 0.3, number=4), kept)["busy"] == {}, "old reports speak of another one"
 
@@ -85,8 +87,8 @@ def test_dollars_and_share_are_the_ledgers_and_unpriced_time_is_shown() -> None:
     for later_s in (0, 1800, 3600):
         here = replace(state(None), now=NOW + later_s)
         price = {A: 2.0, B: None}
-        ledger = fold(ledger, sight_of(here, lambda r, p=price: p[r.id], Renting()))
-    shown = live_document(state(None), Kept(), surroundings(ledger))["goodput"]
+        ledger = fold(ledger, sample_usage(here, lambda r, p=price: p[r.id], Renting()))
+    shown = live_document(state(None), DocumentCaches(), live_context(ledger))["goodput"]
     assert shown["usd"] == 2.0
     assert shown["unpriced_gpu_s"] == 3600
     assert shown["goodput"] == 0.0

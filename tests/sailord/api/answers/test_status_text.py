@@ -20,7 +20,7 @@ from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, Securing, State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
@@ -92,7 +92,7 @@ LIMPING = state().active
 assert LIMPING is not None
 LIMPS = grouped(
     LIMPING,
-    speeds=Speeds(3, slow={B: CRAWLS}),
+    speeds=NodeSpeeds(3, slow={B: CRAWLS}),
     kept={B: KeptStraggler(NOW + 600, "no plan is better")},
 )
 

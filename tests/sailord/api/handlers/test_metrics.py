@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import Durable, JobId, Past, Point, Saving
+from agents.protocol.records import Durable, JobId, JobPast, Point, Saving
 from sailord.api.answers import render
 from sailord.api.answers.types import ActiveView
 from sailord.api.handlers.metrics import counts_of_jobs, not_durable_s, of_active
@@ -29,7 +29,7 @@ def view_of(state: State, safe: Point | None = None) -> ActiveView:
 
 def began(saving: Saving = PLACE, known: Durable | None = None) -> State:
     """A job that has done 40 steps within 7,200 s."""
-    state = state_of(job=job(saving=saving, past=Past(since=NOW - 7200)))
+    state = state_of(job=job(saving=saving, past=JobPast(since=NOW - 7200)))
     return state if known is None else replace(state, durables={JOB: known})
 
 

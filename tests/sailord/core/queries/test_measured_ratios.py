@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Busy
+from agents.protocol.records import ComputeTimes
 from sailord.api.answers.render import active_view, job_view, why_view
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.commands import RequestPlan
 from sailord.core.model.events import Ticked
 from sailord.core.model.phases import Phase, Running, Waiting
 from sailord.core.model.state import State
-from sailord.core.model.stragglers import Speeds
-from sailord.core.queries.straggler_queries import drifts, measured_ratios
+from sailord.core.model.stragglers import NodeSpeeds
+from sailord.core.queries.straggler_queries import measured_ratios, prediction_drifts
 from sailord.text.cluster_text import why_text
 from tests.sailord.core.states import (
     BEGAN,
@@ -32,12 +32,12 @@ from tests.sailord.core.states import (
     state,
 )
 
-G = generation(A, B, busy=Busy((0.1, 0.2), relative_error=0.1))
-SPEEDS = Speeds(G.number, 10, NOW, {"A100-40": 1.5})
+G = generation(A, B, busy=ComputeTimes((0.1, 0.2), relative_error=0.1))
+SPEEDS = NodeSpeeds(G.number, 10, NOW, {"A100-40": 1.5})
 MEASURED = {"estimate": {"source": "measured"}}
 
 
-def training(speeds: Speeds = SPEEDS, phase: Phase | None = None) -> State:
+def training(speeds: NodeSpeeds = SPEEDS, phase: Phase | None = None) -> State:
     """Two nodes of which one takes twice, one as long as predicted; the plan is to be checked."""
     nodes = [
         node(A, report(A, step=40, busy=((0, 0.2),))),
@@ -63,13 +63,13 @@ def test_the_planner_hears_of_them_unless_the_job_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "speeds", [Speeds(G.number, 10, NOW), replace(SPEEDS, generation=G.number - 1)]
+    "speeds", [NodeSpeeds(G.number, 10, NOW), replace(SPEEDS, generation=G.number - 1)]
 )
-def test_the_first_steps_and_other_generations_say_nothing(speeds: Speeds) -> None:
+def test_the_first_steps_and_other_generations_say_nothing(speeds: NodeSpeeds) -> None:
     made = training(speeds)
     assert measured_ratios(made, active_of(made)) == ()
     if not speeds.factors:
-        assert drifts(active_of(made)) == ()
+        assert prediction_drifts(active_of(made)) == ()
 
 
 def told(about: dict[str, Any], factor: float) -> tuple[str, ...]:

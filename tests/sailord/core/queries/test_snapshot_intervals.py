@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agents.protocol.records import Past, Saving
+from agents.protocol.records import JobPast, Saving
 from sailord.core.queries.snapshot_intervals import (
     NOTHING_SEEN,
     PRIOR_S,
@@ -112,7 +112,7 @@ def test_a_checkpoint_waits_until_the_last_one_is_written():
 
 
 def test_losses_of_the_cluster_count_until_the_job_was_observed_for_longer():
-    leader = state(job=job(saving=HERE, past=Past(since=NOW - 100.0)))
+    leader = state(job=job(saving=HERE, past=JobPast(since=NOW - 100.0)))
     often = [
         intervals_now(leader, leader.active, proposal(losses=n, observed_s=s))
         for n, s in ((0.0, 0.0), (0.0, 40_000.0), (50.0, 40_000.0), (50.0, 1.0))

@@ -9,7 +9,7 @@ import pytest
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import Speeds, StepSample, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, StepSample, Straggler
 from sailord.core.queries.straggler_detection import look
 
 OPTIONS = Options(slow_times=1.5, slow_steps=10, slow_s=60.0)
@@ -40,9 +40,9 @@ def at(step: int, measured: Mapping[NodeId, StepSample]) -> dict[NodeId, StepSam
 
 def seen(
     *measured: Mapping[NodeId, StepSample], relative_error: float = 0.0, steps: int = 1
-) -> Speeds:
+) -> NodeSpeeds:
     """What is known after these looks, ten seconds and some steps from one to the next."""
-    watch = Speeds(generation=1)
+    watch = NodeSpeeds(generation=1)
     for number, one in enumerate(measured):
         step = OPTIONS.slow_steps + steps * number
         watch = look(
@@ -104,7 +104,7 @@ def test_speedup_of_others_makes_no_straggler():
 
 def test_first_steps_are_not_judged():
     early = at(OPTIONS.slow_steps - 1, samples(1.0, 1.0, 9.0, 1.0))
-    watch = look(Speeds(1), early, now=0.0, relative_error=0.0, options=OPTIONS)
+    watch = look(NodeSpeeds(1), early, now=0.0, relative_error=0.0, options=OPTIONS)
     assert (watch.slow, watch.at_first) == ({}, {})
 
 
@@ -130,4 +130,4 @@ def test_slowest_come_first():
         NAMES[0]: Straggler(2.0, "it did before", 0.0, 0, 100),
         NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),
     }
-    assert list(Speeds(slow=found).found(100.0, OPTIONS)) == [NAMES[1], NAMES[0]]
+    assert list(NodeSpeeds(slow=found).found(100.0, OPTIONS)) == [NAMES[1], NAMES[0]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import FIRST, JobId, JobState, Order, OrderKind, Past
+from agents.protocol.records import FIRST, JobId, JobPast, JobState, Order, OrderKind
 from sailord.core import learn
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
@@ -116,7 +116,7 @@ def test_next_job_gets_the_cluster_after_one_is_done() -> None:
     assert commands == (
         WriteJob(job(state="done", reason="all steps")),
         WriteJob(
-            job(id=JobId("other"), state="running", reason="its turn came", past=Past(since=NOW))
+            job(id=JobId("other"), state="running", reason="its turn came", past=JobPast(since=NOW))
         ),
         WakeAgents((A, B)),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import Past
+from agents.protocol.records import JobPast
 from sailord.core.model.commands import Command, ProbeAgent, RequestPlan, WriteGeneration, WriteJob
 from sailord.core.model.events import Event, OrderGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.model.nodes import Node
@@ -208,7 +208,7 @@ PLANS: list[Row] = [
         PlanFound(NOW, 4, proposal(A)),
         Opening(replace(opened().record, plan="plan-a", members=(A,)), proposal(A)),
         (
-            WriteJob(job(past=Past(departures=1))),
+            WriteJob(job(past=JobPast(departures=1))),
             WriteGeneration(
                 replace(opened().record, plan="plan-a", members=(A,)),
                 replaces=G,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agents.protocol.records import Busy, NodeId, Order
+from agents.protocol.records import ComputeTimes, NodeId, Order
 from sailord.core.decide import decide
 from sailord.core.model.commands import GiveOrder, Note, RequestPlan, WriteGeneration
 from sailord.core.model.events import OrderGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Running, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -40,13 +40,13 @@ CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
 SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
 QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, slow={B: CRAWLS})
 MARK = Order("slow-b-job-3", "quarantine", B, None, str(CRAWLS))
-G = generation(*ALL, busy=Busy((0.1,) * 4))
+G = generation(*ALL, busy=ComputeTimes((0.1,) * 4))
 
 
 def four(*found: NodeId, **others: Any) -> State:
     """A job on four nodes, some of which have been slow for long enough, as was seen just now."""
     slow = dict.fromkeys(found, CRAWLS)
-    watch = Speeds(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
+    watch = NodeSpeeds(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
     others = {"considered": frozenset(ALL), "generation": G, "speeds": watch, **others}
     made = state(None, *map(node, ALL), **others)
     return replace(made, options=OPTIONS)
@@ -74,7 +74,9 @@ def measured(times_b: float, step: int) -> State:
 def test_reports_are_compared_with_the_prediction():
     before = measured(3.0, 40)
     after, _ = decide(before, Ticked(NOW))
-    assert active_of(after).slowness.speeds == Speeds(3, 40, NOW), "the first steps are not judged"
+    assert active_of(after).slowness.speeds == NodeSpeeds(3, 40, NOW), (
+        "the first steps are not judged"
+    )
     later = measured(3.0, 50)
     later = replace(
         later, active=grouped(active_of(later), speeds=active_of(after).slowness.speeds)
@@ -91,7 +93,7 @@ def test_no_prediction_means_no_stragglers():
     before = measured(3.0, 40)
     unpredicted = replace(before, active=replace(active_of(before), generation=generation(*ALL)))
     after, _ = decide(unpredicted, Ticked(NOW))
-    assert active_of(after).slowness.speeds == Speeds()
+    assert active_of(after).slowness.speeds == NodeSpeeds()
 
 
 def test_straggler_question_leaves_the_node_out():

@@ -12,7 +12,7 @@ from sailord.capacity.core import model
 from sailord.capacity.core.decide import decide, record_of
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold
-from sailord.goodput.core.sight import renting_of, sight_of
+from sailord.goodput.core.usage_sample import renting_of, sample_usage
 from sailord.providers.interface import Instance, Observation, Pool
 from tests.sailord.core.states import A as NODE_A
 from tests.sailord.core.states import node, record
@@ -84,7 +84,7 @@ class Leaders:
         ]
         state = State(now=self.now, term=self.number, nodes={n.record.id: n for n in known})
         renting = renting_of(self.capacity, self.now)
-        self.ledger = fold(self.ledger, sight_of(state, lambda _: None, renting))
+        self.ledger = fold(self.ledger, sample_usage(state, lambda _: None, renting))
 
     def play(self, what: str) -> None:
         match what:

@@ -18,8 +18,8 @@ from sailord.goodput.core.ledger import (
     Account,
     CauseLoad,
     Ledger,
-    Sight,
     StepProgress,
+    UsageSample,
     fold,
 )
 
@@ -55,7 +55,7 @@ ENDINGS: tuple[Cause, ...] = ("moving_detect", "moving_quiesce")
 
 
 @st.composite
-def sights(draw: st.DrawFn) -> list[tuple[Sight, bool]]:
+def samples(draw: st.DrawFn) -> list[tuple[UsageSample, bool]]:
     """Moments with random gaps, some at a clock set back, each with or without a change of leader;
     and bills that may be corrected downwards."""
     at, found = 1e9, []
@@ -64,43 +64,43 @@ def sights(draw: st.DrawFn) -> list[tuple[Sight, bool]]:
         bill = draw(st.none() | st.floats(0, 1000))
         gpu_bill = draw(st.none() | st.integers(0, 10**10))
         ended_by = draw(st.sampled_from(ENDINGS))
-        sight = Sight(at, draw(loads()), draw(steps), ended_by, bill, gpu_bill)
-        found.append((sight, draw(st.booleans())))
+        sample = UsageSample(at, draw(loads()), draw(steps), ended_by, bill, gpu_bill)
+        found.append((sample, draw(st.booleans())))
     return found
 
 
-@given(sights())
+@given(samples())
 def test_causes_sum_to_the_wall_clock_exactly_and_dollars_to_the_bill(
-    seen: list[tuple[Sight, bool]],
+    seen: list[tuple[UsageSample, bool]],
 ) -> None:
     ledger, before = Ledger(), None
     gpu_us = unpriced_us = rented_us = 0
     usd = 0.0
     bill_from = bill = gpu_bill_from = gpu_bill = None
-    for sight, is_new_leader in seen:
+    for sample, is_new_leader in seen:
         known = ledger
-        ledger = fold(ledger, sight)
+        ledger = fold(ledger, sample)
         for account in known.accounts:
             if account.cause != IN_STEP:
                 later = ledger.account(account.cause)
                 assert later.gpu_us >= account.gpu_us, "a sum has shrunk"
                 assert later.usd >= account.usd, "a sum of dollars has shrunk"
         if before is not None:
-            passed_us = max(round(sight.at * 1e6) - round(before.at * 1e6), 0)
+            passed_us = max(round(sample.at * 1e6) - round(before.at * 1e6), 0)
             gpu_us += sum(each.gpus - each.rented_gpus for each in before.loads) * passed_us
             if gpu_bill_from is None:  # Seen, while no bill was known.
                 gpu_us += sum(each.rented_gpus for each in before.loads) * passed_us
-            elif sight.bill_gpu_us is None:
+            elif sample.bill_gpu_us is None:
                 rented_us += sum(each.rented_gpus for each in before.loads) * passed_us
             else:
-                rented_us = max(rented_us, sight.bill_gpu_us - gpu_bill_from)
+                rented_us = max(rented_us, sample.bill_gpu_us - gpu_bill_from)
             unpriced_us += sum(each.unpriced_gpus for each in before.loads) * passed_us
             usd += sum(each.usd_per_hour for each in before.loads) * passed_us / 3.6e9
-        bill_from = sight.bill_usd if bill_from is None else bill_from
-        bill = bill if sight.bill_usd is None else sight.bill_usd
-        gpu_bill_from = sight.bill_gpu_us if gpu_bill_from is None else gpu_bill_from
-        gpu_bill = gpu_bill if sight.bill_gpu_us is None else sight.bill_gpu_us
-        before = sight
+        bill_from = sample.bill_usd if bill_from is None else bill_from
+        bill = bill if sample.bill_usd is None else sample.bill_usd
+        gpu_bill_from = sample.bill_gpu_us if gpu_bill_from is None else gpu_bill_from
+        gpu_bill = gpu_bill if sample.bill_gpu_us is None else sample.bill_gpu_us
+        before = sample
         if is_new_leader:
             ledger = decode(Ledger, encode(ledger))
     assert sum(each.gpu_us for each in ledger.accounts) == gpu_us + rented_us
@@ -114,10 +114,10 @@ def test_causes_sum_to_the_wall_clock_exactly_and_dollars_to_the_bill(
         assert booked - ledger.ahead_usd == pytest.approx(usd + billed, abs=1e-6)
 
 
-def run(*sights: Sight, ledger: Ledger | None = None) -> dict[Cause, float]:
+def run(*samples: UsageSample, ledger: Ledger | None = None) -> dict[Cause, float]:
     """GPU seconds by cause."""
     ledger = ledger or Ledger()
-    for each in sights:
+    for each in samples:
         ledger = fold(ledger, each)
     return {each.cause: each.gpu_us / 1e6 for each in ledger.accounts}
 
@@ -131,7 +131,7 @@ def at_step(number: int, **others: Any) -> StepProgress:
 
 
 def test_a_finished_step_is_split_by_what_its_ranks_measured() -> None:
-    found = run(Sight(100.0, HELD, at_step(5)), Sight(102.0, HELD, at_step(6)))
+    found = run(UsageSample(100.0, HELD, at_step(5)), UsageSample(102.0, HELD, at_step(6)))
     # 8 GPU seconds: 4 of computing, 4 x 0.1 of stall, 4 x 0.2 of waiting for a straggler.
     assert found == {
         "training": 4.0, "checkpoint_stall": 0.4, "slow_node": 0.8, "idle_in_plan": 2.8,
@@ -140,7 +140,7 @@ def test_a_finished_step_is_split_by_what_its_ranks_measured() -> None:
 
 def test_without_measurements_a_step_is_training() -> None:
     plain = at_step(5, busy_s=None, stall_s=0.0, slow_s=0.0)
-    assert run(Sight(1.0, HELD, plain), Sight(3.0, HELD, replace(plain, number=6))) == {
+    assert run(UsageSample(1.0, HELD, plain), UsageSample(3.0, HELD, replace(plain, number=6))) == {
         "training": 8.0
     }
 
@@ -148,10 +148,10 @@ def test_without_measurements_a_step_is_training() -> None:
 def test_a_step_that_never_ended_is_booked_on_the_detection_of_the_loss() -> None:
     waits = (CauseLoad("moving_plan", 3, 30.0),)
     found = run(
-        Sight(100.0, HELD, at_step(5)),
-        Sight(101.0, HELD, at_step(5)),
-        Sight(112.0, waits, None),
-        Sight(113.0, waits, None),
+        UsageSample(100.0, HELD, at_step(5)),
+        UsageSample(101.0, HELD, at_step(5)),
+        UsageSample(112.0, waits, None),
+        UsageSample(113.0, waits, None),
     )
     assert found == {"moving_detect": 48.0, "moving_plan": 3.0}
 
@@ -159,9 +159,9 @@ def test_a_step_that_never_ended_is_booked_on_the_detection_of_the_loss() -> Non
 def test_steps_repeated_after_a_loss_are_booked_on_recovering() -> None:
     moved = {"generation": 2, "first": 3, "usual_s": 0.0, "stall_s": 0.0, "slow_s": 0.0}
     found = run(
-        Sight(100.0, HELD, at_step(5)),
-        Sight(100.0, HELD, at_step(3, **moved)),
-        Sight(108.0, HELD, at_step(7, **moved)),
+        UsageSample(100.0, HELD, at_step(5)),
+        UsageSample(100.0, HELD, at_step(3, **moved)),
+        UsageSample(108.0, HELD, at_step(7, **moved)),
     )
     # Of four steps two were done before.
     assert found == {"recovering": 16.0, "training": 16.0}
@@ -169,15 +169,15 @@ def test_steps_repeated_after_a_loss_are_booked_on_recovering() -> None:
 
 def test_the_first_step_of_a_generation_costs_what_it_takes_beyond_a_usual_one() -> None:
     begun = at_step(0, busy_s=None, stall_s=0.0, slow_s=0.0)
-    found = run(Sight(100.0, HELD, begun), Sight(110.0, HELD, replace(begun, number=1)))
+    found = run(UsageSample(100.0, HELD, begun), UsageSample(110.0, HELD, replace(begun, number=1)))
     assert found == {"moving_first_step": 32.0, "training": 8.0}
 
 
 def test_time_without_a_leader_is_unobserved_and_belongs_to_no_step() -> None:
     plain = at_step(5, busy_s=None, stall_s=0.0, slow_s=0.0)
     gap = GAP_S + 1
-    found = run(Sight(0.0, HELD, plain), Sight(gap, HELD, plain),
-                Sight(gap + 2, HELD, replace(plain, number=6)))  # fmt: skip
+    found = run(UsageSample(0.0, HELD, plain), UsageSample(gap, HELD, plain),
+                UsageSample(gap + 2, HELD, replace(plain, number=6)))  # fmt: skip
     assert found == {"unobserved": 4 * gap, "training": 8.0}
 
 
@@ -185,7 +185,7 @@ def test_later_bookings_use_up_a_corrected_bill() -> None:
     up = (CauseLoad("training", 8, 0.0, 30.0),)
     ledger = Ledger()
     for at, bill in ((0.0, 5.0), (60.0, 6.0), (120.0, 5.9), (180.0, 6.5)):
-        ledger = fold(ledger, Sight(at, up, bill_usd=bill))
+        ledger = fold(ledger, UsageSample(at, up, bill_usd=bill))
         if at == 120.0:
             assert ledger.ahead_usd == pytest.approx(0.1)
     assert ledger.account("training").usd == pytest.approx(1.5)
@@ -198,10 +198,10 @@ def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -
     ledger = Ledger()
     # At 111 two of them turn out to have ended at 104.
     for at, loads, bill_s in ((100.0, three, 0), (110.0, three, 30), (111.0, one, 3 * 4 + 7)):
-        ledger = fold(ledger, Sight(at, loads, bill_gpu_us=bill_s * 10**6))
+        ledger = fold(ledger, UsageSample(at, loads, bill_gpu_us=bill_s * 10**6))
     assert ledger.account("unused").gpu_us == 30e6, "a sum never shrinks"
     assert ledger.ahead_us == 2 * 7e6 - 3e6
-    ledger = fold(ledger, Sight(131.0, one, bill_gpu_us=(3 * 4 + 27) * 10**6))
+    ledger = fold(ledger, UsageSample(131.0, one, bill_gpu_us=(3 * 4 + 27) * 10**6))
     assert ledger.ahead_us == 0
     assert ledger.account("unused").gpu_us == (3 * 4 + 27) * 1e6
     assert ledger.account("held").gpu_us == 5 * 20e6, "what nobody rents is not made up with"
@@ -209,14 +209,20 @@ def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -
 
 def test_what_the_bill_grew_by_beyond_what_was_seen_is_the_boot_of_a_new_instance() -> None:
     seen = (CauseLoad("held", 2, rented_gpus=2),)
-    assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=26 * 10**6)) == {
+    samples = (
+        UsageSample(at, seen, bill_gpu_us=us * 10**6) for at, us in ((100.0, 0), (110.0, 26))
+    )
+    assert run(*samples) == {
         "held": 20.0, "booting": 6.0,
     }  # fmt: skip
 
 
 def test_an_instance_that_ended_takes_its_part_of_each_cause() -> None:
     seen = (CauseLoad("held", 2, rented_gpus=2), CauseLoad("unused", 4, rented_gpus=1))
-    assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=15 * 10**6)) == {
+    samples = (
+        UsageSample(at, seen, bill_gpu_us=us * 10**6) for at, us in ((100.0, 0), (110.0, 15))
+    )
+    assert run(*samples) == {
         "held": 10.0, "unused": 35.0,
     }  # fmt: skip
 

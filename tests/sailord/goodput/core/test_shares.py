@@ -13,11 +13,11 @@ from agents.protocol.records import JobId
 from sailord.goodput.core.ledger import (
     IN_STEP,
     Account,
-    Beside,
     CauseLoad,
     Ledger,
-    Sight,
+    OtherJobLoads,
     StepProgress,
+    UsageSample,
 )
 from sailord.goodput.core.ledger import fold as folded
 from sailord.goodput.core.shares import (
@@ -32,7 +32,7 @@ from sailord.goodput.core.shares import (
     resumed,
     too_many,
 )
-from tests.sailord.goodput.core.test_ledger import JOB, sights
+from tests.sailord.goodput.core.test_ledger import JOB, samples
 
 OTHER, THIRD = JobId("other"), JobId("third")
 MIDNIGHT = 20_000 * 86_400.0
@@ -40,10 +40,10 @@ MIDNIGHT = 20_000 * 86_400.0
 TRAINING = (CauseLoad("training", 8, 36.0),)
 
 
-def played(*seen: Sight, shares: Shares | None = None) -> tuple[Ledger, Shares]:
+def played(*seen: UsageSample, shares: Shares | None = None) -> tuple[Ledger, Shares]:
     ledger, found = Ledger(), shares or {}
-    for sight in seen:
-        old, ledger = ledger, folded(ledger, sight)
+    for sample in seen:
+        old, ledger = ledger, folded(ledger, sample)
         found = divided(found, old, ledger)
     return ledger, found
 
@@ -57,18 +57,18 @@ def sums(shares: Shares, kind: str) -> dict[str, dict[str, int]]:
     }
 
 
-@given(sights(), st.lists(st.sampled_from((None, JOB, OTHER)), min_size=12, max_size=12))
+@given(samples(), st.lists(st.sampled_from((None, JOB, OTHER)), min_size=12, max_size=12))
 def test_days_and_jobs_sum_to_the_ledger_exactly(
-    seen: list[tuple[Sight, bool]], jobs: list[JobId | None]
+    seen: list[tuple[UsageSample, bool]], jobs: list[JobId | None]
 ) -> None:
     ledger, shares = Ledger(), {}
-    for (sight, is_new_leader), job in zip(seen, jobs, strict=False):
+    for (sample, is_new_leader), job in zip(seen, jobs, strict=False):
         if is_new_leader:
             ledger = decode(Ledger, encode(ledger))
             shares = resumed([decode(Share, encode(each)) for each in shares.values()], ledger)
-        own = [load for load in sight.loads if not load.rented_gpus and load.cause != IN_STEP]
-        beside = (Beside(THIRD, tuple(own)),) if job == JOB else ()
-        old, ledger = ledger, folded(ledger, replace(sight, job=job, beside=beside))
+        own = [load for load in sample.loads if not load.rented_gpus and load.cause != IN_STEP]
+        beside = (OtherJobLoads(THIRD, tuple(own)),) if job == JOB else ()
+        old, ledger = ledger, folded(ledger, replace(sample, job=job, beside=beside))
         shares = divided(shares, old, ledger)
         for kind in ("day", "job"):
             for rest in rest_of(shares, kind, ledger):
@@ -85,10 +85,10 @@ def test_days_and_jobs_sum_to_the_ledger_exactly(
 
 def test_time_belongs_to_the_job_that_had_the_cluster_and_to_its_day() -> None:
     _, shares = played(
-        Sight(MIDNIGHT - 40, TRAINING, job=JOB),
-        Sight(MIDNIGHT - 10, TRAINING, job=JOB),
-        Sight(MIDNIGHT + 30, (CauseLoad("no_job", 8),), job=None),
-        Sight(MIDNIGHT + 40, TRAINING, job=OTHER),
+        UsageSample(MIDNIGHT - 40, TRAINING, job=JOB),
+        UsageSample(MIDNIGHT - 10, TRAINING, job=JOB),
+        UsageSample(MIDNIGHT + 30, (CauseLoad("no_job", 8),), job=None),
+        UsageSample(MIDNIGHT + 40, TRAINING, job=OTHER),
     )
     assert sums(shares, "day") == {
         "2024-10-03": {"training": 8 * 40},
@@ -103,24 +103,26 @@ def test_time_belongs_to_the_job_that_had_the_cluster_and_to_its_day() -> None:
 
 
 def test_a_step_over_midnight_is_booked_on_both_days_once_it_has_ended() -> None:
-    """In proportion to the time since the last sight, not to the step's."""
+    """In proportion to the time since the last sample, not to the step's."""
     step = StepProgress(JOB, 1, 5, 0, usual_s=20.0)
     loads = (CauseLoad(IN_STEP, 8, 36.0),)
     seen = [
-        Sight(MIDNIGHT - 15, loads, step, job=JOB),
-        Sight(MIDNIGHT - 5, loads, step, job=JOB),
+        UsageSample(MIDNIGHT - 15, loads, step, job=JOB),
+        UsageSample(MIDNIGHT - 5, loads, step, job=JOB),
     ]
     _, before = played(*seen)
     assert sums(before, "day") == {"2024-10-03": {IN_STEP: 80}}
-    ledger, after = played(*seen, Sight(MIDNIGHT + 5, loads, replace(step, number=6), job=JOB))
+    ledger, after = played(
+        *seen, UsageSample(MIDNIGHT + 5, loads, replace(step, number=6), job=JOB)
+    )
     assert sums(after, "day") == {"2024-10-03": {"training": 80}, "2024-10-04": {"training": 80}}
     assert not rest_of(after, "day", ledger)
 
 
 def test_days_without_a_leader_get_their_part_each() -> None:
     _, shares = played(
-        Sight(MIDNIGHT - 3600, TRAINING, job=JOB),
-        Sight(MIDNIGHT + 86_400 + 7200, TRAINING, job=JOB),
+        UsageSample(MIDNIGHT - 3600, TRAINING, job=JOB),
+        UsageSample(MIDNIGHT + 86_400 + 7200, TRAINING, job=JOB),
     )
     assert sums(shares, "day") == {
         "2024-10-03": {"unobserved": 8 * 3600},
@@ -133,11 +135,11 @@ def test_what_an_older_sailord_booked_is_a_rest() -> None:
     """Its ledger names no job, and it leaves the shares as they are."""
     step = StepProgress(JOB, 1, 5, 0)
     loads = (CauseLoad(IN_STEP, 8),)
-    seen = [Sight(MIDNIGHT + at, loads, step, job=JOB) for at in (0, 10)]
+    seen = [UsageSample(MIDNIGHT + at, loads, step, job=JOB) for at in (0, 10)]
     _, shares = played(*seen)
     later = replace(step, number=6)
     ledger, _ = played(
-        *seen, Sight(MIDNIGHT + 15, loads, later), Sight(MIDNIGHT + 16, loads, later)
+        *seen, UsageSample(MIDNIGHT + 15, loads, later), UsageSample(MIDNIGHT + 16, loads, later)
     )
     shares = resumed(shares.values(), ledger)
     assert sums(shares, "day") == {"2024-10-04": {}}
@@ -165,9 +167,9 @@ def test_jobs_that_share_are_each_booked_with_their_own_gpus() -> None:
     """Also while a step of the first one is under way, which is its own."""
     under_way = CauseLoad(IN_STEP, 3, 6.0)
     other, idle = CauseLoad("training", 2, 4.0), CauseLoad("unused", 1, 2.0)
-    beside = (Beside(OTHER, (other,)), Beside(JobId(""), (idle,)))
+    beside = (OtherJobLoads(OTHER, (other,)), OtherJobLoads(JobId(""), (idle,)))
     seen = [
-        Sight(
+        UsageSample(
             MIDNIGHT + s,
             (under_way, other, idle),
             StepProgress(JOB, 1, n, 0),

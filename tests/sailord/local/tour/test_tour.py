@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sailord.local.tour.director import PHASES
 from sailord.local.tour.plan_holders import middle_node, replicated_holders, sole_holders
 from sailord.local.tour.reference_run import largest_difference
 from sailord.local.tour.step_log import StepLog
+from sailord.local.tour.tour_runner import PHASES
 from tests.processes import SAILORCTL
 from tests.sailord.local.running import ROOT
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.link_records import SizeTimes
-from sailord.network.core.choose import Known, choose
+from sailord.network.core.choose import PastMeasurements, choose
 from sailord.network.core.judge import Verdict, judge
 from sailord.network.core.model import (
     Candidate,
@@ -15,7 +15,7 @@ from sailord.network.core.model import (
     Failure,
     Measurement,
     NetworkPolicy,
-    Pick,
+    NextMeasurement,
     Site,
 )
 
@@ -73,7 +73,7 @@ class SimulatedCluster:
     now: float = 1e6
     history: list[Measurement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    picks: list[Pick] = field(default_factory=list)
+    picks: list[NextMeasurement] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -83,10 +83,10 @@ class SimulatedCluster:
         return judge(self.history, lambda _: NIC)
 
     @property
-    def known(self) -> Known:
+    def known(self) -> PastMeasurements:
         verdict = self.verdict
         flagged = [each.measurement for each in verdict.flagged]
-        return Known(verdict.good, self.failures, flagged, verdict.liars)
+        return PastMeasurements(verdict.good, self.failures, flagged, verdict.liars)
 
     def run(self, picks: int, since: float | None = None) -> int:
         """Measure at most so often; return how often."""
@@ -97,7 +97,7 @@ class SimulatedCluster:
             self._measure(pick)
         return picks
 
-    def _measure(self, pick: Pick) -> None:
+    def _measure(self, pick: NextMeasurement) -> None:
         self.picks.append(pick)
         self.now += 1.0
         ends = pick.sender[0], pick.receiver[0]

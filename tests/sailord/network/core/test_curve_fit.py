@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.protocol.link_records import SizeTimes
-from sailord.network.core.curve_fit import fit_curves, rising
+from sailord.network.core.curve_fit import fit_curves, isotonic
 from sailord.network.core.model import SIZES_BYTES, Measurement
 from sailord.network.network_document import network_document
 from simulator.hardware.catalogue import load_catalogue
@@ -22,7 +22,7 @@ positive = st.floats(1e-6, 1e3)
 @given(st.lists(st.tuples(positive, st.floats(0.1, 10.0)), min_size=1))
 def test_rising_never_falls_and_keeps_the_weighted_sum(pairs):
     values, weights = zip(*pairs, strict=True)
-    found = rising(values, weights)
+    found = isotonic(values, weights)
     assert all(a <= b + 1e-9 for a, b in pairwise(found))
     total = sum(v * w for v, w in pairs)
     assert sum(v * w for v, w in zip(found, weights, strict=True)) == pytest.approx(total)

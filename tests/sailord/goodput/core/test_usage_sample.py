@@ -1,4 +1,4 @@
-"""What a sight books each node on, from the controller's state."""
+"""What a sample books each node on, from the controller's state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import PREPARING, Busy, NodeId
+from agents.protocol.records import PREPARING, ComputeTimes, NodeId
 from sailord.core.model.events import NodesObserved
 from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping, Waiting
 from sailord.core.model.state import State
-from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.sharing.parts import whole
-from sailord.goodput.core.ledger import Sight
-from sailord.goodput.core.sight import Rented, Renting, newest_lives, sight_of, with_others
+from sailord.goodput.core.ledger import UsageSample
+from sailord.goodput.core.usage_sample import (
+    Rented,
+    Renting,
+    newest_lives,
+    sample_usage,
+    with_other_jobs,
+)
 from tests.sailord.core.sharing_states import act, both_train
 from tests.sailord.core.states import (
     BEGAN,
@@ -39,8 +45,8 @@ from tests.sailord.core.states import (
 NOTHING = Renting()
 
 
-def seen(state: State, renting: Renting = NOTHING, **others: Any) -> Sight:
-    return sight_of(state, lambda _: 2.0, renting, **others)
+def seen(state: State, renting: Renting = NOTHING, **others: Any) -> UsageSample:
+    return sample_usage(state, lambda _: 2.0, renting, **others)
 
 
 def held(state: State, renting: Renting = NOTHING, **others: Any) -> dict[str, int]:
@@ -150,9 +156,9 @@ def test_a_machine_that_rebooted_is_paid_for_once() -> None:
 def test_a_stragglers_delay_is_measured_from_its_ranks() -> None:
     said = report(A, busy=((0, 3.0),)), report(B, busy=((1, 1.0),))
     slow = {A: Straggler(3.0, "others", BEGAN, 1, 40)}
-    here = state(None, node(A, said[0]), node(B, said[1]), speeds=Speeds(slow=slow))
+    here = state(None, node(A, said[0]), node(B, said[1]), speeds=NodeSpeeds(slow=slow))
     assert here.active is not None
-    predicted = replace(G, busy=Busy((1.0, 1.0)))
+    predicted = replace(G, busy=ComputeTimes((1.0, 1.0)))
     step = seen(replace(here, active=replace(here.active, generation=predicted))).step
     assert step is not None
     assert (step.busy_s, step.slow_s) == (2.0, 2.0)
@@ -160,7 +166,7 @@ def test_a_stragglers_delay_is_measured_from_its_ranks() -> None:
 
 def test_gpus_of_jobs_that_share_are_added_and_their_steps_are_training() -> None:
     first, other = seen(state(None, node(A), node(B), IDLE_C)), seen(state(None, node(A), node(B)))
-    both = with_others(first, [other])
+    both = with_other_jobs(first, [other])
     assert {each.cause: (each.gpus, each.usd_per_hour) for each in both.loads} == {
         "step_under_way": (2, 4.0), "training": (2, 4.0), "unused": (1, 2.0),
     }  # fmt: skip
@@ -174,5 +180,5 @@ def test_a_machine_whose_agent_restarts_is_booked_once_though_two_parts_have_a_l
     there = *map(record, (A, B, C, D)), record(NodeId("d2"), name="machine-d")
     parts, _ = act(parts, NodesObserved(NOW + 2, there))
     lives = newest_lives(whole(parts))
-    first, other = (sight_of(each, lambda _: 2.0, NOTHING, lives=lives) for each in parts.all())
-    assert sum(each.gpus for each in with_others(first, [other]).loads) == 4
+    first, other = (sample_usage(each, lambda _: 2.0, NOTHING, lives=lives) for each in parts.all())
+    assert sum(each.gpus for each in with_other_jobs(first, [other]).loads) == 4

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.paper_search.formula_tables import FormulaEstimate, PaperModel, micro_batch_counts
-from planner.paper_search.layouts import Sites
+from planner.paper_search.layouts import LotGroups
 from planner.paper_search.mixing import Mixer
 from planner.pipelines.plan_shape import PlanShape
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
@@ -25,7 +25,7 @@ class JudgedShape:
 
 
 @dataclass(slots=True, eq=False)
-class Workbench:
+class ShapeImprover:
     """Judges shapes, counts evaluations, and keeps the best."""
 
     model: PaperModel
@@ -59,12 +59,12 @@ class Workbench:
             self.best = found
         return found
 
-    def mixer(self, sites: Sites, micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
-        key = (sites, micro_batch, cuts)
+    def mixer(self, lot_groups: LotGroups, micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
+        key = (lot_groups, micro_batch, cuts)
         if key not in self._mixers:
             self._mixers[key] = Mixer(
                 self.model,
-                sites,
+                lot_groups,
                 micro_batch=micro_batch,
                 cuts=cuts,
                 degrees=self.degrees,
@@ -74,7 +74,7 @@ class Workbench:
 
     def best_of_cuts(
         self,
-        sites: Sites,
+        lot_groups: LotGroups,
         *,
         micro_batch: int,
         cuts: tuple[int, ...],
@@ -83,7 +83,7 @@ class Workbench:
         at_most: float = math.inf,
     ) -> JudgedShape | None:
         """Find the least time limit under which replicas can be dealt, then use its slack."""
-        mixer = self.mixer(sites, micro_batch, cuts)
+        mixer = self.mixer(lot_groups, micro_batch, cuts)
         most, _ = micro_batch_counts(self.model.global_batch // micro_batch, replicas)
         levels = [level for level in mixer.levels() if most * level <= at_most]
         stages = len(cuts) - 1
@@ -126,7 +126,7 @@ class Workbench:
         return found
 
     def slide(self, found: JudgedShape) -> JudgedShape:
-        """Move boundaries and reorder sites while that helps; the GPUs of the stages stay."""
+        """Move boundaries and reorder lot groups while that helps; the GPUs of the stages stay."""
         best, improved = found, True
         while improved and not self.is_spent:
             improved = False
@@ -136,7 +136,9 @@ class Workbench:
                     best, improved = tried, True
         return best
 
-    def mix(self, found: JudgedShape, sites: Sites, replicas: Sequence[int]) -> JudgedShape:
+    def mix(
+        self, found: JudgedShape, lot_groups: LotGroups, replicas: Sequence[int]
+    ) -> JudgedShape:
         """Try other numbers of pipelines, dealing their replicas to GPU kinds as they fit."""
         best, improved = found, True
         while improved and not self.is_spent:
@@ -146,7 +148,7 @@ class Workbench:
             for count in replicas[max(0, index - 1) : index + 3]:
                 for limits in (synced, {}):
                     tried = self.best_of_cuts(
-                        sites,
+                        lot_groups,
                         micro_batch=best.shape.micro_batch,
                         cuts=best.shape.cuts,
                         replicas=count,

@@ -1,4 +1,4 @@
-"""Reads a sight from the controller's state: which cause holds each paid GPU now."""
+"""Reads a sample from the controller's state: which cause holds each paid GPU now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Running, Starting,
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import usable
 from sailord.goodput.core.causes import Cause
-from sailord.goodput.core.ledger import IN_STEP, Beside, CauseLoad, Sight, StepProgress
+from sailord.goodput.core.ledger import IN_STEP, CauseLoad, OtherJobLoads, StepProgress, UsageSample
 
 PriceOf = Callable[[NodeRecord], float | None]
 """Dollars an hour of a node that is not rented; ``None``: unknown."""
@@ -77,18 +77,18 @@ def renting_of(capacity: CapacityState, now: float) -> Renting:
     )
 
 
-def sight_of(
+def sample_usage(
     state: State,
     price: PriceOf,
     renting: Renting,
     *,
     trained: tuple[str, int] | None = None,
     lives: Collection[NodeId] | None = None,
-) -> Sight:
-    """Return the sight of this moment.
+) -> UsageSample:
+    """Return the sample of this moment.
 
     ``lives``: the newest lives of all nodes where ``state`` has only those of a part.
-    ``trained``: the job and generation that trained at the last sight. A new leader, which has no
+    ``trained``: the job and generation that trained at the last sample. A new leader, which has no
     reports yet, believes that it still does.
     """
     active = state.active
@@ -130,16 +130,18 @@ def sight_of(
     step = _step_of(state, active) if active is not None and goes_on else None
     bills = renting.bill_usd, renting.bill_gpu_us
     job = None if active is None else active.job
-    return Sight(state.now, loads, step, _ended_by(active), *bills, job)
+    return UsageSample(state.now, loads, step, _ended_by(active), *bills, job)
 
 
-def with_others(sight: Sight, others: Iterable[Sight]) -> Sight:
+def with_other_jobs(sample: UsageSample, others: Iterable[UsageSample]) -> UsageSample:
     """Add the GPUs of other jobs that share the cluster; a step of theirs is all training."""
-    beside = tuple(Beside(each.job or JobId(""), _all_training(each.loads)) for each in others)
-    sums: dict[Cause, CauseLoad] = {each.cause: each for each in sight.loads}
+    beside = tuple(
+        OtherJobLoads(each.job or JobId(""), _all_training(each.loads)) for each in others
+    )
+    sums: dict[Cause, CauseLoad] = {each.cause: each for each in sample.loads}
     for load in (load for each in beside for load in each.loads):
         sums[load.cause] = _added(sums.get(load.cause, CauseLoad(load.cause, 0)), load)
-    return replace(sight, loads=tuple(load for _, load in sorted(sums.items())), beside=beside)
+    return replace(sample, loads=tuple(load for _, load in sorted(sums.items())), beside=beside)
 
 
 def _all_training(loads: Iterable[CauseLoad]) -> tuple[CauseLoad, ...]:

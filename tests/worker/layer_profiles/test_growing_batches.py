@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from worker.layer_profiles.ladder import DoesNotFitError, Ladder, climb, powers_of_two
+from worker.layer_profiles.growing_batches import (
+    DoesNotFitError,
+    GrowingBatches,
+    measure_growing,
+    powers_of_two,
+)
 
 
 class Bench:
@@ -29,25 +34,27 @@ def test_powers_of_two_end_at_the_most() -> None:
     assert powers_of_two(16) == (1, 2, 4, 8, 16)
 
 
-def test_the_first_that_does_not_fit_ends_the_ladder() -> None:
+def test_the_first_that_does_not_fit_ends_the_measurements() -> None:
     bench = Bench(most=3)
-    found = climb((1, 2, 4, 8), bench.measure, now=bench.now, until_s=100.0)
-    assert found == Ladder(((1, "of 1"), (2, "of 2")), too_large=4, why="1.0 GiB is lacking")
+    found = measure_growing((1, 2, 4, 8), bench.measure, now=bench.now, until_s=100.0)
+    assert found == GrowingBatches(
+        ((1, "of 1"), (2, "of 2")), too_large=4, why="1.0 GiB is lacking"
+    )
 
 
 def test_nothing_fits() -> None:
     bench = Bench(most=0)
-    found = climb((1, 2), bench.measure, now=bench.now, until_s=100.0)
+    found = measure_growing((1, 2), bench.measure, now=bench.now, until_s=100.0)
     assert (found.found, found.too_large) == ((), 1)
 
 
 def test_time_is_shared_equally_among_those_that_are_left() -> None:
     bench = Bench(most=9)
-    climb((1, 2, 4), bench.measure, now=bench.now, until_s=9.0)
+    measure_growing((1, 2, 4), bench.measure, now=bench.now, until_s=9.0)
     assert bench.until == [3.0, 1 + 8 / 2, 3 + 6.0]
 
 
 def test_without_time_only_the_first_is_measured() -> None:
     bench = Bench(most=9)
-    found = climb((2, 4, 8), bench.measure, now=bench.now, until_s=0.0)
-    assert found == Ladder(((2, "of 2"),), untried=(4, 8))
+    found = measure_growing((2, 4, 8), bench.measure, now=bench.now, until_s=0.0)
+    assert found == GrowingBatches(((2, "of 2"),), untried=(4, 8))

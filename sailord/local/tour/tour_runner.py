@@ -48,7 +48,7 @@ class TourEvent:
 
 
 @dataclass(eq=False)
-class Director:
+class TourRunner:
     """Runs the events of one job on a cluster."""
 
     cluster: LocalCluster

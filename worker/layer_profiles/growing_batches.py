@@ -14,7 +14,7 @@ class DoesNotFitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder(Generic[T]):
+class GrowingBatches(Generic[T]):
     """The measurements of growing micro batches, and where they ended."""
 
     found: tuple[tuple[int, T], ...]
@@ -30,13 +30,13 @@ def powers_of_two(most: int) -> tuple[int, ...]:
     return tuple(2**n for n in range(most.bit_length()) if 2**n <= most)
 
 
-def climb(
+def measure_growing(
     sizes: Sequence[int],
     measure: Callable[[int, float], T],
     *,
     now: Callable[[], float],
     until_s: float,
-) -> Ladder[T]:
+) -> GrowingBatches[T]:
     """Measure growing micro batches; the first one is measured even without time.
 
     ``measure`` gets a micro batch and the time until which it may take samples: an equal share of
@@ -46,9 +46,9 @@ def climb(
     for index, size in enumerate(sizes):
         left = until_s - now()
         if index > 0 and left <= 0:
-            return Ladder(tuple(found), untried=tuple(sizes[index:]))
+            return GrowingBatches(tuple(found), untried=tuple(sizes[index:]))
         try:
             found.append((size, measure(size, now() + max(left, 0) / (len(sizes) - index))))
         except DoesNotFitError as error:
-            return Ladder(tuple(found), too_large=size, why=str(error))
-    return Ladder(tuple(found))
+            return GrowingBatches(tuple(found), too_large=size, why=str(error))
+    return GrowingBatches(tuple(found))

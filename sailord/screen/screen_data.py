@@ -12,7 +12,7 @@ LOSSES_KEPT = 1_024
 
 
 @dataclass(eq=False)
-class Seen:
+class ScreenData:
     """Grows with each answer; views only read it."""
 
     status: Mapping[str, Any] | None = None
