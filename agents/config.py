@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +73,14 @@ class Config:
     threads: int | None
     """CPU threads of each worker; ``None``: its share of the cores."""
     options: Options
-    sets_abort_s: bool = False
+    unread: tuple[str, ...] = ()
+    """Where the file has keys that are no longer read."""
     tls: TlsSettings | None
     """``None``: plain HTTP."""
 
     def options_on(self, *, is_emulated: bool) -> Options:
-        """Return the time limits; on GPUs ``abort_s`` is ``GPU_ABORT_S`` unless it is set."""
-        if is_emulated or self.sets_abort_s:
-            return self.options
-        return replace(self.options, abort_s=GPU_ABORT_S)
+        """Return the time limits; on GPUs ``abort_s`` is ``GPU_ABORT_S``."""
+        return self.options if is_emulated else replace(self.options, abort_s=GPU_ABORT_S)
 
     @property
     def shared(self) -> Path:
@@ -130,11 +129,12 @@ def load_config(path: Path, *, opens_store: bool = True) -> Config:
         top, path.parent, None if state is None else path.parent / state, by="enrol", store=store,
         named={"listen.host": rest["host"], "listen.address": rest["address"]},
     )  # fmt: skip
-    waits = top.section("options")
-    options = {f.name: waits.number(f.name, above=0.0, most=1e6) for f in fields(Options)}
-    waits.finish()
-    rest["sets_abort_s"] = options["abort_s"] is not None
-    top.finish()
+    options = top.section("options")
+    rest["unread"] = tuple(options.no_longer_read(Options.__annotations__))
+    testing = options.section("testing")
+    park_s = testing.number("park_s", default=Options().park_s, above=0.0, most=1e6)
+    for table in (testing, options, top):
+        table.finish()
     if store is not None and opens_store:
         later = None if rest["tls"] is None else rest["tls"].made_in
         check_address(store, problems, top.place_of("store"), made_later=later)
@@ -159,7 +159,7 @@ def load_config(path: Path, *, opens_store: bool = True) -> Config:
         data=data and data.resolve(),
         secrets=secrets and secrets.resolve(),
         worker_folder=worker_folder and worker_folder.resolve(),
-        options=Options(**{name: value for name, value in options.items() if value is not None}),
+        options=Options(park_s=park_s),
         **rest,
     )
 

@@ -124,6 +124,8 @@ def check(config: Path) -> None:
     except InputError as error:
         problems.take(error)
     if loaded is not None:
+        for place in loaded.unread:
+            click.echo(f"warning: {place} is no longer read", err=True)
         try:
             read_keys(loaded.key)
         except InputError as error:
@@ -170,6 +172,8 @@ def _find_devices(config: Config, catalogue: Catalogue, emulate: str | None) -> 
 
 async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: LogForm) -> None:
     """Run the agent until a signal ends it."""
+    for place in config.unread:
+        log.warning("a setting is no longer read", place=place)
     key, clock = ClusterKey.read(config.key, config.cluster_name), Clock()
     lock = lock_folder(config.state, service="agent")
     events: asyncio.Queue[Event] = asyncio.Queue()

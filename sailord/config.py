@@ -31,6 +31,19 @@ from simulator.documents.problems import InputError, Problems
 SECRET_BYTES_MIN = 16
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 T = TypeVar("T", Options, CapacityPolicy, NetworkPolicy)
+KEYS = {
+    "options": (
+        *("share", "lease_s", "additions_gather_s", "start_s", "stall_s", "secure_s"),
+        *("failures_until_held", "slow_times", "ended_jobs_kept"),
+    ),
+    "capacity": (
+        *("usd_per_hour_max", "usd_max", "on_demand_min", "machines_per_pool_max"),
+        *("parting_s", "boot_s", "surplus_s", "idle_s"),
+    ),
+    "network": ("seconds_per_hour", "mbytes_per_hour"),
+}
+"""What operators set. An inner table ``testing`` sets every field, for tests and clusters on one
+machine (ADR 121)."""
 LogFormat = Literal["json", "terminal"]
 
 
@@ -102,6 +115,8 @@ class Config:
     """``None``: plain HTTP."""
     otlp: str | None = None
     """Address of the OpenTelemetry collector that gets a trace of each reconfiguration."""
+    unread: tuple[str, ...] = ()
+    """Where the file has keys that are no longer read."""
 
     @property
     def network_file(self) -> Path:
@@ -149,16 +164,14 @@ def load_config(path: Path) -> Config:
     profiles = _path(top, "profiles", path.parent)
     packages = top.text("packages")
     log_format = top.choice("log", ("json", "terminal"), default="json")
-    options = _limits(top.section("options"), Options())
+    unread: list[str] = []
+    options = _limits(top, "options", Options(), unread)
     webhooks = _webhooks(top, path.parent)
-    capacity = _limits(top.section("capacity"), CapacityPolicy(), least=0)
-    if not capacity.look_s:
-        cure = "give the seconds between two observations, such as 10"
-        problems.add(top.place_of("capacity"), "look_s is 0", cure)
+    capacity = _limits(top, "capacity", CapacityPolicy(), unread, least=0)
     telemetry = top.section("telemetry")
     otlp = telemetry.value("otlp", _url, required="telemetry" in top)
     telemetry.finish()
-    network = _limits(top.section("network"), NetworkPolicy(), least=0)
+    network = _limits(top, "network", NetworkPolicy(), unread, least=0)
     checkpoints = read_allowed(top.section("checkpoints"), CHECKPOINTS)
     mounts = read_allowed(top.section("mounts"), MOUNTS)
     cluster = None
@@ -223,6 +236,7 @@ def load_config(path: Path) -> Config:
         mounts=mounts,
         tls=tls,
         otlp=otlp,
+        unread=tuple(unread),
     )
 
 
@@ -293,13 +307,17 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     return secret
 
 
-def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
+def _limits(
+    top: Table, section: str, limits: T, unread: list[str], *, least: float | None = None
+) -> T:
     """Read numbers that replace the fields of ``limits``; above 0 unless ``least`` is given."""
     read: dict[str, Any] = {}
     above = 0.0 if least is None else None
+    own, keys = top.section(section), KEYS[section]
+    testing = own.section("testing")
     for each in fields(limits):
-        if each.metadata:
-            continue  # It follows from others.
+        is_given = each.name in keys and each.name in own
+        table = own if is_given and each.name not in testing else testing
         default = getattr(limits, each.name)
         if isinstance(default, bool):
             read[each.name] = table.flag(each.name, default=default)
@@ -311,7 +329,9 @@ def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
             read[each.name] = table.number(
                 each.name, default=default, above=above, least=least, most=1e6
             )
-    table.finish()
+    testing.finish()
+    unread += own.no_longer_read(sorted({*type(limits).__annotations__}.difference(keys)))
+    own.finish()
     return replace(limits, **read)
 
 

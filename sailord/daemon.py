@@ -320,6 +320,8 @@ async def run_daemon(config: Config) -> None:
             await daemon.capacity.check()
         await _listen(daemon, stack)
         begin_log(config.log_format, daemon.controller.cluster.log_fields)
+        for place in config.unread:
+            log.warning("a setting is no longer read", place=place)
         await daemon.run(stop)
 
 

@@ -88,6 +88,8 @@ def check(config: Path, *, asks_provider: bool) -> None:
     from sailord.config import load_config  # noqa: PLC0415 - see above
 
     loaded = load_config(config)
+    for place in loaded.unread:
+        click.echo(f"warning: {place} is no longer read", err=True)
     if asks_provider:
         asyncio.run(_ask_provider(loaded))
     click.echo(f"{config} is valid")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from agents.protocol.records import (
     Fence,
@@ -27,23 +28,23 @@ UNMEASURED = NodeMeasurements()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Timeouts of the agent."""
+    """Timeouts of the agent; those of the class are constants."""
 
     abort_s: float = 2.0
     """After an abort, workers that have not left the generation are killed; those that announced a
     seal have longer (``leave_by``)."""
-    kill_s: float = 5.0
+    kill_s: ClassVar[float] = 5.0
     """Killed workers that have not ended are killed again."""
     park_s: float = 30.0
     """Workers are parked when the store has been silent, and no step was done, for this time or for
     that of three steps if that is longer. It counts anew after the agent itself was stopped."""
-    nap_s: float = 1.5
+    nap_s: ClassVar[float] = 1.5
     """A gap between two events, ticks included, after which the agent assumes that it was stopped
     itself and has not yet heard its workers."""
-    report_every_s: float = 1.0
-    needed_s: float = 60.0
+    report_every_s: ClassVar[float] = 1.0
+    needed_s: ClassVar[float] = 60.0
     """How long an agent that was asked to exit lets others fetch from its memory."""
-    short_s: float = 60.0
+    short_s: ClassVar[float] = 60.0
     """The shortest time for which a node reports a lack of room: free memory fluctuates."""
 
 

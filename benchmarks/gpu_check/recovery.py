@@ -71,7 +71,7 @@ class _Cluster:
         (folder / "sailord.toml").write_text(
             'cluster_name = "check"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
             f'[listen]\nhost = "127.0.0.1"\nport = {free_port()}\n'
-            "[options]\nstart_gather_s = 0.5\n",
+            "[options.testing]\nstart_gather_s = 0.5\n",
             encoding="utf-8",
         )
         emulate = "" if setting.device == "cuda" else f'emulate = "1x{kind}"\n'

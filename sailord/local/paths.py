@@ -130,10 +130,10 @@ class LocalFolders:
             f'log = "json"\n[checkpoints]\nallowed = ["*"]\n[mounts]\nallowed = ["*"]\n'
             f'[listen]\nhost = "{host}"\nport = {self.port}\n'
             'token_file = "token"\n'
-            f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
-            "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             # Nodes that share cores differ in speed at random.
-            "slow_times = 3.0\n"
+            f"[options]\nlease_s = {LEASE_S}\nadditions_gather_s = 2.0\nslow_times = 3.0\n"
+            "[options.testing]\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
+            "failure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             f"{self._tls(authority='ca')}",
             encoding="utf-8",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -127,6 +127,10 @@ class Table:
         place = self.place_of(key)
         if all(flaw.place != place for flaw in self.document.flaws):
             self.problems.add(place, what, cure)
+
+    def no_longer_read(self, keys: Iterable[str]) -> list[str]:
+        """Accept keys that earlier versions read; return where those that are there stand."""
+        return [self.place_of(key) for key in keys if key in self]
 
     def finish(self) -> None:
         """Report every key that was not read as unknown."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from agents.config import GPU_ABORT_S, load_config
 from agents.core.model import Options
 
 
-@pytest.mark.parametrize(
-    ("given", "on_gpus"), [("", GPU_ABORT_S), ("[options]\nabort_s = 5.0\n", 5.0)]
-)
-def test_abort_takes_longer_on_gpus(tmp_path: Path, given: str, on_gpus: float) -> None:
-    """Unless the operator has set how long."""
-    path = tmp_path / "agent.toml"
+def written(folder: Path, text: str) -> Path:
+    path = folder / "agent.toml"
     path.write_text(
         'cluster_name = "c"\nname = "a"\nstate = "state"\nkey = "key"\n'
-        f'store = "embedded://{tmp_path}/store.db"\n{given}'
+        f'store = "embedded://{folder}/store.db"\n{text}'
     )
+    return path
+
+
+def test_abort_takes_longer_on_gpus(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, ""))
+    assert config.options_on(is_emulated=False).abort_s == GPU_ABORT_S
+    assert config.options_on(is_emulated=True).abort_s == Options().abort_s
+
+
+def test_a_key_of_an_earlier_version_is_accepted_and_named(tmp_path: Path) -> None:
+    old = "[options]\nabort_s = 5.0\nneeded_s = 9.0\n[options.testing]\npark_s = 2.0\n"
+    path = written(tmp_path, old)
     config = load_config(path)
-    assert config.options_on(is_emulated=False).abort_s == on_gpus
-    emulated = config.options_on(is_emulated=True).abort_s
-    assert emulated == (5.0 if given else Options().abort_s)
+    assert config.options == Options(park_s=2.0)
+    assert config.unread == tuple(f"agent.toml: [options] {key}" for key in ("abort_s", "needed_s"))

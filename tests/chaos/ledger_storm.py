@@ -62,12 +62,12 @@ lease_s = {LEASE_S}
 worker = "tests.fakes.worker"
 [listen]
 port = 0
-[options]
+[options.testing]
 park_s = {PARK_S}
 """
 SMALL = JOB.replace("layers = 24", "layers = 8").replace("max_tp = 2", "max_tp = 1")
 CAPACITY = """
-[capacity]
+[capacity.testing]
 look_s = 0.5
 surplus_s = 5.0
 lost_s = 5.0

@@ -69,7 +69,7 @@ class Agent:
             f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "{key}"\n'
             f'lease_s = {self.lease_s}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
             f'worker = "tests.fakes.worker"\n'
-            f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n{tls}"
+            f"[listen]\nport = 0\n[options.testing]\npark_s = {PARK_S}\n{tls}"
         )
         with (self.folder / f"{self.name}.log").open("ab") as out:
             self.process = subprocess.Popen(

@@ -293,4 +293,4 @@ def configure(
             )
         if "usd_" not in capacity:
             capacity += "usd_per_hour_max = 1000.0\n"
-        config.write(f"[capacity]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}")
+        config.write(f"[capacity.testing]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}")

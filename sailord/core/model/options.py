@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
-
-DERIVED = {"is_derived": True}
-"""Marks a field that the configuration file does not name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Time limits, intervals and thresholds of the controller; those of the class are constants."""
+    """Time limits, intervals and thresholds of the controller; those of the class are constants.
+
+    ``sailord.config.KEYS`` names those that operators set; tests set others.
+    """
 
     failures_gather_s: ClassVar[float] = 0.1
     """After a loss, wait this long for others before a new plan is asked for."""
@@ -25,7 +25,7 @@ class Options:
     """The leader's lease, and that of nodes whose records name none."""
     grace_s: float = 2.0
     """Grace period after takeover, beyond one lease, before nodes without one may be given up."""
-    plan_s: float = 60.0
+    plan_s: ClassVar[float] = 60.0
     """Time limit of a plan, ..."""
     stop_s: float = 60.0
     """... of the stop of a generation at a step, ..."""
@@ -54,7 +54,7 @@ class Options:
     job to tell which of its snapshots they hold."""
     probe_s: float = 0.2
     """Seconds between two probes of a node that may be dead."""
-    reconsider_s: float = 600.0
+    reconsider_s: ClassVar[float] = 600.0
     """Seconds until the planner is asked again about nodes and a plan that it was asked about."""
     failure_pause_s: float = 1.0
     """Backoff after a failure that no lost node explains; doubles with each in a row."""
@@ -78,7 +78,7 @@ class Options:
     steps_of_health: int = 20
     """A failure no longer counts once this many further steps were done."""
 
-    reserve_s: float = field(default=0.0, metadata=DERIVED)
+    reserve_s: float = 0.0
     """Where sailord rents, the money for a job's last seconds is kept for saving its state."""
 
     def last_step_s(self, lease_s: float) -> float:

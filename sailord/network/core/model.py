@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agents.protocol.link_records import SizeTimes
 
@@ -73,19 +74,19 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """Limits, ``[network]`` of ``sailord.toml``."""
+    """Limits, ``[network]`` of ``sailord.toml``; those of the class are constants."""
 
     seconds_per_hour: float = 0.0
     """Of measurements on schedule; 0: only when ordered."""
     mbytes_per_hour: float = 2000.0
     """Of measurements on schedule, in 10^6 bytes."""
-    fresh_hours: float = 6.0
+    fresh_hours: ClassVar[float] = 6.0
     """A measurement is repeated after this time."""
-    pairs: int = 3
+    pairs: ClassVar[int] = 3
     """Pairs of nodes that are measured for each two sites."""
-    seconds_each: float = 8.0
+    seconds_each: ClassVar[float] = 8.0
     """Of one measurement."""
-    quiet_mbytes_per_s: float = 1.0
+    quiet_mbytes_per_s: ClassVar[float] = 1.0
     """A node that carries more is not measured now."""
 
 

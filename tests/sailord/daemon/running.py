@@ -63,8 +63,9 @@ class Place:
             f'cluster = "{ROOT}/examples/three-zones.toml"\nlog = "json"\n'
             f'[checkpoints]\nallowed = ["gs://", "s3://", "az://", "memory://", "file://{self.folder}"]\n'
             f'[listen]\nport = {self.port}\ntoken_file = "token"\n'
-            f"[options]\nlease_s = 2.0\ngrace_s = 0.5\nstart_gather_s = 0.2\n"
-            f"additions_gather_s = 0.5\nfailure_pause_s = 0.1\n{self.options}{self.webhooks}"
+            f"[options]\nlease_s = 2.0\nadditions_gather_s = 0.5\n[options.testing]\n"
+            f"grace_s = 0.5\nstart_gather_s = 0.2\nfailure_pause_s = 0.1\n"
+            f"{self.options}{self.webhooks}"
         )
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -138,3 +138,21 @@ def test_an_address_that_no_client_takes_is_refused(address: str, tmp_path) -> N
     for place in ("[webhooks.receiver[0]]: url: ", "[webhooks.receiver[1]]: url_file: holds no",
                   "[telemetry] otlp: "):  # fmt: skip
         assert place in text, text
+
+
+def test_keys_of_an_earlier_version_are_accepted_and_named(place):
+    file = place.config
+    file.write_text(
+        f"{file.read_text()}[network]\npairs = 9\n[capacity]\nlook_s = 5\nboot_s = 5\n"
+        "[capacity.testing]\nlost_s = 2\nboot_s = 7\n"
+    )
+    config = load_config(file)
+    assert (config.network.pairs, config.capacity.look_s) == (3, 10.0), "these are constants"
+    assert (config.capacity.lost_s, config.capacity.boot_s) == (2.0, 7.0)
+    assert config.unread == (f"{file.name}: [capacity] look_s", f"{file.name}: [network] pairs")
+    said = CliRunner().invoke(main, ["check", "--config", str(file)])
+    assert said.exit_code == 0
+    assert f"warning: {file.name}: [network] pairs is no longer read\n" in said.output
+    file.write_text(file.read_text().replace("lost_s", "lots_s"))
+    with pytest.raises(InputError, match="unknown key"):
+        load_config(file)

@@ -23,7 +23,7 @@ TIMES_SLOWER = 12
 """Tests that run beside this one make all nodes wait for cores, some three times as long."""
 STEPS_BEFORE = 12
 WITHIN_S = 150.0
-OPTIONS = "slow_times = 2.5\nslow_steps = 3\nslow_s = 2.0\n"
+OPTIONS = "[options.testing]\nslow_times = 2.5\nslow_steps = 3\nslow_s = 2.0\n"
 """A high threshold, as nodes that share cores differ by chance; short times to keep tests fast."""
 
 
@@ -34,7 +34,7 @@ class HastyPlace(LocalFolders):
         LocalFolders.make(self)
         config = self.folder / "sailord.toml"
         text = config.read_text(encoding="utf-8")
-        config.write_text(text.replace("slow_times = 3.0\n", OPTIONS), encoding="utf-8")
+        config.write_text(text.replace("[options.testing]\n", OPTIONS), encoding="utf-8")
 
 
 def tell(folder: Path) -> dict[str, Any]:

@@ -104,7 +104,6 @@ def test_rented_instances_get_allowed_mounts_that_differ_from_the_default(tmp_pa
         (STATIC, HOST, HOST + HOST, "a second time"),
         (STATIC, "usd_per_hour", "usd", "did you mean"),
         (STATIC, STATIC, STATIC + HOST.replace("gpu-1", "gpu-2"), "that of gpu-1, which is alike"),
-        (STATIC, STATIC, f"{STATIC}[capacity]\nlook_s = 0\n", "look_s is 0"),
         (EMULATED, POOL, "", "add [[provider.pool]]"),
         (EMULATED, POOL, POOL + POOL, "a second time"),
         (EMULATED, "usd_per_hour = 2\n", "", "usd_per_hour: is missing"),

@@ -39,7 +39,7 @@ machine = "emulated-small"
 spot = true
 usd_per_hour = 0.4
 machines_max = 1
-[capacity]
+[capacity.testing]
 look_s = 0.5
 boot_s = 60.0
 surplus_s = 2.0

@@ -35,7 +35,7 @@ kind = "emulated"
 folder = "machines"
 agent = "agent-base.toml"
 {POOLS}
-[capacity]
+[capacity.testing]
 look_s = 0.5
 surplus_s = 2.0
 lost_s = 2.0

@@ -72,7 +72,7 @@ def test_listed_hosts_are_distinguished_from_others(tmp_path):
         for name in ("a", "b")
     )
     place = Place(
-        tmp_path, webhooks=f'[provider]\nkind = "static"\n{hosts}[capacity]\nlook_s = 1\n'
+        tmp_path, webhooks=f'[provider]\nkind = "static"\n{hosts}[capacity.testing]\nlook_s = 1\n'
     )
     try:
         place.start()

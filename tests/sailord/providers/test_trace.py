@@ -119,7 +119,7 @@ machine = "emulated-small"
 spot = true
 usd_per_hour = 1.0
 machines_max = 2
-[capacity]
+[capacity.testing]
 look_s = 0.5
 lost_s = 30.0
 rest_max_s = 4.0
