@@ -61,11 +61,13 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.skipif(bool(_why_not()), reason=_
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that other users can enter."""
+    """A folder that other users can enter; they can read what is made in it."""
     path = Path(tempfile.mkdtemp(prefix="sailor-users-"))
     path.chmod(0o711)
+    before = os.umask(0o022)
     (path / "python").mkdir()
     yield path
+    os.umask(before)
     assert kill_all(path) == []
     shutil.rmtree(path)
 
