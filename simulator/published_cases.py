@@ -104,7 +104,7 @@ class PublishedCase:
             precision=_one_of(raw, "precision", PRECISIONS),
             recompute=_one_of(raw, "recompute", ("none", "full")),
             optimizer=_one_of(raw, "optimizer", tuple(OPTIMIZER_MOMENTS)),
-            zero=int(raw.get("zero_stage", 0)),
+            zero=int(_one_of(raw, "zero_stage", ("0", "1"))),
             gpus_per_node=_count(raw["gpus_per_node"]),
             micro_batch_size=_count(plan["micro_batch_size"]),
             global_batch=_count(plan["global_batch_size"]),

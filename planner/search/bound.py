@@ -23,7 +23,14 @@ import numpy as np
 from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, LotQuota
 from planner.problem.objective import FREE_USD_PER_HOUR, Limits
-from planner.search.pricing import FOREVER_S, Priced, Reach, batch_counts, pipeline_prices
+from planner.search.pricing import (
+    FOREVER_S,
+    Priced,
+    Reach,
+    batch_counts,
+    pipeline_prices,
+    share_out,
+)
 from planner.search.round_trips import RoundTrips
 from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
@@ -48,8 +55,8 @@ TRIPS_ROUNDS = 10
 """Times that the price of a pipeline is computed for further numbers of micro batches."""
 CASE_WORK = 40_000
 """Work, in table entries, of the tables of one stage option in one case."""
-SHARE_WORK = 200
-"""Work, in table entries, of sharing out one micro batch."""
+SHARE_WORK, SHARE_PAIRS = 200, 16
+"""Work, in table entries, of sharing out one micro batch, and pairs of these that are one entry."""
 TRIPS_PRICE = 2.2
 """Cap on a pipeline's price, as a multiple of the average."""
 TRIPS_COUNTS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3, 1.7)
@@ -290,7 +297,13 @@ class EventBound:
         entries = trips.entries(
             tariff.prices, min(highest, tariff.budget), len(TRIPS_COUNTS), self._stages_max(family)
         )
-        return trips if entries <= self.trips_max else None
+        return trips if entries + self._share_work(family) <= self.trips_max else None
+
+    def _share_work(self, family: PipelineRange) -> float:
+        """The work of sharing out all micro batches among the pipelines; none in a range."""
+        total = self.global_batch // family.micro_batch
+        doublings = family.fewest.bit_length() if family.fewest == family.most else 0
+        return doublings * total * (SHARE_WORK + total / SHARE_PAIRS)
 
     def _usd_by_trips(
         self, trips: RoundTrips, family: PipelineRange, span: _Span, usd_per_s_max: float
@@ -349,7 +362,7 @@ class EventBound:
                 pipelines = np.arange(family.fewest, family.most + 1)
                 priced = replace(priced, floor=floor)
                 return float(priced.pipelines_price(pipelines, total).min())
-            self.work += SHARE_WORK * total * family.fewest.bit_length()
+            self.work += self._share_work(family)
             price, shares = share_out(counts, floor, family.fewest, total)
             asked = np.array([n for n in shares if not solved[n]], dtype=np.int64)
             if price * (1 - ROUNDING) > tariff.budget or not len(asked):
@@ -458,40 +471,3 @@ def _around(counts: Ints, low: float, high: float) -> Ints:
     """Indices of some numbers of micro batches around averages in a range."""
     wanted = {max(1.0, share * (low if share <= 1 else high)) for share in TRIPS_COUNTS}
     return np.unique(np.searchsorted(counts, sorted(wanted), side="right") - 1)
-
-
-def share_out(counts: Ints, price: Floats, pipelines: int, total: int) -> tuple[float, list[int]]:
-    """Least price of pipelines that run ``total`` micro batches, and an index of each's count.
-
-    Each runs one micro batch or more. A pipeline with a number of micro batches between two counts
-    has the price of the lower one. The least price of several is the min-plus convolution of their
-    prices over the micro batches.
-    """
-    index = np.searchsorted(counts, np.arange(total + 1), side="right") - 1
-    each = np.where(index >= 0, price[index], np.inf)
-    each[max(1, total - pipelines + 2) :] = np.inf
-    tables: dict[int, Floats] = {1: each}
-
-    def of(number: int) -> Floats:
-        if number not in tables:
-            tables[number] = _min_plus(of(number // 2), of(number - number // 2))
-        return tables[number]
-
-    def parts(number: int, share: int) -> set[int]:
-        if number == 1:
-            return {int(index[share])}
-        one, other = of(number // 2)[: share + 1], of(number - number // 2)[share::-1]
-        split = int(np.argmin(one + other))
-        return parts(number // 2, split) | parts(number - number // 2, share - split)
-
-    least = float(of(pipelines)[total])
-    return least, sorted(parts(pipelines, total)) if math.isfinite(least) else []
-
-
-def _min_plus(one: Floats, other: Floats) -> Floats:
-    """Least sum of a price from each table, by the sum of their indices."""
-    found = np.full(len(one), np.inf)
-    for index in np.flatnonzero(np.isfinite(one)).tolist():
-        rest = found[index:]
-        np.minimum(rest, one[index] + other[: len(rest)], out=rest)
-    return found

@@ -9,6 +9,7 @@ over layers solves all numbers of micro batches at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,6 +169,43 @@ class Priced:
 def _is_above(one: Sequence[float], other: Sequence[float], third: Sequence[float]) -> bool:
     """Whether the middle point lies on or above the line through the other two."""
     return (other[1] - one[1]) * (third[0] - one[0]) >= (third[1] - one[1]) * (other[0] - one[0])
+
+
+def share_out(counts: Ints, price: Floats, pipelines: int, total: int) -> tuple[float, list[int]]:
+    """Least price of pipelines that run ``total`` micro batches, and an index of each's count.
+
+    Each runs one micro batch or more. A pipeline with a number of micro batches between two counts
+    has the price of the lower one. The least price of several is the min-plus convolution of their
+    prices over the micro batches.
+    """
+    index = np.searchsorted(counts, np.arange(total + 1), side="right") - 1
+    each = np.where(index >= 0, price[index], np.inf)
+    each[max(1, total - pipelines + 2) :] = np.inf
+    tables: dict[int, Floats] = {1: each}
+
+    def of(number: int) -> Floats:
+        if number not in tables:
+            tables[number] = _min_plus(of(number // 2), of(number - number // 2))
+        return tables[number]
+
+    def parts(number: int, share: int) -> set[int]:
+        if number == 1:
+            return {int(index[share])}
+        one, other = of(number // 2)[: share + 1], of(number - number // 2)[share::-1]
+        split = int(np.argmin(one + other))
+        return parts(number // 2, split) | parts(number - number // 2, share - split)
+
+    least = float(of(pipelines)[total])
+    return least, sorted(parts(pipelines, total)) if math.isfinite(least) else []
+
+
+def _min_plus(one: Floats, other: Floats) -> Floats:
+    """Least sum of a price from each table, by the sum of their indices."""
+    found = np.full(len(one), np.inf)
+    for index in np.flatnonzero(np.isfinite(one)).tolist():
+        rest = found[index:]
+        np.minimum(rest, one[index] + other[: len(rest)], out=rest)
+    return found
 
 
 def fewest_gpus(tables: StageTimeTables, micro_batches: Sequence[int], gpus: int) -> float:

@@ -182,6 +182,19 @@ def test_undamaged_run_is_estimated(measurements: Measurements) -> None:
     assert [c.case for c in report.comparisons] == ["run"]
 
 
+def test_runs_under_zero_stages_that_are_not_modelled_are_named(
+    measurements: Measurements,
+) -> None:
+    """They were predicted as ZeRO-1, which keeps all gradients and weights."""
+    report = validate(
+        Document("runs.json", {"cases": [RUN | {"zero_stage": 3}]}),
+        measurements=measurements,
+        catalogue=load_catalogue(),
+    )
+    assert report.comparisons == ()
+    assert "zero_stage is 3, not one of 0, 1" in report.failures[0][1]
+
+
 def test_schema_and_documentation_describe_runs() -> None:
     schema = json.loads(
         resources.files("simulator").joinpath("data/schemas/runs.schema.json").read_text("utf-8")

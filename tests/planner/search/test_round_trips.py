@@ -9,13 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.api import plan_job
 from planner.problem.inventory import lots_of
-from planner.search import sync_bound
-from planner.search.bound import share_out
+from planner.problem.question import Question
+from planner.search import bound, sync_bound
+from planner.search.pricing import share_out
 from planner.search.round_trips import RoundTrips, levels_of
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.estimate.machine_layout import lay_out
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
 from simulator.network import network
+from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Schedule
 from tests.planner.search.test_zero_bubble import put_shares
 from tests.planner.search.tight_plans import (
@@ -159,6 +166,29 @@ def test_micro_batches_are_shared_out_at_the_least_price() -> None:
         least, shares = share_out(counts, price, pipelines, total)
         assert least == pytest.approx(best)
         assert set(shares) <= set(range(len(counts)))
+
+
+def test_many_micro_batches_are_not_shared_out_pair_by_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large prime batch has micro batches of one sample: pairs of them took hours."""
+    totals: list[int] = []
+
+    def counted(counts: np.ndarray, price: np.ndarray, pipelines: int, total: int) -> object:
+        totals.append(total)
+        return share_out(counts, price, pipelines, total)
+
+    monkeypatch.setattr(bound, "share_out", counted)
+    pool = Pool("us-central1-a", "A100-40", "A100-40x8", 8, 8)
+    for batch, most in ((1009, 1009), (30_011, 0)):
+        totals.clear()
+        job = Job("prime", preset("opt-125m"), batch, 512, micro_batches=(1,))
+        answer = plan_job(
+            Question(job, Cluster((pool,), load_catalogue()), Measurements(), budget=9)
+        )
+        assert answer.objective is not None
+        assert 0 < answer.lower_bound <= answer.objective
+        assert max(totals, default=0) == most
 
 
 def test_levels_are_the_sums_of_prices() -> None:
