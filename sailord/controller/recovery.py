@@ -62,8 +62,8 @@ class Recovery:
     async def recover(self, records: StoredRecords, state: State) -> bool:
         """Store records that only agents still have; return whether anything was stored."""
         jobs = {job.id: job for job in records.jobs}
-        records = {record.job: record for record in records.generations}
-        running = {job for job, record in records.items() if _is_running(record, state)}
+        newest = {record.job: record for record in records.generations}
+        running = {job for job, record in newest.items() if _is_running(record, state)}
         ahead: dict[JobId, list[Node]] = {}
         unknown: dict[str, str] = {}
         for node in state.nodes.values():
@@ -72,7 +72,7 @@ class Recovery:
                 continue
             job = report.job
             if job in jobs:
-                number = records[job].number if job in records else 0
+                number = newest[job].number if job in newest else 0
                 is_live = job not in running and jobs[job].state not in ENDED
                 if is_live and report.heard.generation > number:
                     ahead.setdefault(job, []).append(node)
