@@ -11,7 +11,7 @@ from sailord.text.cures import SPEND_MORE
 from sailord.text.event_lines import fold, line_text
 from sailord.text.plan_text import plan_lines
 from sailord.text.table import table
-from sailord.text.units import YEAR_S, counted, duration, timestamp
+from sailord.text.units import YEAR_S, counted, duration, memory, timestamp
 
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
@@ -86,11 +86,18 @@ def _problem_lines(problems: Sequence[str]) -> list[str]:
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
     """Return the jobs that wait for an operator."""
     lines = [
-        f"{job['state']:11} {job['id']}: {job['reason']}; {_cure_of_pause(job)}"
+        f"{job['state']:11} {job['id']}{_at_step(job)}: {job['reason']}; {_cure_of_pause(job)}"
         for job in paused[:CAUSES_MAX]
     ]
     rest = len(paused) - CAUSES_MAX
     return [*lines, *([f"            {rest} more (sailorctl jobs)"] if rest > 0 else [])]
+
+
+def _at_step(job: Mapping[str, Any]) -> str:
+    """Return where a job goes on; an older sailord does not say it."""
+    step, steps = job.get("step"), job.get("steps")
+    of = "" if steps is None else f" of {steps:,}"
+    return "" if step is None else f", step {step:,}{of}"
 
 
 def _cure_of_pause(job: Mapping[str, Any]) -> str:
@@ -327,8 +334,8 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
     place = f" behind {_some(before)}" if before else ""
-    gib = number(submitted["snapshot_bytes"] / 2**30)
-    room = f"snapshots will take about {gib} GiB of memory, over all its nodes"
+    size = memory(submitted["snapshot_bytes"])
+    room = f"snapshots will take about {size} of memory, over all its nodes"
     return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
 
 

@@ -42,6 +42,25 @@ ENDS = ("transition", "job_held", "job_finished")
 """Kinds of events that tell how a job ended."""
 
 
+class EndsOnce:
+    """Recognises the second of the two events, one a transition, of a job's end or hold."""
+
+    def __init__(self) -> None:
+        self._first: dict[str | None, tuple[str, str]] = {}
+
+    def is_second(self, event: Mapping[str, Any]) -> bool:
+        """Return whether the event says what one before it has said."""
+        kind, job = event["kind"], event.get("job")
+        if kind not in ENDS:
+            return False
+        text = event["text"].removeprefix("held: ")
+        first = self._first.pop(job, None)
+        if first is not None and first[0] != kind and first[1] == text:
+            return True
+        self._first[job] = kind, text
+        return False
+
+
 def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
     """Return one line for each event, oldest first, with these exceptions.
 

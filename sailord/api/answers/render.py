@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from agents.protocol.records import JobId, JobRecord, NodeId, Point, Report
+from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
 from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
@@ -23,7 +23,7 @@ from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, costs, paid, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
-from sailord.core.queries.restore_choice import why_queue_stands
+from sailord.core.queries.restore_choice import resume_point, why_queue_stands
 from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
 from sailord.core.queries.timeouts import stall_s
 from sailord.notify.feed import EventKind, FeedEvent
@@ -173,7 +173,10 @@ def queue_view(state: State) -> dict[str, Any]:
 def paused_view(state: State) -> tuple[types.PausedJob, ...]:
     """The jobs that wait for an operator and do not have the cluster."""
     return tuple(
-        types.PausedJob(job.id, job.state, job.reason, why_not_afforded(state, id_))
+        types.PausedJob(
+            *(job.id, job.state, job.reason, why_not_afforded(state, id_)),
+            *(resume_point(state, id_).step, job.steps),
+        )
         for id_, job in sorted(state.jobs.items())
         if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)
     )
@@ -264,7 +267,7 @@ def job_view(state: State, id_: JobId) -> types.JobView | None:
     if job is None:
         return None
     generation = state.generations.get(id_)
-    step = None if generation is None else generation.restore.point.step
+    step = None if generation is None or job.state in ENDED else resume_point(state, id_).step
     return types.JobView(**fields_of(job), generation=generation, step=step, durable=durable)
 
 

@@ -268,6 +268,10 @@ class PausedJob:
     reason: str
     unpaid: str = ""
     """Why its budget does not pay for going on: it cannot be resumed."""
+    step: int | None = None
+    """The step from which it would go on."""
+    steps: int | None = None
+    """After how many it is done."""
 
 
 @dataclass(frozen=True, slots=True)

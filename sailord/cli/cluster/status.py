@@ -13,7 +13,7 @@ from sailord.cli.shared.server import ask_about, report_outage, server_command
 from sailord.client import Client, Reconnector, ServerProblem, status_path
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
-from sailord.text.event_lines import fold, line_text
+from sailord.text.event_lines import EndsOnce, fold, line_text
 from sailord.text.printable import printable
 
 WATCH_S = 1.0
@@ -85,8 +85,11 @@ def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
         click.echo(line if as_json else printable(line))
     if follow:
         sys.stdout.flush()
+        ends = EndsOnce()
+        for event in found:
+            ends.is_second(event)
         for event in client.follow(found[-1]["id"] if found else 0, reconnector):
-            if is_whole or not event.get("is_detail"):
+            if is_whole or not (event.get("is_detail") or ends.is_second(event)):
                 line = line_of(event)
                 click.echo(line if as_json else printable(line))
                 sys.stdout.flush()

@@ -52,7 +52,7 @@ def node_losses(state: State) -> dict[NodeId, NodeLoss]:
     nodes = [id_ for id_, node in state.nodes.items() if not node.is_lost]
     if not holders_reported(state, active):
         return dict.fromkeys(nodes, NOT_KNOWN)
-    holders = piece_holders(in_memory(state, active))
+    holders = piece_holders(in_memory(state, active.job))
     complete = whole_points(holders, state.job.layers, state.job.atoms)
     alone = _alone_at({point: holders[point] for point in complete})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import Durable, NodeId, Point, Restore, Sealed
+from agents.protocol.records import Durable, JobId, NodeId, Point, Restore, Sealed
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Waiting
 from sailord.core.model.standing import Unreachable
@@ -62,13 +62,13 @@ def _speaks(node: Node) -> bool:
     return node.report is not None and is_there
 
 
-def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
-    """Return the job's snapshots in the memory of live nodes."""
+def in_memory(state: State, job: JobId) -> tuple[tuple[NodeId, Sealed], ...]:
+    """Return a job's snapshots in the memory of live nodes."""
     return tuple(
         (id_, sealed)
         for id_, node in sorted(state.nodes.items())
         if node.report is not None and not node.is_lost and _speaks(node)
-        if node.report.job in {None, active.job}
+        if node.report.job in {None, job}
         for sealed in node.report.sealed
     )
 
@@ -84,13 +84,28 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
     if order is not None and order.durable is not None:
         return Restore(order.durable.point, "durable"), order.durable
     restore = restore_point(
-        in_memory(state, active),
+        in_memory(state, active.job),
         layers=state.job.layers,
         atoms=state.job.atoms,
         last=active.generation,
         durable=durable,
     )
     return restore, lowers
+
+
+def resume_point(state: State, id_: JobId) -> Point:
+    """Return where a job that does not have the cluster would go on."""
+    rollback = state.rollbacks.get(id_)
+    if rollback is not None and rollback.durable is not None:
+        return rollback.durable.point
+    job = state.jobs[id_]
+    return restore_point(
+        in_memory(state, id_),
+        layers=job.layers,
+        atoms=job.atoms,
+        last=state.generations.get(id_),
+        durable=state.durables.get(id_),
+    ).point
 
 
 def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
@@ -153,7 +168,7 @@ def release_now(state: State) -> Point | None:
     if active is None or active.generation is None or isinstance(active.phase, Opening):
         return None
     point = release_point(
-        in_memory(state, active),
+        in_memory(state, active.job),
         layers=state.job.layers,
         atoms=state.job.atoms,
         record=active.generation,

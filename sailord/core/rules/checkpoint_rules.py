@@ -220,7 +220,7 @@ def _answer(
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
     """Return the generation's newest point whose pieces are all in memory."""
-    held = in_memory(state, active)
+    held = in_memory(state, active.job)
     shape = state.job.layers, state.job.atoms
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)
     return max(points, default=None)

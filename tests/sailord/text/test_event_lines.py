@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sailord.text.event_lines import fold
+from sailord.text.event_lines import EndsOnce, fold
 
 
 def event(kind: str, text: str, **about: Any) -> dict[str, Any]:
@@ -87,6 +87,20 @@ def test_a_hold_and_its_transition_are_one_line():
     held, ended = event("job_held", "why"), event("job_finished", "done: why")
     assert said(held, event("transition", "held: why")) == ["held: why"]
     assert said(ended, event("transition", "done: why")) == ["done: why"]
+
+
+def test_an_end_that_is_followed_is_told_once():
+    ends = EndsOnce()
+    events = (
+        *(event("note", "x"), event("note", "x")),
+        *(event("transition", "held: why"), event("job_held", "why")),
+        *(event("transition", "held: why"), event("job_held", "why")),
+        *(event("job_finished", "done: all"), event("transition", "done: all", job="other")),
+        event("transition", "done: all"),
+    )
+    assert [ends.is_second(each) for each in events] == [
+        *(False, False, False, True, False, True, False, False, True)
+    ]
 
 
 def test_events_of_an_older_sailord_have_no_details():

@@ -268,11 +268,14 @@ def test_quarantined_node_counts_as_cordoned_and_says_why():
 
 def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     known = state(None, node(A)).with_job(
-        job(id=JobId("other"), state="paused", reason="pause was ordered")
+        job(id=JobId("other"), state="paused", reason="pause was ordered", steps=2000)
     )
+    durable = Durable(Point(1030, 3), "m", "0" * 64)
+    known = replace(known, durables={JobId("other"): durable})
     (paused,) = json.loads(json.dumps(plain(render.queue_view(known)["paused"])))
     reason = "pause was ordered"
-    assert paused == {"id": "other", "state": "paused", "reason": reason, "unpaid": ""}
+    at = {"step": 1030, "steps": 2000}
+    assert paused == {"id": "other", "state": "paused", "reason": reason, "unpaid": "", **at}
     shown_now = json.loads(
         json.dumps(
             plain(Status("prod", NOW, True, 7, None, StoreView(True, None), None, 0, {}, ()))
@@ -280,7 +283,10 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     )
     text = status_text(shown_now | {"paused": [paused]})
     assert "job         none" in text
-    assert "paused      other: pause was ordered; sailorctl resume other goes on" in text
+    about = "other, step 1,030 of 2,000: pause was ordered"
+    assert f"paused      {about}; sailorctl resume other goes on" in text
+    older = {name: value for name, value in paused.items() if name not in at}
+    assert "paused      other: pause" in status_text(shown_now | {"paused": [older]})
 
 
 def test_a_speed_far_from_the_prediction_is_shown_in_words():

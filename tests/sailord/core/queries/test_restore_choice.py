@@ -6,12 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobId
+from agents.protocol.records import Durable, JobId, Order, Point
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Waiting
 from sailord.core.model.state import State
-from sailord.core.queries.restore_choice import holders_reported
-from tests.sailord.core.states import JOB, NOW, A, B, active_of, changed, generation, node, report
+from sailord.core.queries.restore_choice import holders_reported, resume_point
+from tests.sailord.core.states import (
+    JOB,
+    NOW,
+    A,
+    B,
+    active_of,
+    changed,
+    generation,
+    job,
+    node,
+    report,
+)
 from tests.sailord.core.states import state as state_of
 
 OTHER = JobId("other")
@@ -52,3 +63,19 @@ def test_a_lost_node_is_not_awaited():
 def test_after_a_loss_no_node_of_another_job_is_awaited(state):
     """A node may train a job that this store does not know: it delays no recovery."""
     assert has_heard(back(about(A, JOB), about(B, OTHER), state=state))
+
+
+def test_a_paused_job_goes_on_from_its_newest_whole_state_or_where_a_rollback_leads():
+    paused = job(state="paused")
+    known = State(
+        nodes=state_of(None, node(A), node(B)).nodes,
+        jobs={JOB: paused},
+        generations={JOB: generation(A, B, state="closed")},
+    )
+    assert resume_point(known, JOB) == Point(40, 3)
+    gone = replace(known, nodes=State().nodes)
+    assert resume_point(gone, JOB) == Point(0, 0)
+    durable = Durable(Point(30, 3), "m", "0" * 64)
+    assert resume_point(replace(gone, durables={JOB: durable}), JOB) == durable.point
+    rollback = Order("1", "rollback", JOB, durable=replace(durable, point=Point(20, 2)))
+    assert resume_point(replace(known, rollbacks={JOB: rollback}), JOB) == Point(20, 2)
