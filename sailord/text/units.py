@@ -1,4 +1,4 @@
-"""Moments, durations, counts and ranges of numbers as text."""
+"""Moments, durations, sizes, counts and ranges of numbers as text."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.1f} days"
+
+
+def memory(size: float) -> str:
+    """Return bytes of memory in the unit that suits them: KiB, MiB or GiB."""
+    unit, scale = next(
+        (u for u in (("GiB", 2**30), ("MiB", 2**20)) if size >= u[1]), ("KiB", 2**10)
+    )
+    amount = size / scale
+    return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
 
 
 def counted(count: int, noun: str) -> str:

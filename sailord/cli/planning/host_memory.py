@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.replan.nodes import PlannerNode
+from sailord.text.units import memory
 from simulator.cluster.cluster import Cluster
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import host_memory
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class HostMemory:
     @property
     def lines(self) -> tuple[str, ...]:
         """Return it as text."""
-        of = "" if self.available is None else f" of {self.available / GIB:.4g} GiB"
-        line = f"snapshots   {self.needed / GIB:.3g} GiB{of} of memory on {self.node}"
+        of = "" if self.available is None else f" of {memory(self.available)}"
+        line = f"snapshots   {memory(self.needed)}{of} of memory on {self.node}"
         if self.available is None or self.needed < self.available:
             return (line,)
         why = f"{self.machine} has too little memory for its snapshots: the job will not start"

@@ -13,6 +13,7 @@ from simulator.documents.problems import InputError
 
 _KNOWN_ELSEWHERE = {
     "list": ["ls"],
+    "ls": ["list", "jobs"],
     "ps": ["jobs"],
     "run": ["submit"],
     "stop": ["pause", "cancel"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sailord.text.units import clock, counted, duration, number_ranges, timestamp
+from sailord.text.units import clock, counted, duration, memory, number_ranges, timestamp
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,21 @@ from sailord.text.units import clock, counted, duration, number_ranges, timestam
 )
 def test_duration_has_the_unit_that_suits_it(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 KiB"),
+        (644_245, "629 KiB"),
+        (2**20, "1 MiB"),
+        (2.5 * 2**30, "2.5 GiB"),
+        (99.99 * 2**30, "100 GiB"),
+        (1360 * 2**30, "1,360 GiB"),
+    ],
+)
+def test_memory_has_the_unit_that_suits_it(size: float, text: str) -> None:
+    assert memory(size) == text
 
 
 def test_numbers_in_a_row_become_a_range() -> None:

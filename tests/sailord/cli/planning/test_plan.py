@@ -208,7 +208,7 @@ def test_memory_for_snapshots_is_shown_and_too_little_is_warned_of(tmp_path: Pat
     shown = json.loads(run(tmp_path, "--json").stdout)["host_memory"]
     assert shown["needed_bytes"] > 0
     text = run(tmp_path).stdout
-    assert re.search(rf"^snapshots   [\d.]+ GiB .*of memory on {shown['node']}$", text, re.M)
+    assert re.search(rf"^snapshots   [\d.,]+ [KMG]iB .*of memory on {shown['node']}$", text, re.M)
     short = HostMemory("a/m/1", "m", needed=5 * 2**30, available=4 * 2**30)
     assert short.lines == (
         "snapshots   5 GiB of 4 GiB of memory on a/m/1",
