@@ -115,6 +115,7 @@ def describe(script: Path, workdir: Path | None, arguments: tuple[str, ...]) -> 
     ([model] hf), print it with the model's description. ``sailorctl submit`` does this by itself.
     """
     from simulator.documents.files import load_document  # noqa: PLC0415 - as below
+    from worker.reporting.loggers import outputs_of  # noqa: PLC0415 - as below
     from worker.script.hf_job import described_job, names_hf  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.script.job_text import described_text, job_text  # noqa: PLC0415 - the same
     from worker.script.load import load_script  # noqa: PLC0415 - the same
@@ -136,6 +137,8 @@ def describe(script: Path, workdir: Path | None, arguments: tuple[str, ...]) -> 
     with printing_to_stderr():
         recipe = load_script(script, arguments)
         text = job_text(recipe.job(), script)
+    for name in outputs_of(recipe.loggers):
+        click.echo(f"writes: {name}", err=True)
     _print_job(text, recipe.notes())
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ class JsonLines:
     """Appends one JSON object for each step to a file; ``null``: not finite."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = self.output = Path(path)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the figures of a step."""
@@ -86,6 +87,7 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = folder
+        self.output = Path(folder)
         self._writer: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -112,6 +114,7 @@ class WandB:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
+        self.output = Path(settings.get("dir") or "", "wandb")
         self._run: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -136,6 +139,7 @@ class MLflow:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
+        self.output = Path("mlruns")
         self._mlflow: Any = None
         self._run = ""
 
@@ -153,3 +157,13 @@ class MLflow:
         if self._mlflow is not None:
             # end_run() knows the runs of its own thread only.
             self._mlflow.MlflowClient().set_terminated(self._run)
+
+
+def outputs_of(loggers: Sequence[Logger]) -> Iterator[str]:
+    """Yield what loggers write below the present folder, by its name there."""
+    here = Path.cwd()
+    for logger in loggers:
+        if isinstance(logger, JsonLines | TensorBoard | WandB | MLflow):
+            place = Path(os.path.normpath(here / logger.output))
+            if here in place.parents:
+                yield str(place.relative_to(here))

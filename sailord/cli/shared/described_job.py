@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from simulator.spec.job import Job
 
 
+WRITES = "writes: "
+"""Begins a line of ``python -m worker describe`` about what the script's loggers write."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedText:
+    """A job's text, with its model described."""
+
+    text: str
+    outputs: tuple[str, ...] = ()
+    """What its loggers write below the present folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobFile:
     """A job as a command names it: a job file, or a script with its arguments and its folder."""
@@ -44,11 +57,15 @@ class JobFile:
             what = f"is a job file; only a script takes {names}"
             raise InputError(Problem(str(self.path), what, cure))
 
+    def described(self) -> DescribedText:
+        """Run the script, and return its job."""
+        words = ["--workdir", str(self.root()), str(self.path), "--", *self.arguments]
+        return _described(self.path, words)
+
     def text(self) -> str:
         """Return the job's text, with its model described."""
         if self.is_script:
-            words = ["--workdir", str(self.root()), str(self.path), "--", *self.arguments]
-            return _described(self.path, words)
+            return self.described().text
         self.refuse_options("ARGUMENTS and --workdir")
         raw = read_bytes(self.path, name=self._name)
         try:
@@ -58,7 +75,7 @@ class JobFile:
                 return raw.decode("utf-8-sig")  # Its reader reports its mistakes.
             raise
         if names_hf(document.data.get("model")):
-            return _described(self.path, [str(self.path)])
+            return _described(self.path, [str(self.path)]).text
         return raw.decode("utf-8-sig")
 
     @property
@@ -110,7 +127,7 @@ def _mistakes(told: str) -> str:
     return "\n".join(lines[max(first, 0) :]).removeprefix("error: ")
 
 
-def _described(job: Path, words: Sequence[str]) -> str:
+def _described(job: Path, words: Sequence[str]) -> DescribedText:
     import importlib.util  # noqa: PLC0415 - most job files describe their model themselves
     import subprocess  # noqa: PLC0415 - only for the module of a user
 
@@ -123,7 +140,9 @@ def _described(job: Path, words: Sequence[str]) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise InputError(Problem("", _mistakes(done.stderr) or f"describing {job} failed"))
-    for line in done.stderr.splitlines():
+    lines = done.stderr.splitlines()
+    for line in lines:
         if line.startswith("note: "):
             click.echo(line, err=True)
-    return done.stdout
+    outputs = (line.removeprefix(WRITES) for line in lines if line.startswith(WRITES))
+    return DescribedText(done.stdout, tuple(outputs))

@@ -13,7 +13,7 @@ import click
 from agents.work.package import Package, package_of, read_part
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.server import report_outage
-from sailord.cli.submit.work_folder import megabytes, pack_folder
+from sailord.cli.submit.work_folder import megabytes, pack_files, select
 from sailord.client import Client, Reconnector, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote, toml_value
@@ -36,17 +36,18 @@ def submitted_script(client: Client, job: JobFile, options: ScriptOptions) -> st
     """Upload the script's folder, and return its job."""
     script, root = job.path, job.root()
     mounts = _mounts(options.mounts)
+    # First, since a folder that is too large is refused at once.
+    selection = select(root, mounts=mounts)
+    inner = str(script.resolve().relative_to(root))
+    if inner not in selection.names:
+        what = "is left out of its folder by .gitignore"
+        raise InputError(Problem(str(script), what, f"add a line there: !{script.name}"))
+    described = job.described()
+    text = described.text
+    # What the script has written meanwhile does not travel either.
+    selection = selection.without(root, described.outputs)
     with tempfile.NamedTemporaryFile() as packed:
-        # First, since a folder that is too large is refused at once.
-        selection = pack_folder(root, packed, mounts=mounts)
-        inner = str(script.resolve().relative_to(root))
-        if inner not in selection.names:
-            what, cure = (
-                "is left out of its folder by .gitignore",
-                f"add a line there: !{script.name}",
-            )
-            raise InputError(Problem(str(script), what, cure))
-        text = job.text()
+        pack_files(root, selection, packed)
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
         click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)

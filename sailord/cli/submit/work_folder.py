@@ -33,6 +33,18 @@ class Selection:
     sizes: Counter[str] = field(default_factory=Counter)
     """Bytes below each entry of the folder itself."""
 
+    def without(self, root: Path, left_out: Collection[str]) -> Selection:
+        """Return what is left without some files and folders."""
+        kept = Selection()
+        for name in self.names:
+            if any(name == each or name.startswith(f"{each}/") for each in left_out):
+                continue
+            kept.names.append(name)
+            size = 0 if (root / name).is_symlink() else (root / name).stat().st_size
+            kept.bytes += size
+            kept.sizes[name.partition("/")[0]] += size
+        return kept
+
 
 def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
     """Choose the files of a folder that travel; raises ``InputError`` if that is too much.
@@ -161,9 +173,8 @@ def megabytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def pack_folder(root: Path, out: IO[bytes], *, mounts: Collection[str] = ()) -> Selection:
-    """Pack a folder into a file; return what was packed."""
-    selection = select(root, mounts=mounts)
+def pack_files(root: Path, selection: Selection, out: IO[bytes]) -> None:
+    """Pack the selected files of a folder into a file."""
     try:
         pack(root, selection.names, out)
     except OSError as error:
@@ -172,4 +183,3 @@ def pack_folder(root: Path, out: IO[bytes], *, mounts: Collection[str] = ()) -> 
     out.flush()
     if out.tell() > BYTES_MAX:  # Content that does not compress, and its headers.
         raise InputError(_too_large(root, selection))
-    return selection

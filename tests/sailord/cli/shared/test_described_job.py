@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sailord.cli.main import main
+from sailord.cli.shared.described_job import JobFile
 from tests.sailord.cli.planning.test_plan import CLUSTER, JOB
 
 SCRIPT = """
@@ -23,6 +24,7 @@ sailor.Trainer(
     torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))),
     [(torch.zeros(WIDTH), torch.zeros(WIDTH))] * 64,
     loss=lambda out, batch: ((out - batch[1]) ** 2).mean(-1), batch_size=batch, steps=2,
+    loggers=[sailor.JsonLines("logs/a.jsonl"), sailor.TensorBoard("/far")],
 ).train()
 """
 
@@ -57,6 +59,7 @@ def test_a_script_is_planned_and_judged_before_it_is_submitted(tmp_path: Path) -
     other = run(tmp_path, "simulate", plan, script, cluster, *inside)
     assert other.exit_code == 2
     assert "global batch" in other.stderr
+    assert JobFile(Path(script), workdir=tmp_path).described().outputs == ("logs/a.jsonl",)
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sailord.cli.shared.described_job import JobFile
+from sailord.cli.shared.described_job import DescribedText, JobFile
 from sailord.cli.submit import scripts, work_folder
 from sailord.cli.submit.scripts import ScriptOptions, _mounts, section, submitted_script
-from sailord.cli.submit.work_folder import pack_folder, select
+from sailord.cli.submit.work_folder import pack_files, select
 from sailord.client import Client
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
@@ -108,7 +108,7 @@ def test_a_folder_of_10_gb_is_refused_unread_with_its_largest_entries(tmp_path):
         with (tmp_path / name).open("wb") as file:
             file.truncate(int(size))
     with pytest.raises(InputError) as refused, (tmp_path / "out").open("wb") as out:
-        pack_folder(tmp_path, out)
+        pack_files(tmp_path, select(tmp_path), out)
     (problem,) = refused.value.problems
     assert "10.0 GB in 5 files, and 100.0 MB in 20,000 files may" in problem.what
     assert "the largest: runs 8.0 GB, data.bin 2.0 GB, code.py 10 bytes" in problem.what
@@ -153,7 +153,8 @@ def test_a_link_through_another_is_refused_at_once_as_nodes_would(tmp_path):
 
 def test_what_a_scripts_plans_may_have_is_in_its_job(tmp_path, monkeypatch):
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(JobFile, "text", lambda _: '[model]\nscript = "train.py"\n')
+    described = DescribedText('[model]\nscript = "train.py"\n')
+    monkeypatch.setattr(JobFile, "described", lambda _: described)
     monkeypatch.setattr(scripts, "_upload", lambda *_: None)
     options = ScriptOptions(setup=(), secrets=(), mounts=(), checkpoint=None)
 
@@ -164,6 +165,19 @@ def test_what_a_scripts_plans_may_have_is_in_its_job(tmp_path, monkeypatch):
 
     assert objective(options) is None
     assert objective(replace(options, allow=("interleaved",))) == {"allow": ["interleaved"]}
+
+
+def test_what_a_scripts_loggers_write_does_not_travel(tmp_path, monkeypatch, capsys):
+    """A node would go on in a log of this machine, and each run would make another package."""
+    for name in ("train.py", "logs/losses.jsonl", "logs/notes.txt", "runs/events"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    described = DescribedText("", outputs=("logs/losses.jsonl", "runs"))
+    monkeypatch.setattr(JobFile, "described", lambda _: described)
+    monkeypatch.setattr(scripts, "_upload", lambda *_: None)
+    options = ScriptOptions(setup=(), secrets=(), mounts=(), checkpoint=None)
+    submitted_script(Client("unix:///nowhere"), JobFile(tmp_path / "train.py"), options)
+    assert f"packed {tmp_path}: 2 files" in capsys.readouterr().err
 
 
 def test_a_script_that_its_folder_leaves_out_is_refused_with_the_cure(tmp_path):
