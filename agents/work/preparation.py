@@ -243,14 +243,14 @@ class Preparation:
         secrets: Mapping[str, str],
         leads_to: Mapping[str, Path],
     ) -> None:
-        package = Package.named(work.package)
-        if package is None:
-            raise FetchError(f"{work.package} names no package")
-        packed = await self.fetcher.fetch(package)
+        packed = await self._fetched(work.package) if work.package else None
         if self.commands is not None:
             await self.commands.end_all()
         await in_thread(folder.begin)
-        await in_thread(unpack, packed, folder.files)
+        if packed is None:
+            folder.files.mkdir()
+        else:
+            await in_thread(unpack, packed, folder.files)
         await in_thread(link, folder, leads_to)
         if self.commands is not None:
             await in_thread(folder.share, with_environment=bool(work.setup))
@@ -262,7 +262,14 @@ class Preparation:
         failpoint("prepared")
         await in_thread(folder.finish)
         await in_thread(delete_old, folder.home.parent, [folder.home])
-        await in_thread(delete_old, packed.parent, [packed])
+        if packed is not None:
+            await in_thread(delete_old, packed.parent, [packed])
+
+    async def _fetched(self, name: str) -> Path:
+        package = Package.named(name)
+        if package is None:
+            raise FetchError(f"{name} names no package")
+        return await self.fetcher.fetch(package)
 
     def close(self) -> None:
         """End the preparation."""

@@ -12,7 +12,7 @@ from simulator.spec.job import Job
 
 
 def warnings_of(job: Job) -> tuple[str, ...]:
-    """One sentence for each file that the job names by a relative path.
+    """One sentence for each file that the job names by a relative path outside of its mounts.
 
     These are warnings, not errors: only the nodes must have the files. A relative name is resolved
     by each agent, while ``python -m worker run`` resolves it beside the job's file.
@@ -24,9 +24,12 @@ def warnings_of(job: Job) -> tuple[str, ...]:
         "[model] weights": job.weights,
         "[model] hf": job.hf,
     }
-    return tuple(
-        f"{key}: {name} {why}" for key, name in named.items() if name and (why := _warning(name))
-    )
+    found = {
+        key: name
+        for key, name in named.items()
+        if name and not (job.work is not None and job.work.has_mounted(name))
+    }
+    return tuple(f"{key}: {name} {why}" for key, name in found.items() if (why := _warning(name)))
 
 
 def _warning(name: str) -> str:

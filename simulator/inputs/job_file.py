@@ -75,7 +75,7 @@ def job_from_document(document: Document, *, undescribed: Model | None = None) -
     work = read_work(top, source)
     data = _data(source)
     checkpoint = _checkpoint(top.section("checkpoint"))
-    if work is not None and named.get("script") is None:
+    if work is not None and work.package and named.get("script") is None:
         top.report("work", "is given without a script", 'name it under [model]: script = "..."')
     top.finish()
     problems.raise_if_any()

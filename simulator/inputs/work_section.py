@@ -22,13 +22,14 @@ _OF_PROGRAMS = re.compile(
 
 
 def read_work(top: Table, data: Table) -> Work | None:
-    """Read [work] and the mounts of [data]; ``None``: the job has no work folder."""
+    """Read [work] and the mounts of [data]; ``None``: the job has no work folder.
+
+    That of a job without a script has nothing but its mounts.
+    """
     table = top.table("work")
     mounts = data.value("mounts", _mounts, default=())
     if table is None:
-        if mounts:
-            data.report("mounts", "is given without a script", "submit one, or leave it out")
-        return None
+        return Work(package="", mounts=mounts) if mounts else None
     work = Work(
         package=table.value("package", _package, default="", required=True),
         arguments=_texts(table, "arguments", _argument),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Literal
 
 from simulator.models.layers import Model, Precision
@@ -58,7 +59,7 @@ class Work:
     """The folder of a submitted script, packed, and what its workers need besides."""
 
     package: str
-    """The packed folder: ``HASH-BYTES``, by which nodes fetch and check it."""
+    """The packed folder: ``HASH-BYTES``, by which nodes fetch and check it; empty: no script."""
     arguments: tuple[str, ...] = ()
     """Of the script."""
     setup: tuple[str, ...] = ()
@@ -67,6 +68,10 @@ class Work:
     """Names of environment variables, whose values only the nodes know."""
     mounts: tuple[tuple[str, str], ...] = ()
     """Names in the work folder, and the folders of the nodes or buckets that they lead to."""
+
+    def has_mounted(self, name: str) -> bool:
+        """Return whether a name in the work folder is of a mount, or below one."""
+        return any(PurePosixPath(name).is_relative_to(place) for place, _ in self.mounts)
 
 
 @dataclass(frozen=True, slots=True)

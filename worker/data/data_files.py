@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
 
 _BLOCKS, _BLOCK_BYTES = 16, 2**16
 KEEP_DATA = "keep the data as it was while a job trains; start a new job for other data"
 """The cure for data that changed."""
+
+
+def place_of(job: Job, base: Path, name: str) -> Path:
+    """Return where a file that a job names lies: below ``base``, or in a mount of the job.
+
+    A worker of a job with mounts has entered the folder where these are.
+    """
+    here = Path(name)
+    if job.work is not None and job.work.has_mounted(name) and here.exists():
+        return here.absolute()
+    return base / name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
+from worker.data.data_files import place_of
 from worker.layout.shards import shard_of
 from worker.models.apply_plan import ShardValues
 from worker.models.weight_files.hf_weights import open_checkpoint
@@ -24,7 +25,7 @@ def open_weights(job: Job, base: Path) -> Callable[[int], ShardValues] | None:
         raise InputError(Problem("model.description", what, cure))
     if job.weights is None:
         return None
-    return open_checkpoint(base / job.weights, job).values
+    return open_checkpoint(place_of(job, base, job.weights), job).values
 
 
 def zero_weights(job: Job) -> Callable[[int], ShardValues]:

@@ -16,7 +16,7 @@ from simulator.inputs.job_file import job_from_document
 from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.data.batch import DataSource, Samples
-from worker.data.data_files import DataFile, files_of
+from worker.data.data_files import DataFile, files_of, place_of
 from worker.data.sources.open_data import SampleForm, open_samples
 from worker.script.hf_model import hf
 from worker.script.losses import cross_entropy
@@ -86,7 +86,7 @@ def _by_token(model: Model, sequence: int) -> Model:
 def hf_recipe(job: Job, base: Path) -> Recipe:
     """Open the model and the data of a job; relative names are looked up in ``base``."""
     assert job.hf is not None, "the job names a model of transformers"
-    inside = base / job.hf
+    inside = place_of(job, base, job.hf)
     module = hf(inside if inside.is_dir() else job.hf)
     form = _form_of(module)
     if form.image and job.data.kind == "images":

@@ -83,8 +83,10 @@ async def submit_job(request: web.Request) -> web.Response:
     if job.work is not None:
         mounts = partial(_check_mounts, job.work, api.config.mounts)
         await checkpoints.threads.run(mounts)
-        api.use_package(job.work.package)
-        await asyncio.to_thread(check_package, package_storage(api), job.work.package)
+    package = "" if job.work is None else job.work.package
+    if package:
+        api.use_package(package)
+        await asyncio.to_thread(check_package, package_storage(api), package)
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
 
@@ -127,9 +129,9 @@ async def submit_job(request: web.Request) -> web.Response:
     if api.state.term is not None:
         # So that the submitter's next request finds the job.
         await wait_until(lambda: render.job_view(api.last_led, id_) is not None)
-    if job.work is not None:
+    if package:
         with contextlib.suppress(StorageError):  # The next submission tries again.
-            await delete_unused(api, package_storage(api), job.work.package)
+            await delete_unused(api, package_storage(api), package)
     led = api.last_led
     before = render.waits_for(led, id_)
     submitted = types.Submitted(

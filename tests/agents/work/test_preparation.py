@@ -435,6 +435,16 @@ async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node,
         )
 
 
+@pytest.mark.asyncio
+async def test_data_of_a_job_without_a_script_is_linked_in_a_folder_of_its_own(tmp_path, node):
+    (tmp_path / "corpus.bin").write_text("tokens")
+    node.text = f'[model]\n[data.mounts]\n"inner/corpus.bin" = "{tmp_path}/corpus.bin"\n'
+    with contextlib.closing(node.preparation):
+        view = await node.preparation.view(JOB)
+    assert (Path(view["folder"]) / "inner/corpus.bin").read_text() == "tokens"
+    assert node.told.empty()
+
+
 def test_oldest_entries_are_deleted_but_never_those_in_use(tmp_path):
     paths = [tmp_path / str(number) for number in range(KEPT + 3)]
     for number, path in enumerate(paths):

@@ -43,6 +43,12 @@ def test_relative_file_is_warned_about() -> None:
     assert warning.startswith("[data] tokens: text.npy is relative")
 
 
+def test_a_file_of_a_mount_causes_no_warning() -> None:
+    mounts = 'mounts = {corpus = "gs://bucket/corpus"}'
+    assert with_data(f'tokens = "corpus/text.npy"\n{mounts}') == ()
+    assert len(with_data(f'tokens = "text.npy"\n{mounts}')) == 1
+
+
 def test_problem_names_the_submitted_file() -> None:
     said = ServerProblem(
         [Problem("job: line 3, column 1", "is wrong"), Problem("jobs", "are not it", "look")]

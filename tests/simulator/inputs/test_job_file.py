@@ -467,14 +467,15 @@ def test_data_kind_defaults_to_images_if_images_are_given() -> None:
             read(changed(SMALL, "data", **wrong))
 
 
-def test_work_and_mounts_need_a_script_and_are_checked() -> None:
+def test_work_needs_a_script_and_mounts_are_checked() -> None:
     small = '[model]\npreset = "opt-125m"\n[training]\nglobal_batch = 4\nsequence = 8\n'
     package = f"{'0' * 64}-1"
     assert mistakes(f'{small}[work]\npackage = "{package}"\n') == [
         'job.toml: work: is given without a script; name it under [model]: script = "..."'
     ]
-    assert mistakes(f'{small}[data]\nmounts = {{data = "/mnt"}}\n') == [
-        "job.toml: [data] mounts: is given without a script; submit one, or leave it out"
+    assert mistakes(f'{small}[data]\nmounts = {{data = "mnt"}}\n') == [
+        'job.toml: [data] mounts: has "data" at "mnt"; give an absolute path on the nodes, or an '
+        "address such as gs://bucket/folder"
     ]
     wrong = '[data]\nmounts = {data = 1}\n[work]\npackage = "x"\nsetup = "make"\nsecrets = ["1"]\n'
     found = mistakes(f"{small}{wrong}")

@@ -11,9 +11,9 @@ import numpy as np
 
 import sailor
 from simulator.documents.problems import InputError
-from simulator.spec.job import Data
+from simulator.spec.job import Data, Work
 from tests.worker.training_runs import alone, small_job
-from worker.data.data_files import check_identity
+from worker.data.data_files import check_identity, place_of
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.sources.image_data import ImageData, open_image_arrays
 from worker.data.sources.open_data import open_data
@@ -122,3 +122,15 @@ def test_training_goes_on_with_the_same_file_alone(array, items, seed, said):
             second.restore(state, first.progress)
     first.close()
     second.close()
+
+
+def test_files_of_a_mount_are_read_from_the_folder_that_a_worker_has_entered(tmp_path, monkeypatch):
+    entered, beside = tmp_path / "entered", tmp_path / "beside"
+    (entered / "corpus").mkdir(parents=True)
+    (entered / "corpus/a.npy").touch()
+    monkeypatch.chdir(entered)
+    job = small_job(work=Work("", mounts=(("corpus", "gs://bucket/corpus"),)))
+    assert place_of(job, beside, "corpus/a.npy") == entered / "corpus/a.npy"
+    assert place_of(job, beside, "a.npy") == beside / "a.npy"
+    assert place_of(job, beside, "corpus/b.npy") == beside / "corpus/b.npy", "as where it is made"
+    assert place_of(small_job(), beside, "corpus/a.npy") == beside / "corpus/a.npy"

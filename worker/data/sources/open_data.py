@@ -8,6 +8,7 @@ from pathlib import Path
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.data.batch import SAMPLES_MAX, DataSource
+from worker.data.data_files import place_of
 from worker.data.sources.image_data import ImageData, open_image_arrays, open_image_folder
 from worker.data.sources.synthetic import SyntheticImages, SyntheticTokens
 from worker.data.sources.token_file import open_tokens
@@ -44,7 +45,7 @@ def open_samples(job: Job, base: Path, form: SampleForm) -> DataSource:
         raise InputError(Problem("[data] kind", what, "give tokens, or train a vit"))
     if job.data.tokens is not None:
         return open_tokens(
-            base / job.data.tokens,
+            place_of(job, base, job.data.tokens),
             global_batch=job.global_batch,
             sequence=job.sequence,
             vocabulary=form.vocabulary,
@@ -60,7 +61,7 @@ def _images(job: Job, base: Path, form: SampleForm) -> DataSource:
         raise InputError(Problem("[data] kind", what, 'give kind = "images" or "synthetic"'))
     if data.images is None:
         return SyntheticImages(job.global_batch, image, channels, classes, data.seed)
-    path = base / data.images
+    path = place_of(job, base, data.images)
     if path.is_dir():
         folder = open_image_folder(path, image=image, channels=channels, classes=classes)
         return ImageData(folder, job.global_batch, data.seed)
@@ -68,6 +69,6 @@ def _images(job: Job, base: Path, form: SampleForm) -> DataSource:
         what = f"{data.images} is not a folder, and there are no labels beside it"
         raise InputError(Problem("[data] labels", what, "name the array of the images' classes"))
     arrays = open_image_arrays(
-        path, base / data.labels, image=image, channels=channels, classes=classes
+        path, place_of(job, base, data.labels), image=image, channels=channels, classes=classes
     )
     return ImageData(arrays, job.global_batch, data.seed)
