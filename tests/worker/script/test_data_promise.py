@@ -81,6 +81,13 @@ class Drawing:
         return (noisy(each) for each in texts(60, first=shift))
 
 
+class DrawnTexts(list):
+    """Samples that are drawn anew each time."""
+
+    def __getitem__(self, index):
+        return noisy(super().__getitem__(index))
+
+
 class ShuffleBuffer:
     """A stream that draws which of the next eight samples comes next."""
 
@@ -98,6 +105,7 @@ KINDS = {
     "tokens": lambda folder: {"dataset": sailor.Tokens(token_file(folder), 6)},
     "packed": lambda _: {"dataset": sailor.Packed(texts(60, lengths=(3, 7, 5, 2)), 12)},
     "blend": lambda _: {"dataset": sailor.Blend((texts(20), 0.7), (texts(7, first=50), 0.3))},
+    "loaded by processes": lambda _: {"dataset": DrawnTexts(texts(20)), "num_workers": 2},
     "stream": lambda _: {"dataset": sailor.Stream(lambda start: iter(texts(60)[start:]))},
     "stream read from its start": lambda _: {"dataset": sailor.Stream(texts(60))},
     "stream that draws": lambda _: {
@@ -109,28 +117,38 @@ KINDS = {
 
 
 class Recorded:
-    """Notes which sample is loaded for which place of which step."""
+    """Notes in a file, since processes load too, which sample is at which place of which step."""
 
-    def __init__(self, data, seen) -> None:
-        self._data, self._seen = data, seen
+    def __init__(self, data, log) -> None:
+        self._data, self._log = data, log
 
     def batch(self, step, positions):
-        for position, number in zip(positions, self._data._numbers(step, positions), strict=True):
-            known = self._seen.setdefault((step, position), number)
-            assert known == number
+        found = zip(positions, self._data._numbers(step, positions), strict=True)
+        with self._log.open("a") as file:
+            file.write("".join(f"{step} {at} {part} {number}\n" for at, (part, number) in found))
         return self._data.batch(step, positions)
 
 
-def go_on(recipe, job, plan, state, steps, seen):
+def seen_in(log):
+    """Return the sample at each place, by step and position."""
+    seen: dict = {}
+    for line in log.read_text().splitlines():
+        step, position, *number = map(int, line.split())
+        assert seen.setdefault((step, position), tuple(number)) == tuple(number)
+    return seen
+
+
+def go_on(recipe, job, plan, state, steps, log):
     """Train some steps as new processes under a plan do; return the state and the losses."""
 
     def body(transport):
-        data = Recorded(recipe.data(job.data.samples), seen)
+        data = Recorded(recipe.data(job.data.samples), log)
         rank = RankTrainer(job, plan, transport.rank, transport, data, module=recipe)
         if state is not None:
             tensors, saved = state
             rank.restore(tensors, progress_from(saved))
         losses = [rank.step().loss for _ in range(steps)]
+        rank.close()
         return losses, rank_tensors(rank.buffers.values()), saved_progress(rank.progress)
 
     ranks = run_as_threads(plan.device_count, body)
@@ -145,19 +163,21 @@ def test_samples_and_their_order_survive_any_change_of_plan(kind, tmp_path, exam
     torch.manual_seed(0)
     recipe = Recipe(model=Small(), batch_size=BATCH, steps=STEPS, **KINDS[kind](tmp_path))
     job = recipe.job()
-    calm: dict = {}
-    (_, wanted), losses = go_on(recipe, job, alone(job), None, STEPS, calm)
+    assert job.data.num_workers == recipe.num_workers
+    (_, wanted), losses = go_on(recipe, job, alone(job), None, STEPS, tmp_path / "calm")
+    calm = seen_in(tmp_path / "calm")
     assert len(calm) == BATCH * STEPS
     assert_each_once(recipe, calm, job.data.samples)
     for case in range(max(examples // 20, 2)):
-        draw, seen, state, found = drawn(f"{kind} {case}"), {}, None, []
+        draw, state, found = drawn(f"{kind} {case}"), None, []
+        log = tmp_path / str(case)
         while len(found) < STEPS:
             steps = draw.randint(1, min(4, STEPS - len(found)))
             plan = any_plan(draw, job, ranks_max=5)
-            state, more = go_on(recipe, job, plan, state, steps, seen)
+            state, more = go_on(recipe, job, plan, state, steps, log)
             found += more
         assert state[1] == wanted, "the hash of all samples, and their number"
-        assert seen == calm
+        assert seen_in(log) == calm
         assert found == pytest.approx(losses, rel=1e-5)
 
 
