@@ -90,14 +90,6 @@ def _along(keys: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, Tensor
     return (low[..., None], high[..., None]), places.expand(*low.shape, size).clone()
 
 
-def generator_state() -> tuple[bytes, int]:
-    """Return the state of torch's own generators, on the CPU and the GPU, to compare it."""
-    offset = 0
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not type it
-        offset = torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
-    return torch.default_generator.get_state().numpy().tobytes(), offset
-
-
 def draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operation of torch draws random numbers, given its arguments."""
     if torch.Tag.nondeterministic_seeded not in func.tags:

@@ -131,11 +131,17 @@ class CutModule:
         return hidden_of(out)
 
     def head(
-        self, hidden: Tensor, batch: Any, *, at_last_block: Callable[[], None] = lambda: None
+        self,
+        hidden: Tensor,
+        batch: Any,
+        *,
+        at_last_block: Callable[[], None] = lambda: None,
+        call: Call | None = None,
     ) -> Any:
         """Run everything behind the last block; return what the module returns.
 
-        ``at_last_block`` is called when the code before the blocks has run once more.
+        ``at_last_block`` is called when the code before the blocks has run once more. ``call``
+        calls the module in another way than in training.
         """
 
         def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,7 +150,7 @@ class CutModule:
             at_last_block()
             return repack(self.cut.forms[index], hidden)
 
-        return self._run(batch, step)
+        return self._run(batch, step, call)
 
     def device_to_trace(self, index: int, arguments: BlockArguments, dtype: torch.dtype) -> str:
         """Return the meta device, or the CPU for a block whose code needs real numbers.
@@ -205,10 +211,15 @@ class CutModule:
             for name, parameter in before.items():
                 set_parameter(self.module, name, parameter)
 
-    def _run(self, batch: Any, step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    def _run(
+        self,
+        batch: Any,
+        step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any],
+        call: Call | None = None,
+    ) -> Any:
         self._step = step
         try:
-            return self._call(self.module, batch)
+            return (call or self._call)(self.module, batch)
         except _StopForwardError:
             return None
         finally:

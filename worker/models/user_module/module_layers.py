@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job, ParameterGroup
 from worker.data.datasets.map_dataset import MapData
-from worker.data.generator_turns import turn_if_free, turns_taken
+from worker.data.generator_turns import turn_if_free
 from worker.data.sample_checks import row_out_of_bounds
 from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard
@@ -26,15 +26,15 @@ from worker.models.built_in.tensor_parallel import (
     TpGroup,
 )
 from worker.models.loss import whole_or_nan
+from worker.models.random_numbers.generator_states import GeneratorStates, States
 from worker.models.random_numbers.keyed_random import (
     FusedAttentionDropoutError,
     KeyedRandom,
     RandomnessError,
-    generator_state,
 )
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.user_module.cut_module import CutModule
-from worker.models.user_module.module_cut import ModuleCut
+from worker.models.user_module.module_cut import Call, ModuleCut
 from worker.models.user_module.module_skeleton import move_skeleton, set_parameter
 from worker.models.user_module.module_splits import ModuleSplits
 from worker.types import LogicalTensor
@@ -103,9 +103,12 @@ class ModuleLayer:
     module: CutModule
     source: ModuleSource
     context: MicroBatchContext
+    generators: GeneratorStates
     entry: SharedEntry | None = None
     draws: dict[int, bool] = field(default_factory=dict)
     """Whether code draws random numbers, by the layer that keys them, once it has run."""
+    suspects: set[int] = field(default_factory=set)
+    """Those in whose last pass a generator of Python or numpy has moved."""
     plain_attention: bool = False
     """Compute attention without fused kernels, which drop elements in their own way."""
 
@@ -149,12 +152,22 @@ class ModuleLayer:
 
         return self._by_sample(current, compute)
 
-    def _output(self, x: Tensor, current: MicroBatch, random: KeyedRandom | None) -> Any:
+    def output(self, x: Tensor, current: MicroBatch, call: Call | None = None) -> Any:
+        """Compute this layer, which must be the head; ``call`` calls the module in another way."""
+        return self._by_sample(current, lambda random: self._output(x, current, random, call))
+
+    def _output(
+        self,
+        x: Tensor,
+        current: MicroBatch,
+        random: KeyedRandom | None,
+        call: Call | None = None,
+    ) -> Any:
         def own_numbers() -> None:
             if random is not None:
                 random.begin_layer(self.index)
 
-        return self.module.head(x, current.inputs, at_last_block=own_numbers)
+        return self.module.head(x, current.inputs, at_last_block=own_numbers, call=call)
 
     def _by_sample(
         self, current: MicroBatch, compute: Callable[[KeyedRandom | None], T], *, layer: int = 0
@@ -169,22 +182,22 @@ class ModuleLayer:
         if was_quiet and self.entry is None:
             with turn_if_free() as is_mine:
                 if is_mine:
-                    before = generator_state()
+                    before = self.generators.read()
                     found = compute(None)
-                    if generator_state() == before:
+                    if self.generators.read() == before:
                         return found
                     del found
         elif was_quiet:
             # Ranks that share a layer cannot compute it again each by itself. A turn would make a
             # rank that loads samples wait for one that waits for it, if both are of one process.
-            with turn_if_free() as is_mine:
-                before, taken = generator_state(), turns_taken()
-            if is_mine:
+            seen = self.generators.read_if_free()
+            if seen is not None:
                 found = compute(None)
-                if generator_state() != before and turns_taken() == taken:
+                if self.generators.moved_since(seen).of_torch:
                     raise self._late_draws()
+                self._others_have_moved(seen, layer)
                 return found
-        random = KeyedRandom(current, layer=layer)
+        random, seen = KeyedRandom(current, layer=layer), self.generators.read_if_free()
         try:
             if self.plain_attention:
                 with sdpa_kernel(SDPBackend.MATH), random:
@@ -204,7 +217,22 @@ class ModuleLayer:
                 self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
         if was_quiet and random.has_drawn and self.entry is not None:
             raise self._late_draws()
+        if self._others_have_moved(seen, layer) and self.entry is None:
+            return self._by_sample(current, compute, layer=layer)
         return found
+
+    def _others_have_moved(self, before: States | None, layer: int) -> bool:
+        """Return whether Python's or numpy's generator has moved; refuse two passes in a row.
+
+        In one of them another thread may have drawn.
+        """
+        have_moved = self.generators.moved_since(before).of_others
+        if have_moved and layer in self.suspects:
+            what = "draws numbers by Python's random or by numpy while it computes"
+            cure = "draw them by torch, once for each sample"
+            raise InputError(Problem(self._place(), what, cure))
+        (self.suspects.add if have_moved else self.suspects.discard)(layer)
+        return have_moved
 
     def _late_draws(self) -> InputError:
         what = "draws random numbers in a later pass than its first, and several ranks share it"
@@ -216,8 +244,7 @@ class ModuleLayer:
 
     def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
         """Compute this layer, which must be the head, and the metrics of an evaluation."""
-        output = self._by_sample(current, lambda random: self._output(x, current, random))
-        return self.source.metrics(output, current.inputs)
+        return self.source.metrics(self.output(x, current), current.inputs)
 
     def set_training(self, on: bool) -> None:
         """Switch the module between training, with dropout, and evaluation."""
@@ -265,11 +292,12 @@ def build_module_layers(
             shared[first] = nn.Parameter(
                 shard.to(device=device, dtype=dtype), requires_grad=source.is_trained(first)
             )
-        for each in (name, *(a for a, owner in cut.alias_of.items() if owner == first)):
+        # Under all its names: which of them the code of this layer uses is not known.
+        for each in {first, *(a for a, owner in cut.alias_of.items() if owner == first)}:
             set_parameter(skeleton, each, shared[first])
         return shared[first]
 
-    layers = []
+    layers, generators = [], GeneratorStates(skeleton)
     for index in indices:
         splitting = None if group is None else TpGroup(group)
         entry = None if splitting is None else SharedEntry(splitting)
@@ -280,7 +308,7 @@ def build_module_layers(
         )
         for spec in table_of(job, index, frozen=True):
             fill(index, spec, compute)
-        layers.append(ModuleLayer(index, tensors, module, source, context, entry))
+        layers.append(ModuleLayer(index, tensors, module, source, context, generators, entry))
     return layers
 
 

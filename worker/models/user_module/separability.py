@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch_tree import leaves_of
 from worker.models.loss import check_whole
+from worker.models.random_numbers.generator_states import GeneratorStates
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
-from worker.models.user_module.cut_module import CutModule
+from worker.models.user_module.cut_module import BlockArguments, CutModule
+from worker.models.user_module.kept_values import KeptValues, changed_value, kept_values
 from worker.models.user_module.module_cut import kinds_of
 from worker.models.user_module.module_layers import ModuleLayer, ModuleSource
 from worker.models.user_module.module_skeleton import set_parameter
@@ -42,35 +41,44 @@ def check_separable(
     *,
     others: Sequence[int] = (),
     evaluated: Sequence[Any] = (),
+    own_loss: bool = False,
 ) -> list[str]:
     """Compare two samples computed together with each computed alone, layer by layer.
 
     ``others`` are samples with other numbers of labels, or of another class, than the first one, of
     which only the loss is compared with it: a mean over the labels of both is not that of their
     means. ``evaluated`` is a sample of the evaluation, whose metrics are tried, or two of them
-    together and then each alone. Returns what is no mistake on one stage.
+    together and then each alone. With ``own_loss`` the loss is compared with that which the module
+    computes by itself from labels. Returns what is no mistake on one stage.
     """
     skeleton = source.skeleton()
-    _refuse_batch_norm(skeleton)
     context = MicroBatchContext()
     layers = _layers(skeleton, source, context)
     buffers = {name: (each._version, each.clone()) for name, each in skeleton.named_buffers()}
-    numbers = _states_of_generators()
-    with torch.no_grad():
-        batches = [(samples, make_batch(samples)) for samples in ([0, 1], [0], [1])]
-        together, one_alone, two_alone = (
-            _pass(layers, batch, samples, context) for samples, batch in batches
-        )
-    if _states_of_generators() != numbers:
-        what = "draws numbers by Python's random or by numpy while it computes"
-        place = f"model: {_part_that_draws(source, layers, batches[1][1], context)}"
-        raise InputError(Problem(place, what, "draw them by torch, once for each sample"))
+    batches = [(samples, make_batch(samples)) for samples in ([0, 1], [0], [1])]
+    found: list[list[Tensor]] = []
+    kept: list[KeptValues] = []
+    passed: list[BlockArguments] = []
+    for samples, batch in batches:
+        found.append(_pass(layers, batch, samples, context))
+        kept.append(kept_values(skeleton))
+        assert context.current is not None, "a pass has set it"
+        passed.append(context.current.block_arguments)
+    together, one_alone, two_alone = found
+    notes: list[str] = []
+    if changed_value(kept[1], kept[2]) is not None:
+        notes = _judge_kept_values(layers, batches[1][1], one_alone, context)
     alone = (batches[1][1], one_alone), (batches[2][1], two_alone)
+    cure = _CURE
+    if one_alone[0].shape[1:] != two_alone[0].shape[1:]:
+        cure += '; pad shorter ones at their end (padding_side="right" of a tokenizer)'
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
-        _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
+        _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two, cure=cure)
+    if own_loss and isinstance(batches[1][1], Mapping):
+        _compare_with_own_loss(layers, batches[1][1], one_alone, context)
     for other in others:
         # What torch refuses is told in training, with the step.
-        with torch.no_grad(), suppress(IndexError, RuntimeError):
+        with suppress(IndexError, RuntimeError):
             sums = [
                 _pass(layers, make_batch(samples), samples, context)[-1]
                 for samples in ([0, other], [0], [other])
@@ -80,8 +88,60 @@ def check_separable(
                 _compare("loss", *totals, tolerance=_TOLERANCE_OF_LOSSES, cure=_CURE_OF_LOSSES)
     _check_metrics(layers, evaluated, context)
     _refuse_changed_buffers(skeleton, buffers)
-    _refuse_second_values(source, layers, batches[1][1], one_alone, context)
-    return _unlike_shapes(source, layers, *alone)
+    _refuse_second_values(source, layers, batches[1][1], one_alone, passed[1], context)
+    return [*notes, *_unlike_shapes(source, layers, *alone)]
+
+
+def _judge_kept_values(
+    layers: list[ModuleLayer], batch: Any, before: Sequence[Tensor], context: MicroBatchContext
+) -> list[str]:
+    """Refuse a module whose results depend on earlier passes; note what changes without effect.
+
+    How many passes there are, and over which samples, depends on the plan.
+    """
+    module = layers[0].module.module
+    passes: list[list[Tensor]] = []
+    kept: list[KeptValues] = []
+    for _ in range(2):
+        passes.append(_pass(layers, batch, [0], context))
+        kept.append(kept_values(module))
+    name = changed_value(*kept)
+    if name is None:
+        return []  # It is of the last sample, as an activation that somebody wants to see.
+    for results in passes:
+        for one, other in zip(before, results, strict=True):
+            scale = max(float(one.abs().max()), 1e-6)
+            if float((one - other).abs().max()) > _TOLERANCE_OF_STAGES * scale:
+                what = f"computes a sample otherwise after other passes, and keeps {name}"
+                cure = "keep nothing from pass to pass: which there are depends on the plan"
+                raise InputError(Problem("model", what, cure))
+    why = "and how many there are depends on the plan: let no result depend on it"
+    return [f"model: {name} changes with every pass, {why}"]
+
+
+def _compare_with_own_loss(
+    layers: list[ModuleLayer], batch: Any, results: Sequence[Tensor], context: MicroBatchContext
+) -> None:
+    """Refuse another loss than the module itself computes when it gets labels, if it does."""
+
+    def with_labels(module: nn.Module, given: Mapping[str, Any]) -> Any:
+        return module(**given)
+
+    current = MicroBatch(0, 0, torch.tensor([0]), inputs=batch)
+    context.current = current
+    try:
+        with torch.no_grad():
+            own = layers[-1].output(results[-2], current, with_labels).loss
+    except Exception:  # It may want more than labels; then it computes no loss
+        return
+    total, count = results[-1].tolist()
+    if not isinstance(own, Tensor) or own.dim() or not count or not bool(own.isfinite()):
+        return
+    mean = total / count
+    if abs(float(own) - mean) > _TOLERANCE * max(abs(mean), 1e-6):
+        what = f"is {mean:.6g} of the first sample by default, and the model itself computes"
+        cure = "give loss=, a function of output and batch"
+        raise InputError(Problem("loss", f"{what} {float(own):.6g} from its labels", cure))
 
 
 def _check_metrics(
@@ -112,8 +172,7 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
     """Compare two packed rows that differ in their first document, which has ``first`` tokens."""
     context = MicroBatchContext()
     layers = _layers(source.skeleton(), source, context)
-    with torch.no_grad():
-        results = [_pass(layers, row, [0], context) for row in (one, other)]
+    results = [_pass(layers, row, [0], context) for row in (one, other)]
     for mine, changed in zip(*(found[:-1] for found in results), strict=True):
         if mine.dim() < 3:
             continue  # It has no tokens.
@@ -124,33 +183,15 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
             raise InputError(Problem("model", what, cure))
 
 
-def _states_of_generators() -> tuple[object, bytes, int]:
-    """Return the states of the generators of Python and numpy, to compare them."""
-    state: Any = np.random.get_state(legacy=False)
-    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
-
-
-def _part_that_draws(
-    source: ModuleSource, layers: Sequence[ModuleLayer], batch: Any, context: MicroBatchContext
-) -> str:
-    """Return the name of the first layer that draws from these generators; else the head's."""
-    context.current = MicroBatch(0, 0, torch.tensor([0]), inputs=batch)
-    found, before = torch.empty(0), _states_of_generators()
-    with torch.no_grad():
-        for layer in layers[:-1]:
-            found = layer(found)
-            if _states_of_generators() != before:
-                return source.cut.layer_name(layer.index)
-    return source.cut.layer_name(layers[-1].index)
-
-
 def _layers(
     skeleton: nn.Module, source: ModuleSource, context: MicroBatchContext
 ) -> list[ModuleLayer]:
     """Return the embedding, one block of each kind, and the head, with their weights."""
     module = CutModule(skeleton, source.cut, source.call)
+    generators = GeneratorStates(skeleton)
     layers = [
-        ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
+        ModuleLayer(index, (), module, source, context, generators)
+        for index in _one_of_each(skeleton, source)
     ]
     for layer in layers:
         for name, index in source.cut.layer_of.items():
@@ -162,14 +203,6 @@ def _layers(
     for alias, first in source.cut.alias_of.items():
         set_parameter(skeleton, alias, skeleton.get_parameter(first))
     return layers
-
-
-def _refuse_batch_norm(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
-            what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
-            cure = "use GroupNorm or LayerNorm, or put it into eval() to keep its statistics"
-            raise InputError(Problem("model", what, cure))
 
 
 def _refuse_changed_buffers(skeleton: nn.Module, before: Mapping[str, tuple[int, Tensor]]) -> None:
@@ -220,8 +253,9 @@ def _pass(
     layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
 ) -> list[Tensor]:
     """Compute all layers; the last result is the sum of the losses, and their number."""
-    found, current = _hidden(layers, batch, samples, context)
-    total, count = layers[-1].losses(found[-1], current), float(current.label_count)
+    with torch.no_grad():
+        found, current = _hidden(layers, batch, samples, context)
+        total, count = layers[-1].losses(found[-1], current), float(current.label_count)
     check_whole(count)
     sums = torch.stack((total.double(), torch.tensor(count)))
     return [each.detach() for each in (*found, sums)]
@@ -232,9 +266,10 @@ def _refuse_second_values(
     layers: Sequence[ModuleLayer],
     batch: Any,
     results: Sequence[Tensor],
+    passed: BlockArguments,
     context: MicroBatchContext,
 ) -> None:
-    """Refuse a layer that computes something else where layer 0 is not held.
+    """Refuse a layer that is passed, or computes, something else where layer 0 is not held.
 
     There its weights are zeros, and the hidden state alone comes from the stage that holds it.
     Paths with a gradient were refused when the module was cut.
@@ -251,13 +286,22 @@ def _refuse_second_values(
         found = [layer(x).detach() for layer, x in zip(layers[1:-1], results, strict=False)]
         total = layers[-1].losses(results[-2], current)
     found.append(torch.stack((total.detach().double(), results[-1][1])))
+    # What is passed may have hardly any effect with weights that are not trained yet.
+    rests = zip(passed.rest, current.block_arguments.rest, strict=True)
+    for index, both in enumerate(rests):
+        one, other = ([e for e in leaves_of(rest) if isinstance(e, Tensor)] for rest in both)
+        if not all(_same_bits(a, b) for a, b in zip(one, other, strict=False)):
+            raise _second_value(cut.layer_name(index + 1))
     for layer, here, alone in zip(layers[1:], found, results[1:], strict=True):
         scale = max(float(alone.abs().max()), 1e-6)
         if float((here - alone).abs().max()) > _TOLERANCE_OF_STAGES * scale:
-            name = cut.layer_name(layer.index)
-            what = f"{name} uses what layer 0 computes beside the hidden state, as by detach()"
-            cure = "compute it from the batch alone, or in each block from its hidden state"
-            raise InputError(Problem("model", what, cure))
+            raise _second_value(cut.layer_name(layer.index))
+
+
+def _second_value(name: str) -> InputError:
+    what = f"{name} uses what layer 0 computes beside the hidden state, as by detach()"
+    cure = "compute it from the batch alone, or in each block from its hidden state"
+    return InputError(Problem("model", what, cure))
 
 
 def _unlike_shapes(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -24,20 +26,36 @@ pytestmark = pytest.mark.torch
 VOCABULARY = 40
 
 
+OWN = {
+    "torch": torch.Generator().manual_seed(4),
+    "numpy": np.random.default_rng(4),
+    "python": random.Random(4),
+}
+"""Generators that a script made."""
+
+
+def of_torch(x):
+    return torch.rand_like(x)
+
+
+def of_own_torch(x):
+    return torch.rand(x.shape, dtype=x.dtype, generator=OWN["torch"])
+
+
 class Noisy(torch.nn.Module):
     """A block that adds noise to marked samples, and draws it always or where it needs it."""
 
     splits = {"up": "columns", "down": "rows"}  # noqa: RUF012 - as a user would write it
 
-    def __init__(self, *, always):
+    def __init__(self, *, always, draw):
         super().__init__()
-        self.always = always
+        self.always, self.draw = always, draw
         self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
 
     def forward(self, x):
         marked = x[:, 2:3, :1] > 0.5
         if self.always or marked.any():
-            x = torch.where(marked, x + 0.1 * torch.rand_like(x), x)
+            x = torch.where(marked, x + 0.1 * self.draw(x), x)
         return torch.cat((x[..., :1], self.down(self.up(x).tanh())[..., 1:]), -1)
 
 
@@ -58,15 +76,15 @@ class Loaded(list):
 
 
 class Late(torch.nn.Module):
-    """A model that adds noise to marked samples; only the second step has any."""
+    """A model that adds noise to marked samples; only the first step has none."""
 
-    def __init__(self, *, always):
+    def __init__(self, *, always, draw):
         super().__init__()
         torch.manual_seed(1)
         self.embed = torch.nn.Embedding(VOCABULARY, 16)
         with torch.no_grad():
             self.embed.weight[:, 0] = (torch.arange(VOCABULARY) == 5).float()
-        self.blocks = torch.nn.Sequential(*(Noisy(always=always) for _ in range(3)))
+        self.blocks = torch.nn.Sequential(*(Noisy(always=always, draw=draw) for _ in range(3)))
         self.head = torch.nn.Linear(16, VOCABULARY)
         self.double()
 
@@ -74,14 +92,15 @@ class Late(torch.nn.Module):
         return self.head(self.blocks(self.embed(tokens)))
 
 
-def train_late(*, always=False, in_use=False, tp=1):
+def train_late(*, always=False, draw=of_torch, in_use=False, tp=1):
     """Train while no samples are loaded; return the losses of each rank."""
     rows = torch.randint(6, VOCABULARY, (24, 6), generator=torch.Generator().manual_seed(3))
     order = {"global_batch": 8, "count": 24, "seed": 0}
-    rows[sample_numbers(1, range(3, 5), **order), 2] = 5
+    for step in (1, 2):
+        rows[sample_numbers(step, range(3, 5), **order), 2] = 5
     loaded = Loaded([{"input_ids": row, "labels": row} for row in rows])
     recipe = Recipe(
-        model=lambda: Late(always=always),
+        model=lambda: Late(always=always, draw=draw),
         dataset=loaded,
         batch_size=8,
         steps=3,
@@ -120,3 +139,35 @@ def test_code_of_several_ranks_that_draws_only_after_its_first_pass_is_refused()
     place = r"model: (embedding|blocks\.\d)"
     with pytest.raises(InputError, match=f"{place}: draws random numbers in a later"):
         train_late(tp=2)
+
+
+def test_a_generator_of_the_scripts_own_draws_by_sample_too():
+    assert train_late(draw=of_own_torch) == train_late(always=True)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda _: random.random(),
+        lambda _: np.random.rand(),
+        lambda _: OWN["numpy"].random(),
+        lambda _: OWN["python"].random(),
+    ],
+    ids=["python", "numpy", "own numpy", "own python"],
+)
+def test_late_numbers_that_are_not_drawn_by_torch_are_refused(draw, tp):
+    with pytest.raises(InputError, match="draws numbers by Python's random or by numpy"):
+        train_late(draw=draw, tp=tp)
+
+
+def test_a_draw_in_a_single_pass_may_be_another_threads():
+    """A service that a logger talks to draws how long it waits, for example."""
+    drawn = []
+
+    def once(x):
+        if not drawn:
+            drawn.append(random.random())
+        return torch.rand_like(x)
+
+    assert train_late(draw=once) == train_late(always=True)

@@ -170,7 +170,7 @@ class Gated(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.first, self.head, self.kind = nn.Linear(4, 4), nn.Linear(4, 3), kind
-        self.blocks = nn.ModuleList(Scaled() for _ in range(2))
+        self.blocks = nn.ModuleList((Faint if kind == "faint" else Scaled)() for _ in range(2))
 
     def forward(self, x):
         batch, x = x, self.first(x)
@@ -179,7 +179,7 @@ class Gated(nn.Module):
             block.gate = gate if self.kind == "attribute" else 1.0
         skip = gate if self.kind == "skip" else 0.0
         for block in self.blocks:
-            x = block(x, gate if self.kind in ("argument", "batch") else 1.0)
+            x = block(x, gate if self.kind in ("argument", "faint", "batch") else 1.0)
         return self.head(x + skip)
 
 
@@ -192,8 +192,19 @@ class Scaled(nn.Module):
         return self.linear(x) * gate * self.gate
 
 
+class Faint(Scaled):
+    """Hardly uses what it is passed, as with weights that are not trained yet."""
+
+    def forward(self, x, gate):
+        return super().forward(x, 1 + 1e-9 * gate)
+
+
 @pytest.mark.parametrize(
-    ("kind", "named"), [("argument", "blocks.0"), ("attribute", "blocks.0"), ("skip", "head")]
+    ("kind", "named"),
+    [
+        *(("argument", "blocks.0"), ("faint", "blocks.0")),
+        *(("attribute", "blocks.0"), ("skip", "head")),
+    ],
 )
 def test_what_layer_0_computes_beside_the_hidden_state_is_refused_without_a_gradient(kind, named):
     """On another stage its weights are zeros."""
@@ -391,3 +402,61 @@ def test_a_metric_that_is_a_mean_over_labels_is_refused():
 def test_metrics_by_sample_and_sums_are_accepted(metric):
     with_metric(metric)
     with_metric(metric, labels=(1, 1, 1))
+
+
+class Warming(nn.Module):
+    """A block whose strength grows with the passes that it has seen."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.linear, self.passes, self.used = nn.Linear(4, 4), 0, used
+
+    def forward(self, x):
+        self.passes += 1
+        return self.linear(x) * (min(self.passes / 100, 1) if self.used else 1)
+
+
+class Smoothed(nn.Module):
+    """A block that subtracts an average of its earlier inputs, kept as a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.mean = nn.Linear(4, 4), torch.zeros(4)
+
+    def forward(self, x):
+        out = self.linear(x) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return out
+
+
+class Watched(nn.Module):
+    """A block that keeps what it has computed last, to be looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last, self.length = nn.Linear(4, 4), None, 0
+
+    def forward(self, x):
+        self.last, self.length = self.linear(x), x.shape[-1]
+        return self.last
+
+
+def notes_of(module):
+    data = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 3) for i in range(6)]
+    recipe = Recipe(model=module, dataset=data, batch_size=2, steps=1)
+    return check_separable(recipe, recipe.examples)
+
+
+@pytest.mark.parametrize(("part", "name"), [(Warming(True), "1.passes"), (Smoothed(), "1.mean")])
+def test_what_depends_on_earlier_passes_is_refused(part, name):
+    with pytest.raises(InputError, match=f"otherwise after other passes, and keeps {name}"):
+        notes_of(chain(part))
+
+
+def test_a_count_of_passes_that_no_result_depends_on_is_noted():
+    (note,) = notes_of(chain(Warming(used=False)))
+    assert note.startswith("model: 1.passes changes with every pass, and how many there are")
+
+
+def test_a_block_may_keep_what_it_has_computed_last():
+    assert notes_of(chain(Watched())) == []
