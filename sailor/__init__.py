@@ -7,6 +7,7 @@ their first use, since torch takes seconds to load.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from worker.script.mistakes_hook import print_input_errors
@@ -50,6 +51,8 @@ _HOMES = {
 
 
 print_input_errors()
+# What peft asks of models of transformers, and no user can change.
+warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
 
 
 def __getattr__(name: str) -> Any:

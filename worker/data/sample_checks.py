@@ -22,14 +22,20 @@ ValueLimits = Mapping[str, int]
 def limits_of(module: nn.Module, *, labels: bool) -> dict[str, int]:
     """Return what a module's tokens and labels are below, as far as it declares that."""
     found = {}
-    ends: list[Any] = [
-        getattr(module, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")
-    ]
+    ends = [_embeddings(module, name) for name in ("input", "output")]
     if isinstance(ends[0], nn.Embedding):
         found["input_ids"] = ends[0].num_embeddings
     if labels and isinstance(ends[1], nn.Linear):
         found["labels"] = ends[1].out_features
     return found
+
+
+def _embeddings(module: nn.Module, end: str) -> Any:
+    """Return what a model of transformers calls the embeddings of one end; ``None``: nothing."""
+    try:
+        return getattr(module, f"get_{end}_embeddings", lambda: None)()
+    except (AttributeError, NotImplementedError):
+        return None  # Some models of images have neither, and say so.
 
 
 def check_sample(item: Any, limits: ValueLimits, place: str) -> None:

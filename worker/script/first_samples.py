@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -55,18 +57,34 @@ def _difference(some: list[Counter[float]], others: list[Counter[float]]) -> tup
     return singles, repeated
 
 
-def lengths(data: DataSource, count: int) -> list[int]:
-    """Return how many numbers each of the first samples has, as a batch of its own."""
-    found = range(min(LOOKED_AT, count))
-    return [_numbers(data.batch(0, [index]).inputs) for index in found]
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many numbers each of the first samples has, and how many tokens, if it has tokens."""
 
+    numbers: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...] = ()
 
-def note_of(found: list[int]) -> list[str]:
-    """Note for which samples costs are planned, if lengths differ."""
-    if len(set(found)) == 1:
-        return []
-    what = f"samples have {min(found):,} to {max(found):,} numbers"
-    return [f"{what}: costs are planned for the longest of the first {len(found)}"]
+    @classmethod
+    def of(cls, data: DataSource, count: int) -> Lengths:
+        """Read the first samples, each as a batch of its own."""
+        found = [data.batch(0, [index]).inputs for index in range(min(LOOKED_AT, count))]
+        texts = [each.get("input_ids") if isinstance(each, Mapping) else None for each in found]
+        tokens = tuple(each.numel() for each in texts if isinstance(each, Tensor))
+        return cls(tuple(map(_numbers, found)), tokens if len(tokens) == len(found) else ())
+
+    @property
+    def longest(self) -> int:
+        """The index of the longest sample."""
+        return self.numbers.index(max(self.numbers))
+
+    @property
+    def notes(self) -> list[str]:
+        """For which samples costs are planned, if lengths differ."""
+        if len(set(self.numbers)) == 1:
+            return []
+        counts, unit = (self.tokens, "tokens") if self.tokens else (self.numbers, "numbers")
+        what = f"samples have {min(counts):,} to {max(counts):,} {unit}"
+        return [f"{what}: costs are planned for the longest of the first {len(counts)}"]
 
 
 def _numbers(batch: Any) -> int:

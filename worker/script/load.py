@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,9 @@ from simulator.documents.problems import InputError, Problem, Problems
 from worker.script import script_trainer
 from worker.script.recipe import Recipe
 from worker.script.script_error import script_line
+
+_OF_TORCHRUN = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+"""Variables of the environment that torchrun sets."""
 
 
 class _TrainCalledError(BaseException):
@@ -62,9 +66,11 @@ def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
 def _problem_of(error: Exception, place: str) -> Problem:
     """Name the script's own line that failed, not ours."""
     where = script_line(error)
-    return Problem(
-        where or place, f"{type(error).__name__}: {error}", "run it with python to debug it"
-    )
+    what = f"{type(error).__name__}: {error}"
+    cure = "run it with python to debug it"
+    if isinstance(error, KeyError | ValueError) and _OF_TORCHRUN.search(str(error)):
+        cure = "leave out the process group and its variables: docs/from-torchrun.md"
+    return Problem(where or place, what, cure)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from simulator.documents.problems import InputError, Problem
@@ -19,8 +20,11 @@ def prepared(module: nn.Module) -> tuple[nn.Module, list[str], list[Any]]:
     out = "model: torch.compile is left out: ranks compute parts of it"
     notes = [out] if was_compiled else []
     caching = switch_caches_off(module)
-    leave_blocks_to_the_plan(module)
+    if leave_blocks_to_the_plan(module):
+        what = "gradient checkpointing is left to recompute="
+        notes.append(f'model: {what}, which recomputes nothing alone unless it is "full"')
     switch_to_training(module)
+    refuse_batch_norm(module)
     return module, [*notes, *trained_in_evaluation(module)], caching
 
 
@@ -63,11 +67,17 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
 
 
 def refuse_unknown_shapes(module: nn.Module) -> None:
-    """Refuse a module whose parameters have no sizes yet, and one that lengthens its input."""
+    """Refuse parameters without sizes and of complex numbers, and a longer input by prompts."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             what = f"{name} has no size before a first batch (a lazy module)"
             cure = "let the module compute one batch before it is handed over, or name the sizes"
+            raise InputError(Problem("model", what, cure))
+        if parameter.is_complex():
+            what = f"{name} is of complex numbers, of which ranks would keep the real part alone"
+            cure = (
+                "keep both parts in a real one, and use torch.view_as_complex in the forward pass"
+            )
             raise InputError(Problem("model", what, cure))
     for path, part in module.named_modules():
         # A model of peft has configurations by name; other modules may use the word for more.
@@ -80,6 +90,15 @@ def refuse_unknown_shapes(module: nn.Module) -> None:
             if getattr(adapter, "peft_type", None) == "ADALORA":
                 what = f"{path or 'it'} is adapted by AdaLoRA, whose own loss and choice of ranks"
                 raise InputError(Problem("model", f"{what} would be left out", "use LoraConfig"))
+
+
+def refuse_batch_norm(module: nn.Module) -> None:
+    """Refuse batch norm in training, which computes with the statistics of a micro batch."""
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+            what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
+            cure = "use GroupNorm or LayerNorm, or put it into eval() to keep its statistics"
+            raise InputError(Problem("model", what, cure))
 
 
 def refuse_without_gradients(cut: ModuleCut, trained: Iterable[str]) -> None:
@@ -120,18 +139,21 @@ def switch_caches_off(module: nn.Module) -> list[Any]:
     return found
 
 
-def leave_blocks_to_the_plan(module: nn.Module) -> None:
-    """Let no part recompute itself, and no block write into its input."""
+def leave_blocks_to_the_plan(module: nn.Module) -> bool:
+    """Let no part recompute itself, and no block write into its input; return whether one did."""
     part: Any
+    recomputed = False
     for part in module.modules():
         # The plan decides what is recomputed.
         if getattr(part, "gradient_checkpointing", False):
             part.gradient_checkpointing = False
+            recomputed = True
     for path in _chains(module):
         part = module.get_submodule(path)
         # The input may be kept for the backward pass.
         if getattr(part, "inplace", False):
             part.inplace = False
+    return recomputed
 
 
 def _chains(module: nn.Module) -> Iterator[str]:

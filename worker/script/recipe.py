@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from simulator.documents.problems import InputError, Problem
@@ -30,19 +30,20 @@ from worker.data.generator_turns import turn
 from worker.data.sample_checks import check_sample, limits_of
 from worker.models.apply_plan import Metrics
 from worker.models.random_numbers.microbatch_context import batch_on_device
-from worker.models.user_module.cut_module import CutModule
+from worker.models.user_module.cut_module import CutModule, ignore_checkpoints
 from worker.models.user_module.describe_module import describe_module
 from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
-from worker.models.user_module.module_skeleton import copied, drop_values, set_parameter
+from worker.models.user_module.module_skeleton import copied, drop_values
 from worker.models.user_module.module_splits import ModuleSplits, find_splits
 from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
 from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger, close_all, log_to_all
-from worker.script.first_samples import lengths, note_of, unlike_first
-from worker.script.hf_model import copy_companions, source_folder
+from worker.script.first_samples import Lengths, unlike_first
+from worker.script.hf_model import source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, widened
 from worker.script.prepare_module import prepared, refuse_without_gradients
+from worker.script.save_module import fill, save_filled
 from worker.script.script_settings import settings_digests
 from worker.script.torch_settings import (
     OptimizerSettings,
@@ -52,6 +53,7 @@ from worker.script.torch_settings import (
 )
 from worker.training.full_tensors import TensorKey
 
+_HOW_CUT = "see docs/own-model.md"
 _WEIGHTS = "`sailorctl checkpoint export` writes those of a checkpoint"
 Callback = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its figures; those of an evaluation have names that begin with eval/."""
@@ -151,12 +153,15 @@ class Recipe:
         wanted = {id(p): name for name, p in self._parameters.items() if p.requires_grad}
         cure = "register it where it is used, so that a copy of the model has it, too"
         skeleton, example = self.skeleton(), self._example(1)
+        ignore_checkpoints()  # One around a head would hide its parameters from autograd.
         try:
             with refused_uses("model", wanted, cure):
                 return find_cut(skeleton, self.call, example)
         except CutError as error:
+            wrong = re.search("unexpected keyword argument|required positional arg", str(error))
+            cure = "give call=, which hands a batch to the module" if wrong else _HOW_CUT
             raise InputError(
-                Problem("model", f"cannot be cut into stages: {error}", "see docs/own-model.md")
+                Problem("model", f"cannot be cut into stages: {error}", cure)
             ) from None
 
     @cached_property
@@ -232,20 +237,8 @@ class Recipe:
         trained = {
             self.cut.full_name(layer, name): value for (layer, name), value in tensors.items()
         }
-        for full in self.cut.layer_of:
-            value = trained[full] if full in trained else self.value(full)
-            if value.untyped_storage().nbytes() > value.nbytes:
-                value = value.clone()  # A piece of a larger file, which safetensors refuses.
-            parameter = nn.Parameter(value, requires_grad=False)
-            for each in (full, *(a for a, first in self.cut.alias_of.items() if first == full)):
-                set_parameter(module, each, parameter)
-        save = getattr(module, "save_pretrained", None)
-        if save is not None:
-            save(folder)
-            if self.source is not None:
-                copy_companions(self.source, folder)
-        else:
-            save_model(module, str(folder / "model.safetensors"))
+        fill(module, self.cut, lambda name: trained[name] if name in trained else self.value(name))
+        save_filled(module, folder, self.source)
 
     def switch_caches(self, *, on: bool) -> None:
         """Let the parts that cached keys and values do so again, or no more."""
@@ -397,7 +390,13 @@ class Recipe:
         refuse_hooks({name: self._parameters[name] for name in self._trained.values()})
         refuse_without_gradients(self.cut, self._trained.values())
         others = [] if self.loss is None else unlike_first(self._in_order, self._looked_at)
-        found = check_separable(self, self._for_check, others=others, evaluated=self._evaluated())
+        found = check_separable(
+            self,
+            self._for_check,
+            others=others,
+            evaluated=self._evaluated(),
+            own_loss=self.loss is None and self.call_module is None,
+        )
         self._changed[:] = dict.fromkeys([*self._changed, *found])
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):
@@ -455,18 +454,19 @@ class Recipe:
         return min(sizes_of(self.dataset) or (self.batch_size,))
 
     @cached_property
-    def _lengths(self) -> list[int]:
-        """How many numbers each of the first samples has; those of a job file have as many."""
-        return [0] if self.samples is not None else lengths(self._in_order, self._looked_at)
+    def _lengths(self) -> Lengths:
+        """How long the first samples are; those of a job file have one length."""
+        given = self.samples is not None
+        return Lengths() if given else Lengths.of(self._in_order, self._looked_at)
 
     def longest_examples(self, samples: int) -> Any:
         """Return a batch of the longest of the first samples, so many times."""
-        return self.examples([self._lengths.index(max(self._lengths))] * samples)
+        return self.examples([self._lengths.longest] * samples)
 
     def changes(self) -> list[str]:
         """Return what is not done as the script says."""
         unused = [
-            f"no code has used {name} in a pass over one sample, so it keeps its value"
+            f"no result depends on {name} in a pass over one sample, so it keeps its value"
             for name in sorted(self.cut.unused)
             if self._parameters[name].requires_grad
         ]
@@ -474,7 +474,7 @@ class Recipe:
 
     def notes(self) -> list[str]:
         """Return what a user may not expect: also blocks kept whole."""
-        found = [*self.changes(), *note_of(self._lengths)]
+        found = [*self.changes(), *self._lengths.notes]
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:

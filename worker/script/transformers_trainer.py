@@ -6,8 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
+from worker.data.datasets.blend import Blend
+from worker.data.datasets.stream import Stream
 from worker.reporting.loggers import Logger, MLflow, TensorBoard, WandB
 from worker.script.loader_parts import data_of
 from worker.script.losses import default_loss
@@ -38,23 +42,32 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
     """Return a trainer with the model, data, optimizer and arguments of a ``transformers.Trainer``.
 
     ``batch_size`` is the global batch; by default that of one process: the size per device times
-    the accumulated steps. ``more`` are arguments of ``sailor.Trainer`` that replace what was found.
+    the accumulated steps. ``more`` are arguments of ``sailor.Trainer`` that replace what was found;
+    another ``dataset``, such as a ``Stream``, keeps the trainer's collator.
     """
     problems = list(_problems(trainer, more))
     if problems:
         raise InputError(problems)
     args = trainer.args
-    loader = trainer.get_train_dataloader()
     trainer.model.train()  # As transformers does before each step.
-    data_of(loader, "train_dataset")  # Refuses an unknown sampler by the name given there.
+    data: Any = more.pop("dataset", None)
+    if data is None:
+        data = loader = trainer.get_train_dataloader()
+        data_of(loader, "train_dataset")  # Refuses an unknown sampler by the name given there.
+        samples: int | None = len(loader.dataset)
+    else:
+        more = {"collate": trainer.data_collator, **more}
+        samples = None if isinstance(data, Blend | Stream) else len(data)
     evaluated = None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
     # Not args.train_batch_size, which depends on the GPUs of the machine.
     own = args.per_device_train_batch_size * args.gradient_accumulation_steps
     batch_size = batch_size or own
-    samples = len(loader.dataset)
     # The schedule is made for the steps that are trained.
     steps = more.get("steps", args.max_steps)
     if "steps" not in more and ("epochs" in more or steps <= 0):
+        if samples is None:
+            cure = "give max_steps in TrainingArguments, or steps="
+            raise InputError(Problem("dataset", f"is a {type(data).__name__} without epochs", cure))
         epochs = more.pop("epochs", args.num_train_epochs)
         steps = math.ceil(epochs * samples / batch_size)
     trainer.create_optimizer_and_scheduler(steps)
@@ -65,20 +78,25 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         "optimizer": trainer.optimizer,
         "scheduler": trainer.lr_scheduler,
         "eval_dataset": evaluated,
-        "eval_every": _eval_every(args, steps, math.ceil(samples / batch_size)),
+        "eval_every": _eval_every(args, steps, math.ceil((samples or 0) / batch_size) or None),
         "loggers": list(_loggers(args)),
         "precision": precision,
         "recompute": "full" if _checkpoints(args) else "auto",
         "clip_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
         "seed": args.seed if args.data_seed is None else args.data_seed,
     }
-    if "loss" not in more:
+    if args.label_smoothing_factor and "loss" not in more:
         settings["loss"] = default_loss(trainer.model, smoothing=args.label_smoothing_factor)
-    return Trainer(trainer.model, loader, **{**settings, **more})
+    return Trainer(trainer.model, data, **{**settings, **more})
 
 
 def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
     import transformers  # noqa: PLC0415 - an optional package
+
+    if isinstance(trainer.train_dataset, IterableDataset) and "dataset" not in more:
+        what = f"is a {type(trainer.train_dataset).__name__}, whose samples have no numbers"
+        cure = "give dataset=sailor.Stream(lambda n: DATA.skip(n)) to from_transformers, too"
+        yield Problem("train_dataset", what, cure)
 
     for name, cure in _NOT_SUPPORTED.items():
         if getattr(trainer.args, name, None):
@@ -121,7 +139,7 @@ def _checkpoints(args: Any) -> bool:
     return any(getattr(args, name, None) for name in names)
 
 
-def _eval_every(args: Any, steps: int, steps_of_epoch: int) -> int | None:
+def _eval_every(args: Any, steps: int, steps_of_epoch: int | None) -> int | None:
     """Return after how many steps to evaluate; ``None``: after the last."""
     if args.eval_strategy == "steps":
         every = args.eval_steps or args.logging_steps

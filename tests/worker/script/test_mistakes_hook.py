@@ -82,3 +82,9 @@ def test_pytest_sees_the_exception(tmp_path):
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_warning_that_peft_causes_is_not_shown(tmp_path):
+    told = "`is_gradient_checkpointing` is deprecated and will be removed in v6."
+    ends = (f'import warnings\nwarnings.warn("{told}", FutureWarning)\n', "1 + 1\n")
+    assert [run(tmp_path, end).stderr for end in ends] == ["", ""]

@@ -158,6 +158,20 @@ def test_what_is_called_without_gradients_is_not_trained(trained, named):
         trainer.train()
 
 
+class Checkpointing(nn.Sequential):
+    """As models of transformers after ``gradient_checkpointing_enable``."""
+
+    gradient_checkpointing = True
+
+
+def test_gradient_checkpointing_that_is_on_gets_a_note(capsys):
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    module = Checkpointing(nn.Linear(2, 2), nn.Linear(2, 2))
+    sailor.Trainer(module, data, batch_size=2, steps=1).train()
+    note = "note: model: gradient checkpointing is left to recompute="
+    assert capsys.readouterr().out.count(note) == 1
+
+
 def test_a_lazy_module_is_refused_until_its_sizes_are_known():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
@@ -166,6 +180,25 @@ def test_a_lazy_module_is_refused_until_its_sizes_are_known():
         sailor.Trainer(module, data, batch_size=2, steps=1).train()
     module(torch.ones(2))
     sailor.Trainer(module, data, batch_size=2, steps=1).train()
+
+
+def test_complex_parameters_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.cfloat))
+    data = [(torch.ones(2), 0), (torch.zeros(2), 1)]
+    with pytest.raises(InputError, match=r"1\.weight is of complex numbers, .*view_as_complex"):
+        sailor.Trainer(module, data, batch_size=2, steps=1).train()
+
+
+class Named(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_an_entry_of_samples_that_the_module_does_not_take_is_named_with_the_cure():
+    module = Named(nn.Linear(2, 2), nn.Linear(2, 2))
+    data = [{"x": torch.ones(2), "path": torch.tensor(0), "labels": 0}] * 2
+    with pytest.raises(InputError, match=r"unexpected keyword argument 'path'.*give call="):
+        sailor.Trainer(module, data, batch_size=2, steps=1).train()
 
 
 def test_learnt_prompts_are_refused():

@@ -93,3 +93,18 @@ def test_a_script_that_fails_before_train_names_the_line_of_its_own_module(tmp_p
     told = script_traceback(refused.value.__cause__)
     assert 'File "train.py", line 2' in told
     assert "runpy" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'import os\nprint(os.environ["LOCAL_RANK"])\n',
+        'import torch.distributed as dist\ndist.init_process_group("gloo")\n',
+    ],
+)
+def test_a_script_that_torchrun_should_start_is_told_what_to_leave_out(tmp_path, monkeypatch, text):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(InputError, match=r"leave out the process group .*from-torchrun\.md"):
+        load_script(tmp_path / "train.py")

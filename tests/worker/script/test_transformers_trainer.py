@@ -151,6 +151,30 @@ def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path, eval_steps
     assert list(ours.evaluations) == [1, 2], "also the last step"
 
 
+class Endless(torch.utils.data.IterableDataset):
+    """The rows, over and over."""
+
+    def __iter__(self):
+        rows = Rows()
+        while True:
+            yield from (rows[index] for index in range(12))
+
+
+def test_samples_without_numbers_are_given_as_a_stream(model, tmp_path):
+    def made(**more):
+        trainer = theirs(model, tmp_path, max_steps=3, train_sampling_strategy="random")
+        trainer.train_dataset = Endless()
+        return sailor.from_transformers(trainer, **more)
+
+    with pytest.raises(InputError, match=r"train_dataset: is a Endless.*dataset=sailor\.Stream"):
+        made()
+    ours = made(dataset=sailor.Stream(Endless()))
+    ours.train()
+    wanted = sailor.from_transformers(theirs(model, tmp_path))
+    wanted.train()
+    assert [each.loss for each in ours.history] == [each.loss for each in wanted.history]
+
+
 def test_batches_of_transformers_keep_their_class_on_a_device():
     """Their code reads entries as attributes."""
     given = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2)}

@@ -147,9 +147,15 @@ def _of_python() -> Callable[[], Any]:
 
 def _of_numpy() -> Callable[[], Any]:
     """Return what reads numpy's generator; ``get_state`` takes 30 µs."""
-    bits = np.random.get_bit_generator()
+    generators: Any = np.random  # Its types leave the function out.
+    bits = generators.get_bit_generator()
     if not isinstance(bits, np.random.MT19937):
         return lambda: repr(bits.state)
     address = bits.ctypes.state_address
-    # It keeps the generator, whose memory would be freed if a script replaced it.
-    return lambda _=bits: ctypes.string_at(address, _TWISTER_BYTES)
+
+    def read() -> bytes:
+        # Naming the generator keeps its memory, even if a script puts another in its place.
+        assert bits is not None, "it is kept"
+        return ctypes.string_at(address, _TWISTER_BYTES)
+
+    return read

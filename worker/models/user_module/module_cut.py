@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from worker.data.batch_tree import leaves_of
+from worker.data.batch_tree import leaves_of, map_tensors
 from worker.models.random_numbers.keyed_random import draws_numbers
 from worker.models.user_module.parameter_uses import ParameterUses
 
@@ -43,12 +43,13 @@ class ModuleCut:
     alias_of: Mapping[str, str]
     """Second names of tied parameters, and the first ones."""
     unused: frozenset[str]
-    """Parameters outside of blocks that no code has used; they are in ``layer_of`` as well.
+    """Parameters outside of blocks on which no result depends; they are in ``layer_of`` as well.
 
     What a block uses may depend on numbers or on its place, so none of its own is among them.
     """
     forms: tuple[tuple[Any, ...] | None, ...]
-    """What each block returns beside its hidden state; ``None``: it returns a tensor."""
+    """What each block returns beside its hidden state, with ``NotHandedOn`` for other tensors;
+    ``None``: it returns a tensor."""
     without_gradients: int = 0
     """The last layer that the module's code calls without gradients; 0: none."""
 
@@ -148,7 +149,8 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
         if watch.called < len(blocks):
             raise CutError(f"{blocks[watch.called]} is not called")
         cut = _assign(module, blocks, uses, names, tuple(watch.forms))
-        cut = replace(cut, without_gradients=watch.without_gradients)
+        unused = cut.unused | _without_effect(module, cut, watch.first, out)
+        cut = replace(cut, unused=unused, without_gradients=watch.without_gradients)
         _refuse_second_paths(module, cut, watch, out)
     return cut
 
@@ -214,6 +216,62 @@ def _refuse_second_paths(module: nn.Module, cut: ModuleCut, watch: _Watch, resul
         raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
 
+def _without_effect(module: nn.Module, cut: ModuleCut, hidden: Tensor, result: Any) -> set[str]:
+    """Return the parameters outside of blocks that code has used, but no result depends on.
+
+    As by torch they have no gradient: ``hidden`` is what the first block gets.
+    """
+    found: set[str] = set()
+    tied = set(cut.alias_of.values())
+    for layer, out in ((0, hidden), (cut.layers - 1, result)):
+        tensors = [e for e in leaves_of(out) if isinstance(e, Tensor) and e.requires_grad]
+        if not tensors:
+            continue  # Nothing here is differentiated, which is judged elsewhere.
+        reached = sources_of(tensors)
+        names = (name for name, index in cut.layer_of.items() if index == layer)
+        for name in names:
+            parameter = module.get_parameter(name)
+            if name not in tied and parameter.requires_grad and id(parameter) not in reached:
+                found.add(name)
+    return found
+
+
+def sources_of(tensors: Sequence[Tensor]) -> set[int]:
+    """Return the ``id`` of each tensor that some were computed from, as autograd remembers it."""
+    found = {id(each) for each in tensors}
+    known: set[Any] = set()
+    left: list[Any] = [each.grad_fn for each in tensors]
+    while left:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        found.add(id(getattr(node, "variable", None)))
+        left += [each for each, _ in node.next_functions]
+    return found
+
+
+class NotHandedOn:
+    """Stands for a second tensor that a block returns: other stages do not get it.
+
+    Code may pass it on, as with the scores of attention, and is refused when it computes with it.
+    """
+
+    def __init__(self, block: str) -> None:
+        self._block = block
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # Python asks for what an object may do.
+        raise CutError(f"code uses a second tensor that {self._block} returns")
+
+    @classmethod
+    def __torch_function__(cls, _: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_leaves((args, kwargs))
+        block = next(each._block for each in given if isinstance(each, cls))
+        raise CutError(f"code uses a second tensor that {block} returns")
+
+
 class DrawRecorder(TorchDispatchMode):
     """Records the shapes of random numbers that are drawn."""
 
@@ -238,6 +296,8 @@ class _Watch:
         self.called = self.without_gradients = 0
         self._autocast = _autocast()
         self.forms: list[tuple[Any, ...] | None] = []
+        self.first = torch.empty(0)
+        """What the first block gets."""
         self._before: Tensor | None = None
         self.inputs: dict[int, Tensor] = {}
         """The hidden state of each block that was computed, from which it was computed alone."""
@@ -254,6 +314,8 @@ class _Watch:
                 again = "again" if index < self.called else f"before {self._blocks[self.called]}"
                 raise CutError(f"{name} is called {again}")
             hidden, rest = split_hidden(name, args, kwargs)
+            if index == 0:
+                self.first = hidden
             if self._before is not None and hidden is not self._before:
                 between = f"between {self._blocks[index - 1]} and {name}"
                 raise CutError(f"code {between} changes the hidden state")
@@ -277,7 +339,7 @@ class _Watch:
                 raise CutError(f"{name} changes the number of samples")
             # Detached, as a block's input is: a gradient from the result to another layer then
             # shows a path around the blocks, which is refused.
-            return repack(self.forms[index], self._before.detach()) if is_last else out
+            return repack(self.forms[index], self._before.detach() if is_last else self._before)
 
         return forward
 
@@ -318,6 +380,8 @@ def split_hidden(
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
         raise CutError(f"the first argument of {name} is not a tensor of floats")
     for each in leaves_of(rest):
+        if isinstance(each, NotHandedOn):
+            raise CutError(f"{name} takes a second tensor that the block before it returns")
         if isinstance(each, Tensor) and each.requires_grad:
             raise CutError(f"{name} takes a second tensor that is trained")
     return hidden, rest
@@ -336,9 +400,8 @@ def form_of(name: str, out: Any) -> tuple[Any, ...] | None:
         return None
     if not isinstance(out, tuple) or not out or not isinstance(out[0], Tensor):
         raise CutError(f"{name} returns {type(out).__name__}, not a tensor or a tuple of it")
-    if any(isinstance(each, Tensor) for each in leaves_of(out[1:])):
-        raise CutError(f"{name} returns more than one tensor")
-    return out[1:]
+    absent: Any = NotHandedOn(name)
+    return tuple(map_tensors(lambda _: absent, each) for each in out[1:])
 
 
 def repack(form: tuple[Any, ...] | None, hidden: Tensor) -> Any:

@@ -13,11 +13,11 @@ from inspect import getattr_static
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from worker.layout.split_spec import splits_of
 from worker.models.user_module.cut_module import BlockArguments, CutModule
-from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of
+from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of, sources_of
 
 ParameterSplit = Literal["columns", "rows", "partial", "adapter columns", "adapter rows"]
 """``columns`` and ``rows`` are those of ``worker.layout.split_spec``. An adapter's have small
@@ -33,7 +33,7 @@ _STYLES: Mapping[str, ParameterSplit] = {
 
 @dataclass(frozen=True, slots=True)
 class ModuleSplits:
-    """The parts of blocks that may be split, by their name in the module."""
+    """The parts of blocks, and single parameters, that may be split, by name in the module."""
 
     kinds: Mapping[str, ParameterSplit]
     max_tp: int
@@ -49,7 +49,7 @@ class ModuleSplits:
         a dimension and one piece.
         """
         path, _, kind = name.rpartition(".")
-        match self.kinds.get(path):
+        match self.kinds.get(name, self.kinds.get(path)):
             case "columns" | "adapter columns":
                 return 0, self.max_tp
             case "rows" | "adapter rows" if kind == "weight":
@@ -78,6 +78,10 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
     if not kinds or most < 2:
         return ModuleSplits({}, 1, why)
     arguments = module.arguments(batch)
+    for name in list(_between(module, kinds, arguments)):
+        if module.module.get_parameter(name).dim() == 0:
+            return ModuleSplits({}, 1, f"{name} is a single number, used between split parts")
+        kinds = {**kinds, name: "partial"}
     tp = 1 << (most.bit_length() - 1)
     while tp > 1:
         found = ModuleSplits(kinds, tp, "", _experts(module))
@@ -86,6 +90,62 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
             return found
         tp //= 2
     return ModuleSplits({}, 1, why)
+
+
+def _between(
+    module: CutModule, kinds: Mapping[str, ParameterSplit], arguments: BlockArguments
+) -> Iterator[str]:
+    """Yield the parameters that blocks use between split columns and rows, in full.
+
+    Each rank computes a part of their gradients, whether their plan says it or not.
+    """
+    like = kinds_of(module.module, module.cut.blocks)
+    found: dict[int, list[str]] = {}
+    for index, path in enumerate(module.cut.blocks):
+        if like[index] == index:
+            found[index] = _between_in(module, index, kinds, arguments)
+        yield from (f"{path}.{name}" for name in found[like[index]])
+
+
+def _between_in(
+    module: CutModule, index: int, kinds: Mapping[str, ParameterSplit], arguments: BlockArguments
+) -> list[str]:
+    path = module.cut.blocks[index]
+    block = module.module.get_submodule(path)
+    given: dict[str, Tensor] = {}
+    entering: list[Tensor] = []
+
+    def begin(part: nn.Module, _: Any) -> None:
+        given.update(part.named_parameters())
+
+    def enter(_: Any, args: tuple[Any, ...]) -> None:
+        entering.append(args[0])
+
+    def leave(_: Any, __: Any, out: Tensor) -> Tensor:
+        return out.detach().requires_grad_()
+
+    hooks = [block.register_forward_pre_hook(begin)]
+    for name, part in block.named_modules():
+        kind = kinds.get(f"{path}.{name}", "")
+        if kind.endswith("rows"):
+            hooks.append(part.register_forward_pre_hook(enter))
+        elif kind.endswith("columns"):
+            hooks.append(part.register_forward_hook(leave))
+
+    def is_trained(name: str) -> bool:
+        return module.module.get_parameter(name).is_floating_point()
+
+    dtype = next(block.parameters()).dtype
+    device = module.device_to_trace(index, arguments, dtype)
+    hidden = torch.zeros(arguments.hidden_shape, device=device, dtype=dtype)
+    try:
+        with torch.enable_grad():
+            module.traced_block(index, arguments, device=device, is_trained=is_trained)(hidden)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    reached = sources_of(entering)
+    return [name for name, each in given.items() if id(each) in reached]
 
 
 def _experts(module: CutModule) -> str:

@@ -81,10 +81,7 @@ def test_costs_are_those_of_the_longest_of_the_first_samples():
     assert differing.job().model == alike.job().model
     assert alike.notes() == []
     (note,) = differing.notes()
-    # Padding makes a mask.
-    assert (
-        note == "samples have 24 to 144 numbers: costs are planned for the longest of the first 4"
-    )
+    assert note == "samples have 8 to 48 tokens: costs are planned for the longest of the first 4"
 
 
 @pytest.mark.parametrize("trained", [True, False])

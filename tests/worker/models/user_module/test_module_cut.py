@@ -157,6 +157,28 @@ def test_a_parameter_that_no_code_uses_is_known_as_unused():
     assert cut.unused == {"extra"}
 
 
+class Pooled(nn.Module):
+    """Computes more than it returns, before its blocks and behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.seen = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.pooler, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.seen(x)
+        x = self.blocks(self.first(x))
+        pooled = self.pooler(x)
+        return (self.head(x), pooled)[:1]
+
+
+def test_a_parameter_that_no_result_depends_on_is_known_as_unused():
+    """Torch gives it no gradient; one of zeros would still let it decay."""
+    cut = find_cut(Pooled(), call, torch.ones(2, 4))
+    assert cut.unused == {"seen.weight", "seen.bias", "pooler.weight", "pooler.bias"}
+
+
 class Chosen(nn.Module):
     """A block whose numbers say which of its layers computes."""
 
@@ -306,20 +328,52 @@ def test_blocks_that_return_tuples_are_known_before_they_are_computed():
     assert out.shape == (2, 4)
 
 
-def test_a_second_tensor_that_a_block_returns_is_refused_inside_a_dataclass_too():
-    class More(nn.Linear):
-        def forward(self, x):
-            return super().forward(x), Context(x)
+class Scoring(nn.Linear):
+    """A block that returns what it has seen, too, and looks at what the one before has seen."""
 
-    def chained_pairs(self, x):
-        for block in self.blocks:
-            x, _ = block(x)
-        return x
+    def forward(self, x, seen=None):
+        out = super().forward(x)
+        return (out if seen is None else out * seen.value), Context(x)
 
-    module = Blocks(chained_pairs)
-    module.blocks = nn.ModuleList(More(4, 4) for _ in range(3))
-    with pytest.raises(CutError, match=r"blocks\.0 returns more than one tensor"):
-        find_cut(module, call, torch.ones(2, 4))
+
+def passed_on(self, x):
+    found = []
+    for block in self.blocks:
+        x, seen = block(x)
+        found.append(seen)
+    return x, found
+
+
+def added(self, x):
+    for block in self.blocks:
+        x, seen = block(x)
+    return x + seen.value
+
+
+def handed_on(self, x):
+    seen = None
+    for block in self.blocks:
+        x, seen = block(x, seen)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (passed_on, ""),
+        (added, r"code uses a second tensor that blocks\.0 returns"),
+        (handed_on, r"blocks\.1 takes a second tensor that the block before it returns"),
+    ],
+)
+def test_a_second_tensor_that_a_block_returns_may_be_passed_on_alone(use, reason):
+    module = Blocks(use)
+    module.blocks = nn.ModuleList(Scoring(4, 4) for _ in range(3))
+    if reason:
+        with pytest.raises(CutError, match=reason):
+            find_cut(module, call, torch.ones(2, 4))
+        return
+    cut = find_cut(module, lambda part, batch: call(part, batch)[0], torch.ones(2, 4))
+    assert len(cut.blocks) == 3
 
 
 def test_blocks_of_other_settings_or_without_parameters_are_not_taken_for_equal():

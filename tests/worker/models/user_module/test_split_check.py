@@ -37,7 +37,22 @@ class Normed(Wide):
 
 
 class Scaled(Wide):
-    """Has a parameter in the split part, of whose gradient each rank has a part."""
+    """Has parameters in the split part, of whose gradients each rank has a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.PReLU()
+
+    def forward(self, x):
+        return x + self.down(self.scale * self.inside(self.up(self.norm(x))))
+
+
+class Single(Wide):
+    """Has a parameter without dimensions in the split part."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, x):
         return x + self.down(self.scale * self.up(self.norm(x)))
@@ -64,17 +79,28 @@ def recipe_of(kind, **options):
     return Recipe(model=module, dataset=data, batch_size=4, steps=1, **options)
 
 
-def test_splits_that_compute_the_same_pass():
-    recipe = recipe_of(Wide)
+@pytest.mark.parametrize("kind", [Wide, Scaled])
+def test_splits_that_compute_the_same_pass(kind):
+    recipe = recipe_of(kind)
     assert recipe.job().max_tp == 8
     assert recipe.notes() == []
+
+
+def test_gradients_of_parameters_between_split_parts_are_summed():
+    splits = recipe_of(Scaled).splits
+    partial = {name for name, kind in splits.kinds.items() if kind == "partial"}
+    assert partial == {f"1.{n}.{name}" for n in range(3) for name in ("scale", "inside.weight")}
+
+
+def test_a_single_number_between_split_parts_keeps_blocks_whole():
+    (note,) = recipe_of(Single).notes()
+    assert note.endswith("1.0.scale is a single number, used between split parts")
 
 
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
         (Normed, "model: 1.0: computes another result when 2 ranks share up, down; correct splits"),
-        (Scaled, "computes another gradient of scale when 2 ranks share up, down"),
         (Fused, "computes another result when 2 ranks share up, down"),
     ],
 )
