@@ -20,4 +20,4 @@ def test_nodes_change_hands() -> None:
     checker = run_life(4, sharing=2).checker
     handed = [line.text for line in checker.lines if ": handed to " in line.text]
     assert len(handed) >= 2
-    assert len({job for job, _ in checker.opened}) == 2
+    assert {"job", "job-1"} <= {job for job, _ in checker.opened}
