@@ -135,6 +135,11 @@ def test_parameters_between_split_parts_do_not_keep_blocks_whole():
             | {"dim_ff": 32},
             "takes a second tensor that is trained",
         ),
+        (
+            "RoFormerForCausalLM",
+            {**WIDE, **DRY_BERT, "is_decoder": True, "embedding_size": 16},
+            "uses what layer 0 computes beside the hidden state",
+        ),
     ],
 )
 def test_what_cannot_train_alike_is_refused(name, settings, reason):
