@@ -28,6 +28,7 @@ from agents.store.interface import StoreError, StoreRefused, StoreUnavailable
 from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
 from sailord.api.handlers.context import ApiContext
+from sailord.api.handlers.controller_view import ControllerView
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
 from sailord.cluster_records import Gateway, StoredRecords
@@ -378,7 +379,8 @@ def _assemble(
             ),
             ended=None if authority is None else partial(end_instance, authority),
         )
-    api = ApiContext(config, controller, own, clock, key, network, books, capacity, tls)
+    view = ControllerView(controller)
+    api = ApiContext(config, view, own, clock, key, network, books, capacity, tls)
     webhooks = WebhookSender(config.webhooks.receivers, announcer.outbox, cluster)
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)

@@ -319,6 +319,17 @@ def test_worker_package_itself_imports_nothing():
     assert list(imports(module)) == []
 
 
+def test_handlers_reach_the_controller_through_its_view_alone():
+    assert {
+        module.name
+        for module in modules(ROOT)
+        for name in imports(module)
+        if within(module.name, ("sailord.api",))
+        and within(name, ("sailord.controller",))
+        and not within(name, ("sailord.controller.step_rate",))
+    } == {"sailord.api.handlers.controller_view"}
+
+
 @pytest.mark.slow
 def test_importing_the_torch_free_packages_loads_no_torch():
     names = [m.name.removesuffix(".__init__") for m in modules(ROOT) if within(m.name, TORCH_FREE)]

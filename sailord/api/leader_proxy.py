@@ -43,12 +43,13 @@ async def keep_session(app: web.Application) -> AsyncIterator[None]:
 async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer the request here, or have the leader answer it."""
     api, route = request.app[CONTEXT], route_of(request)
-    if route is None or route.served_by == "any" or api.state.term is not None:
+    if route is None or route.served_by == "any" or api.cluster.state.term is not None:
         return await handler(request)
-    leader, is_down = api.leader, not api.controller.cluster.store.is_available
+    leader, is_down = api.cluster.leader, not api.cluster.store.is_available
+    has_led = api.cluster.last_led.term is not None
     if leader is None or leader.address == api.config.address or MARK in request.headers:
         # While the store is unavailable, the last leader answers from what it knew.
-        if route.served_by == "leader_if_elected" or (is_down and api.last_led.term is not None):
+        if route.served_by == "leader_if_elected" or (is_down and has_led):
             return await handler(request)
         what = "no leader elected yet" + (", and the store is unavailable" if is_down else "")
         cure = f"retry in about {api.config.options.lease_s:g} s"

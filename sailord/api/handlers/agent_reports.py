@@ -38,8 +38,8 @@ async def _take_report(request: web.Request) -> web.StreamResponse:
     if caller is not None and caller.name != said.node.partition(".")[0]:
         what = f"{said.node} is not a node of {caller}"
         return refusal(403, Problem("node", what, "report with this node's own certificate"))
-    term = api.state.term
+    term = api.cluster.state.term
     if term is not None:
-        api.controller.inbox.put_report(said)
-    status, body = 200 if term is not None else 409, encode(api.controller.answer_to(said))
+        api.cluster.put_report(said)
+    status, body = 200 if term is not None else 409, encode(api.cluster.answer_to(said))
     return web.Response(body=body, status=status, content_type="application/json")

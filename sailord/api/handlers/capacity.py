@@ -150,11 +150,11 @@ async def retry_capacity(request: web.Request) -> web.Response:
 
 def capacity_of(api: ApiContext) -> CapacityView:
     """The view of this sailord."""
-    loop, lifetimes = api.capacity, api.controller.cluster.lifetimes
+    loop, lifetimes = api.capacity, api.cluster.lifetimes
     capacity = CapacityState(api.config.capacity) if loop is None else loop.state
     offered = () if loop is None else loop.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
-    return capacity_view(kind, capacity, offered, api.state, lifetimes.history)
+    return capacity_view(kind, capacity, offered, api.cluster.state, lifetimes)
 
 
 def capacity_view(

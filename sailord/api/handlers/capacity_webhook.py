@@ -58,7 +58,7 @@ async def capacity(request: web.Request) -> web.Response:
         kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
         news = [_news("plain", await read_object(request, kinds, tuple(kinds)))]
 
-    feed = api.controller.announcer.feed
+    feed = api.cluster.feed
 
     def note(each: AvailableGpus) -> None:
         now = api.clock.now()

@@ -102,27 +102,27 @@ async def list_moves(request: web.Request) -> web.Response:
     try:
         history = await api.gateway.read_history(JobId(job.id))
     except StoreError:
-        since = api.controller.cluster.store.unavailable_since or api.clock.now()
-        return answer(Moves(job.id, api.controller.announcer.moves_of(JobId(job.id)), since))
+        since = api.cluster.store.unavailable_since or api.clock.now()
+        return answer(Moves(job.id, api.cluster.moves_of(JobId(job.id)), since))
     return answer(Moves(job.id, tuple(line.move for line in history if line.move is not None)))
 
 
 async def list_checkpoints(request: web.Request) -> web.Response:
     """List the checkpoints of a job in its storage."""
     api, job = request.app[CONTEXT], job_of(request)
-    led = api.led_of(job.id)
+    led = api.cluster.led_of(job.id)
     active = led.active
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, (), job.saving.keep))
-    storage = api.controller.effects.checkpoints
+    storage = api.cluster.checkpoints
     folders, complete, broken = await storage.threads.run(
         _look, storage, job.saving.uri, JobId(job.id)
     )
-    durable = api.last_led.durables.get(JobId(job.id))
+    durable = api.cluster.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     ordered = pending_rollback(led, JobId(job.id))
-    at_of = api.controller.announcer.outbox.at_of
+    at_of = api.cluster.outbox.at_of
     shown = _views(JobId(job.id), folders, complete, durable, ordered, at_of)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
     unreadable = tuple(
@@ -182,7 +182,7 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
     manifest, _ = await _found(api, job, request.match_info["step"])
     assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
     id_, point = JobId(job.id), manifest.point
-    checkpoints = api.controller.effects.checkpoints
+    checkpoints = api.cluster.checkpoints
     try:
         await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
     except Missing as error:
@@ -198,13 +198,13 @@ async def roll_back(request: web.Request) -> web.Response:
     body = await read_object(request, {"id": str, "reason": str}, ())
     id_ = body.get("id") or uuid.uuid4().hex
     check_id(id_, "id")
-    active = api.led_of(job.id).active
+    active = api.cluster.led_of(job.id).active
     is_active = active is not None and active.job == job.id
     if not is_active and job.state not in ("paused", "queued"):
         cure = "a job that has the cluster, waits for it or is paused can be rolled back"
         return refusal(409, Problem(job.id, f"is {job.state}", cure))
     _, durable = await _found(api, job, request.match_info["step"])
-    newest = api.last_led.durables.get(JobId(job.id))
+    newest = api.cluster.last_led.durables.get(JobId(job.id))
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
         return refusal(409, Problem("step", what, "give an older step"))
@@ -226,7 +226,7 @@ async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manife
         raise InputError(Problem("step", "invalid step", "give an integer"))
     id_ = JobId(job.id)
     try:
-        checkpoints = api.controller.effects.checkpoints
+        checkpoints = api.cluster.checkpoints
         found = await checkpoints.find(id_, uri, int(step))
         faults = await checkpoints.threads.run(
             lambda: faults_of(checkpoints.reach(uri), found[0], job=id_, is_thorough=False)

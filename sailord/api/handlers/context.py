@@ -1,4 +1,4 @@
-"""What the handlers share: configuration, controller, access to the store, rate limits."""
+"""What the handlers share: configuration, cluster, access to the store, rate limits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from aiohttp import web
 from prometheus_client import Histogram
 
 from agents.daemon.clock import Clock
-from agents.protocol.records import JobId, Leader
 from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Budgets, StrangerLimits
 from agents.rpc.tls import Tls
 from agents.store.interface import StoreUnavailable
 from sailord.api.access.key_set import KeySet
+from sailord.api.handlers.controller_view import ControllerView
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
 from sailord.config import Config
-from sailord.controller.loop import Controller
-from sailord.core.model.state import State
 from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
 from sailord.page.training_curve import TrainingCurve
@@ -42,7 +40,7 @@ class ApiContext:
     """Shared by all handlers."""
 
     config: Config
-    controller: Controller
+    cluster: ControllerView
     own_gateway: Gateway
     clock: Clock
     key: ClusterKey
@@ -98,44 +96,16 @@ class ApiContext:
         self.packages_used_s = {n: at for n, at in self.packages_used_s.items() if at >= since_s}
         return frozenset(self.packages_used_s)
 
-    @property
-    def leader(self) -> Leader | None:
-        """The present leader, as last read; ``None``: none is elected."""
-        return self.controller.cluster.leader
-
-    def read_store_soon(self) -> None:
-        """Have the store read at once: something was stored."""
-        self.controller.cluster.store_changed.set()
-
-    @property
-    def state(self) -> State:
-        """The state now; empty unless we are the leader."""
-        return self.controller.cluster.state
-
-    @property
-    def last_led(self) -> State:
-        """The last state in which we were the leader: what requests are answered from."""
-        return self.controller.cluster.last_led
-
-    @property
-    def led_parts(self) -> tuple[State, ...]:
-        """The parts of that state: one for each job where several share the cluster."""
-        return tuple(self.controller.cluster.last_parts.all())
-
-    def led_of(self, job: str) -> State:
-        """The part of that state that a job has; all of it unless it shares the cluster."""
-        parts = self.controller.cluster.last_parts
-        return parts.others.get(JobId(job), self.last_led)
-
     def may_stream_on(self, term: int | None) -> bool:
         """Return False once the term of a stream has changed, or another sailord leads."""
-        is_elsewhere = self.leader is not None and self.leader.address != self.config.address
-        return self.state.term == term and not (term is None and is_elsewhere)
+        leader = self.cluster.leader
+        is_elsewhere = leader is not None and leader.address != self.config.address
+        return self.cluster.state.term == term and not (term is None and is_elsewhere)
 
     @property
     def gateway(self) -> Gateway:
         """Access to the store; raises ``StoreUnavailable`` at once while it is known to be down."""
-        store = self.controller.cluster.store
+        store = self.cluster.store
         if not store.is_available:
             raise StoreUnavailable(store.error or "it does not answer")
         return self.own_gateway

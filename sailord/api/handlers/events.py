@@ -28,7 +28,7 @@ LOOK_S = 2.0
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream events as server-sent events, after the last id that the client saw."""
     api = request.app[CONTEXT]
-    feed, term = api.controller.announcer.feed, api.state.term
+    feed, term = api.cluster.feed, api.cluster.state.term
     given = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
     if not re.fullmatch(r"[0-9]{1,18}", given, re.ASCII):
         raise InputError(Problem("Last-Event-ID", "is not a number", "send the last id you saw"))

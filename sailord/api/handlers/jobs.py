@@ -57,7 +57,7 @@ END_S = 8.0
 async def list_jobs(request: web.Request) -> web.Response:
     """List all jobs."""
     api = request.app[CONTEXT]
-    return answer(render.jobs_view(api.last_led, api.led_parts))
+    return answer(render.jobs_view(api.cluster.last_led, api.cluster.led_parts))
 
 
 async def submit_job(request: web.Request) -> web.Response:
@@ -79,7 +79,7 @@ async def submit_job(request: web.Request) -> web.Response:
     if job.objective.deadline is not None and job.steps is None:
         what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
         raise InputError(Problem("objective.deadline", what, cure))
-    checkpoints = api.controller.effects.checkpoints
+    checkpoints = api.cluster.checkpoints
     if job.work is not None:
         mounts = partial(_check_mounts, job.work, api.config.mounts)
         await checkpoints.threads.run(mounts)
@@ -125,14 +125,14 @@ async def submit_job(request: web.Request) -> web.Response:
             export = f"`sailorctl checkpoint export {id_} --to DIR --form dcp`"
             cure += f"; {export} and `checkpoint import DIR --form dcp --name ID` copy its state"
         return refusal(409, Problem(f"job {id_}", "exists already", cure))
-    api.read_store_soon()
-    if api.state.term is not None:
+    api.cluster.read_store_soon()
+    if api.cluster.state.term is not None:
         # So that the submitter's next request finds the job.
-        await wait_until(lambda: render.job_view(api.last_led, id_) is not None)
+        await wait_until(lambda: render.job_view(api.cluster.last_led, id_) is not None)
     if package:
         with contextlib.suppress(StorageError):  # The next submission tries again.
             await delete_unused(api, package_storage(api), package)
-    led = api.last_led
+    led = api.cluster.last_led
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
@@ -175,7 +175,7 @@ async def limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple
         spec, config.cluster_file, config.profiles, config.measured_links, pools,
         config.capacity.usd_per_hour_max, begun=record.begun,
     )  # fmt: skip
-    planner = api.controller.effects.planner
+    planner = api.cluster.planner
     told: tuple[str, ...] = ()
     if record.deadline is not None:
         shortest_s = await planner.ask_end("shortest_s", asked, timeout_s=END_S)
@@ -224,9 +224,9 @@ def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, 
 def job_of(request: web.Request) -> types.JobView:
     """The job in the path; answered with 404 if there is none."""
     id_, api = request.match_info["job"], request.app[CONTEXT]
-    found = render.job_view(api.led_of(id_), JobId(id_)) if JOB_ID.match(id_) else None
+    found = render.job_view(api.cluster.led_of(id_), JobId(id_)) if JOB_ID.match(id_) else None
     if found is None:
-        known = (job.id for job in render.jobs_view(api.last_led).jobs)
+        known = (job.id for job in render.jobs_view(api.cluster.last_led).jobs)
         raise Refusal(404, Problem(id_[:64], "no such job", nearest(id_[:64], known)))
     return found
 
@@ -261,7 +261,7 @@ async def show_why(request: web.Request) -> web.Response:
     if job.generation is not None:
         with contextlib.suppress(StoreError):  # The answer then lacks the planner's reasons.
             _, about = await read_plan(api, job.id, job.generation.plan)
-    why = render.why_view(api.led_of(job.id), job, about, history, unavailable_since)
+    why = render.why_view(api.cluster.led_of(job.id), job, about, history, unavailable_since)
     rented = api.capacity
     return answer(
         why if rented is None else replace(why, deadline=deadline_of(rented.state, job.id))
@@ -292,5 +292,5 @@ async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, 
     try:
         return await api.gateway.read_history(job), None
     except StoreError:
-        lines = api.controller.announcer.history_in_memory(job)
-        return lines, api.controller.cluster.store.unavailable_since or api.clock.now()
+        lines = api.cluster.history_of(job)
+        return lines, api.cluster.store.unavailable_since or api.clock.now()

@@ -51,10 +51,11 @@ class LiveDocument:
         """Return the document, rebuilt if it is older than ``LOOK_S``."""
         async with self._making:
             if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
-                plan, about = await plan_of(api, api.last_led)
+                plan, about = await plan_of(api, api.cluster.last_led)
                 begun = time.monotonic()
-                document = live_document(api.last_led, self.kept, _surroundings(api, plan, about))
-                self.document = {**document, "leads": api.state.term is not None}
+                surroundings = _surroundings(api, plan, about)
+                document = live_document(api.cluster.last_led, self.kept, surroundings)
+                self.document = {**document, "leads": api.cluster.state.term is not None}
                 self.made_at = time.monotonic()
                 self.took_s = self.made_at - begun
             return self.document
@@ -69,20 +70,20 @@ def _surroundings(
     return LiveContext(
         plan=plan,
         about=about,
-        step_rate=api.controller.cluster.step_rate,
-        at_of=api.controller.announcer.outbox.at_of,
-        safe=api.controller.safe_point(),
+        step_rate=api.cluster.step_rate_of(None),
+        at_of=api.cluster.outbox.at_of,
+        safe=api.cluster.safe_point(),
         goodput=goodput_view(api.goodput.ledger, api.goodput.shares, most=SHARES_SHOWN),
         service=service_of(api),
-        running=render.running_view(api.led_parts),
-        risks=tuple(api.controller.announcer.risks(api.last_led).values()),
-        leader="" if api.leader is None else api.leader.host,
+        running=render.running_view(api.cluster.led_parts),
+        risks=tuple(api.cluster.risks(api.cluster.last_led).values()),
+        leader="" if api.cluster.leader is None else api.cluster.leader.host,
         schedule=_schedule_seen(api),
     )
 
 
 def _schedule_seen(api: ApiContext) -> dict[str, Any] | None:
-    active, seen = api.last_led.active, api.timeline_seen
+    active, seen = api.cluster.last_led.active, api.timeline_seen
     generation = None if active is None else active.generation
     return seen[1] if seen is not None and generation and generation.plan == seen[0] else None
 
@@ -129,8 +130,8 @@ class _Stream:
     sent_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.term = self.api.state.term
-        kept = self.api.controller.announcer.feed.kept
+        self.term = self.api.cluster.state.term
+        kept = self.api.cluster.feed.kept
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
 
@@ -147,7 +148,7 @@ class _Stream:
         if patch:
             await self.send("patch", patch)
         await self._samples()
-        feed = self.api.controller.announcer.feed
+        feed = self.api.cluster.feed
         news = list(feed.after(self.event_id))
         if news:
             self.event_id = news[-1].id

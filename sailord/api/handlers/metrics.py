@@ -30,7 +30,7 @@ def metrics_text(api: ApiContext) -> str:
     """All metrics in Prometheus' text format."""
     families = [build_info("sailor_build_info"), *controller_metrics(api)]
     # A former leader's view of the jobs is out of date.
-    if api.state.term is not None or api.leader is None:
+    if api.cluster.state.term is not None or api.cluster.leader is None:
         families += job_metrics(api)
         # A new leader has to read the ledger first: no counter may start from 0 until then.
         if api.goodput.stored.since_us is not None:
@@ -39,25 +39,25 @@ def metrics_text(api: ApiContext) -> str:
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
         families += refusal_metrics(api.capacity.state)
-    return exposition(families, (*api.controller.durations.histograms, api.request_times))
+    return exposition(families, (*api.cluster.durations.histograms, api.request_times))
 
 
 def controller_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the leader, the store, the active job and the nodes."""
     # A former leader's nodes and stragglers are reported by the present one.
-    is_former = api.state.term is None and api.leader is not None
-    controller, state = api.controller, api.state if is_former else api.last_led
-    active, durations = state.active, controller.durations
+    is_former = api.cluster.state.term is None and api.cluster.leader is not None
+    cluster, state = api.cluster, api.cluster.state if is_former else api.cluster.last_led
+    active, durations = state.active, cluster.durations
     unreadable = api.own_gateway.unreadable
     generation = active.generation if active is not None else None
     watch = NodeSpeeds() if active is None else active.slowness.speeds
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return [
-        metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
+        metric("sailor_leads", "1 on the leader.", float(api.cluster.state.term is not None)),
         metric("sailor_store_up", "1 while the store is available.",
-                float(controller.cluster.store.is_available)),
+                float(cluster.store.is_available)),
         metric("sailor_writes_rejected_total", "Writes that the store rejected for good.",
-                controller.cluster.store.rejected_writes, "counter"),
+                cluster.store.rejected_writes, "counter"),
         metric("sailor_generation", "Generation of the active job.",
                 0 if generation is None else generation.number),
         metric("sailor_nodes", "Nodes by state.",
@@ -81,24 +81,24 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
         metric("sailor_steps_lost_total", "Steps that reconfigurations lost.",
                 durations.steps_lost, "counter"),
         metric("sailor_plans_total", "Requests to the planner.",
-                controller.effects.plan_requests, "counter"),
+                cluster.plan_requests, "counter"),
         metric("sailor_plans_foreseen", "Losses of nodes whose next plan is precomputed.",
-                controller.effects.planner.precomputed_losses),
+                cluster.planner.precomputed_losses),
         metric("sailor_webhook_messages_waiting", "Messages that wait for the store.",
-                controller.announcer.outbox.waiting),
+                cluster.outbox.waiting),
         metric("sailor_webhook_receivers_failing", "Receivers that do not accept messages.",
-                len(controller.announcer.outbox.failing)),
+                len(cluster.outbox.failing)),
         metric("sailor_memory_peak_bytes", "Peak resident memory.", peak_kib * 1024),
     ]  # fmt: skip
 
 
 def job_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the jobs; those of the active one are left out while there is none."""
-    state, outbox = api.last_led, api.controller.announcer.outbox
+    state, outbox = api.cluster.last_led, api.cluster.outbox
     about = {} if state.active is None else plan_explanation(api, state.active)
     view = render.active_view(
-        state, api.controller.cluster.step_rate, None, about, outbox.at_of, state.now,
-        api.controller.safe_point(),
+        state, api.cluster.step_rate_of(None), None, about, outbox.at_of, state.now,
+        api.cluster.safe_point(),
     )  # fmt: skip
     jobs, phase = counts_of_jobs(state), "" if view is None else view.phase.name
     return [

@@ -26,21 +26,23 @@ async def list_nodes(request: web.Request) -> web.Response:
     api = request.app[CONTEXT]
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
-    losses = losses_view(api.last_led, api.controller.effects.following)
-    return answer(render.nodes_view(api.last_led, unreadable, losses, parts=api.led_parts))
+    state, parts = api.cluster.last_led, api.cluster.led_parts
+    losses = losses_view(state, api.cluster.following)
+    return answer(render.nodes_view(state, unreadable, losses, parts=parts))
 
 
 async def show_node(request: web.Request) -> web.Response:
     """Show the nodes of one id or name: one that rejoined has a new id."""
     ids = {node.record.id for node in nodes_of(request)}
-    api = request.app[CONTEXT]
-    losses = losses_view(api.last_led, api.controller.effects.following)
-    return answer(render.nodes_view(api.last_led, losses=losses, only=ids, parts=api.led_parts))
+    cluster = request.app[CONTEXT].cluster
+    losses = losses_view(cluster.last_led, cluster.following)
+    view = render.nodes_view(cluster.last_led, losses=losses, only=ids, parts=cluster.led_parts)
+    return answer(view)
 
 
 async def list_scrape_targets(request: web.Request) -> web.Response:
     """List the agents to scrape, for Prometheus' `http_sd_configs`."""
-    return answer(render.scrape_targets_view(request.app[CONTEXT].last_led))
+    return answer(render.scrape_targets_view(request.app[CONTEXT].cluster.last_led))
 
 
 async def order_node(request: web.Request) -> web.Response:
@@ -55,10 +57,10 @@ def nodes_of(request: web.Request) -> list[Node]:
     Several nodes may have one name: a node that rejoined has a new id.
     """
     name = request.match_info["node"]
-    nodes = request.app[CONTEXT].last_led.nodes.values()
+    nodes = request.app[CONTEXT].cluster.last_led.nodes.values()
     found = [node for node in nodes if name in (node.record.id, node.record.name)]
     if not found:
-        events = request.app[CONTEXT].controller.announcer.feed.kept
+        events = request.app[CONTEXT].cluster.feed.kept
         last = next((each for each in reversed(events) if each.node == name), None)
         if last is not None:
             cure = "if it comes back, it joins as a new node; see sailorctl events"
@@ -84,7 +86,7 @@ async def logs(request: web.Request) -> web.Response:
         if node.record.address:
             path = f"/v1/logs/{which}".rstrip("/") + (mark and f"?after={mark}")
             try:
-                said = await api.controller.effects.agents.call(node.record, "GET", path)
+                said = await api.cluster.agents.call(node.record, "GET", path)
                 written = decode(Output, said)
             except (CallFailed, WireError) as error:
                 cure = "check that sailor-agent runs there and is reachable from this host"

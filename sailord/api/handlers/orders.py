@@ -75,16 +75,15 @@ def tell_given(request: web.Request, said: str, job: JobId | None = None) -> Non
     if caller is not None:
         log.info("order", by=caller.name, role=caller.role, order=said, target=job)
         said += f" (by {caller.name})"
-    api.controller.announcer.tell_given(said, job, None, api.state)
+    api.cluster.tell_given(said, job)
 
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:
     """Store an order; refuse one that would change nothing, and say what would."""
-    others = api.controller.cluster.parts.others
-    useless = why_without_effect(others.get(JobId(order.target), api.state), order)
+    useless = why_without_effect(api.cluster.state_of(order.target), order)
     if useless is not None:
         return refusal(409, useless)
-    if api.state.term is not None and order.id in api.state.known_orders:
+    if api.cluster.state.term is not None and order.id in api.cluster.state.known_orders:
         # It may have been carried out and deleted: stored again, the next leader would repeat it.
         before = await api.gateway.stored_order(order.id)
         if before is not None and (before.kind, before.target) != (order.kind, order.target):
@@ -94,11 +93,11 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
     if given == "other":
         return refusal(409, OTHER_ID)
     if given == "new":
-        api.controller.announcer.tell_order(order, api.state)
-    api.read_store_soon()
-    if api.state.term is not None:
+        api.cluster.tell_order(order)
+    api.cluster.read_store_soon()
+    if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
-        await wait_until(lambda: order.id in api.state.known_orders)
+        await wait_until(lambda: order.id in api.cluster.state.known_orders)
     return answer(Taken(order.id, given == "new"), status=202)
 
 

@@ -124,10 +124,10 @@ async def delete_unused(api: ApiContext, storage: Storage, submitted: str) -> No
     version may read it, and let the job go on.
     """
     of_jobs, unreadable = api.own_gateway.keys.jobs, api.own_gateway.unreadable.found
-    if api.state.term is None or any(key.startswith(of_jobs) for key in unreadable):
+    if api.cluster.state.term is None or any(key.startswith(of_jobs) for key in unreadable):
         return
     needed = {submitted, *api.lately_used_packages()}
-    for job in api.last_led.jobs.values():
+    for job in api.cluster.last_led.jobs.values():
         if job.state not in ("done", "cancelled"):
             text = await api.gateway.read_spec(job.id) or ""
             try:

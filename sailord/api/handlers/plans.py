@@ -24,7 +24,7 @@ async def read_plan(
 
     Raises what the store raises.
     """
-    known = api.controller.writer.plans.get((job, sha))
+    known = api.cluster.plans.get((job, sha))
     if known is not None:
         return render.read_plan(known.plan), known.about
     if sha not in api.plans_seen:
@@ -54,5 +54,5 @@ def plan_explanation(api: ApiContext, active: Active) -> dict[str, Any]:
     if active.generation is None:
         return {}
     sha = active.generation.plan
-    known = api.controller.writer.plans.get((active.job, sha))
+    known = api.cluster.plans.get((active.job, sha))
     return known.about if known is not None else api.plans_seen.get(sha, (None, {}))[1]

@@ -40,7 +40,7 @@ async def preemption(request: web.Request) -> web.Response:
     else:
         orders = [await _from_plain(request)]
     given = await asyncio.gather(*(api.gateway.give_order(order) for order in orders))
-    api.read_store_soon()
+    api.cluster.read_store_soon()
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(orders), given.count("new")), status=202)

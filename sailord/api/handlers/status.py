@@ -27,11 +27,11 @@ async def livez(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """Answer whether a leader is elected and the store is available."""
     api = request.app[CONTEXT]
-    if not api.controller.cluster.store.is_available:
+    leader, leads = api.cluster.leader, api.cluster.state.term is not None
+    if not api.cluster.store.is_available:
         return refusal(503, Problem("the store", "is unavailable", "check that it runs"))
-    leads = api.state.term is not None
     # The record may still be from before this process restarted.
-    if api.leader is None or (api.leader.address == api.config.address and not leads):
+    if leader is None or (leader.address == api.config.address and not leads):
         cure = f"retry in about {api.config.options.lease_s:g} s"
         return refusal(503, Problem("sailord", "no leader elected yet", cure))
     return answer(types.Ready(ready=True, leads=leads))
@@ -46,24 +46,24 @@ async def metrics(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Summarize the cluster, a job that runs and the store."""
     api = request.app[CONTEXT]
-    state, now = api.last_led, api.clock.now()
+    state, now = api.cluster.last_led, api.clock.now()
     chosen = JobId(request.query["job"]) if "job" in request.query else None
-    part = state if chosen is None else api.led_of(chosen)
+    part = state if chosen is None else api.cluster.led_of(chosen)
     if chosen is not None and (part.active is None or part.active.job != chosen):
         return refusal(404, Problem(f"job {chosen}", "does not run", "see `sailorctl jobs`"))
     plan, about = await plan_of(api, part)
-    leader, outbox = api.leader, api.controller.announcer.outbox
-    step_rate = api.controller.cluster.step_rate_of(chosen)
-    safe = api.controller.safe_point(chosen)
-    feed = api.controller.announcer.feed.kept
+    leader, outbox = api.cluster.leader, api.cluster.outbox
+    step_rate = api.cluster.step_rate_of(chosen)
+    safe = api.cluster.safe_point(chosen)
+    feed = api.cluster.feed.kept
     job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed)
     service = service_of(api)
     return answer(
         types.Status(
             cluster=api.config.cluster_name,
             at=now,
-            leads=api.state.term is not None,
-            term=api.state.term,
+            leads=api.cluster.state.term is not None,
+            term=api.cluster.state.term,
             leader=None if leader is None else types.LeaderView(leader.host, leader.address),
             store=service.store,
             job=job,
@@ -73,16 +73,16 @@ async def status(request: web.Request) -> web.Response:
             leaving=render.leaving_view(state),
             capacity=service.capacity,
             unreadable=service.unreadable,
-            running=render.running_view(api.led_parts),
+            running=render.running_view(api.cluster.led_parts),
             refusals=service.refusals,
             unheard=service.unheard,
             problems=problems_of(
                 service,
                 job,
-                render.nodes_view(state, parts=api.led_parts).nodes,
+                render.nodes_view(state, parts=api.cluster.led_parts).nodes,
                 now,
                 render.paused_view(state),
-                api.controller.announcer.risks(state).values(),
+                api.cluster.risks(state).values(),
                 render.stuck_view(state),
             ),
         )
@@ -92,9 +92,9 @@ async def status(request: web.Request) -> web.Response:
 def service_of(api: ApiContext) -> Service:
     """Return how sailord itself fares."""
     return Service(
-        has_leader=api.leader is not None,
+        has_leader=api.cluster.leader is not None,
         store=_store_view(api),
-        unheard=tuple(api.controller.announcer.outbox.failing.values()),
+        unheard=tuple(api.cluster.outbox.failing.values()),
         unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
         refusals=_refusals_of(api.strangers),
         capacity=glance_of(api),
@@ -108,6 +108,6 @@ def _refusals_of(strangers: StrangerLimits) -> types.Refusals:
 
 
 def _store_view(api: ApiContext) -> types.StoreView:
-    store = api.controller.cluster.store
+    store = api.cluster.store
     trouble = store.refused_write if store.is_available else store.error
     return types.StoreView(store.is_available, store.unavailable_since, trouble)

@@ -72,7 +72,7 @@ async def show_timeline(request: web.Request) -> web.Response:
             api.timeline_seen = sha, found
     seen = api.timeline_seen
     predicted = seen[1] if seen is not None and seen[0] == sha else None
-    active, measured = api.last_led.active, None
+    active, measured = api.cluster.last_led.active, None
     generation = None if active is None else active.generation
     if predicted is not None and generation is not None and generation.plan == sha:
         measured = await request.app[MEASURED].of(api, generation, predicted)
@@ -83,16 +83,16 @@ async def show_timeline(request: web.Request) -> web.Response:
 
 async def _predict(api: ApiContext, job: JobId, sha: str) -> tuple[dict[str, Any] | None, str]:
     spec, text = await api.gateway.read_spec(job), await api.gateway.read_plan(job, sha)
-    generation = api.last_led.generations.get(job)
-    active = api.last_led.active
+    generation = api.cluster.last_led.generations.get(job)
+    active = api.cluster.last_led.active
     if active is not None and active.job == job:
         generation = active.generation
     if spec is None or text is None or generation is None:
         return None, "the plan is not in the store any more"
-    nodes = api.last_led.nodes
+    nodes = api.cluster.last_led.nodes
     members = tuple(nodes[id_].record for id_ in generation.members if id_ in nodes)
     config = api.config
-    found = await api.controller.effects.planner.ask_timeline(
+    found = await api.cluster.planner.ask_timeline(
         PlanRequest(
             spec, config.cluster_file, config.profiles, members, text, members,
             links=config.measured_links,
@@ -108,11 +108,11 @@ async def _ask_agents(
     """Ask for the kept steps of the first rank of each stage group, or why there are none."""
 
     async def ask(rank: int, id_: NodeId) -> KeptSteps | str:
-        node = api.last_led.nodes.get(id_)
+        node = api.cluster.last_led.nodes.get(id_)
         if node is None or not node.record.address:
             return "its node is lost"
         path = f"/v1/steps/{generation.job}/{generation.number}/{rank}"
-        agents = api.controller.effects.agents
+        agents = api.cluster.agents
         try:
             said = await agents.call(node.record, "GET", path, timeout_s=AGENT_S)
             return decode(KeptSteps, said)

@@ -91,10 +91,7 @@ async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
     for name in names:
         storage.write(f"{name}/0000", b"x")
     monkeypatch.setattr(ApiContext, "__post_init__", lambda _: None)
-    about: dict[str, Any] = dict.fromkeys(
-        ("config", "controller", "own_gateway", "clock", "key", "network", "goodput"), None
-    )
-    api = ApiContext(**about)
+    about: dict[str, Any] = dict.fromkeys(("config", "clock", "key", "network", "goodput"))
     jobs = {
         JobId(state): JobRecord(JobId(state), state, layers=1, atoms=1)
         for state in ("running", "done")
@@ -108,9 +105,9 @@ async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
     gateway: Any = SimpleNamespace(
         read_spec=read_spec, keys=Keys("c"), unreadable=UnreadableRecords()
     )
-    api.own_gateway = gateway
-    for name, value in {"state": state, "last_led": state, "gateway": gateway}.items():
-        monkeypatch.setattr(ApiContext, name, value)
+    store = SimpleNamespace(is_available=True)
+    cluster: Any = SimpleNamespace(state=state, last_led=state, store=store)
+    api = ApiContext(cluster=cluster, own_gateway=gateway, **about)
     api.use_package(names[2])
     await delete_unused(api, storage, names[3])
     assert kept(storage) == set(names), "who does not lead does not know all jobs"
