@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.api import Measurements
+from simulator.api import Measurements, estimator
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError
+from simulator.estimate.event_estimator import EventEstimator
 from simulator.estimate.paper_formula import paper_estimate
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import load_catalogue
@@ -53,6 +54,15 @@ class SmallCase:
     def profile(self) -> Profile:
         assert self.measurements.known is not None
         return self.measurements.known
+
+    @property
+    def judge(self) -> EventEstimator:
+        """The event estimator."""
+        found = estimator(
+            "event", job=self.job, cluster=self.cluster, measurements=self.measurements
+        )
+        assert isinstance(found, EventEstimator)
+        return found
 
     def paper(self, plan: Plan) -> Estimate | None:
         """The paper estimator's result; ``None`` where it rejects the plan."""

@@ -10,8 +10,6 @@ import pytest
 
 from planner.api import plan_job
 from planner.problem.question import Answer, Question
-from simulator.api import estimator
-from simulator.estimate.event_estimator import EventEstimator
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Objective
 from tests.planner.search.test_oracle import every_plan
@@ -33,10 +31,7 @@ def test_tight_limits_give_the_best_plan_that_keeps_them(examples: int) -> None:
     for seed in range(max(1, examples // 10)):
         rng = random.Random(f"edge {seed}")
         case = random_case(rng, gpus_max=3, layers_max=4, batch=rng.choice([2, 4]))
-        judge = estimator(
-            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
-        )
-        assert isinstance(judge, EventEstimator)
+        judge = case.judge
         every = (judge.estimate(plan) for plan in every_plan(case) if is_possible(case, plan))
         figures = sorted({(usd_of(e), e.iteration_s) for e in every if e.fits})
         if not figures:

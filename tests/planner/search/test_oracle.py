@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,18 +11,13 @@ from dataclasses import replace
 import pytest
 
 from planner.api import plan_job
-from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
-from planner.problem.objective import Limits
 from planner.problem.question import Answer, Question
-from planner.search.bound import EventBound
-from planner.search.stage_limits import StageTimeTables
-from simulator.api import estimator
-from simulator.estimate.event_estimator import EventEstimator
 from simulator.layer_costs.profile import LayerSizes, Timing
 from simulator.models.layers import Recompute
 from simulator.spec.plan import Pipeline, Plan, Stage
-from tests.planner.small_cases import SmallCase, is_possible, random_case
+from tests.planner.search.tight_plans import least_of, tables_of
+from tests.planner.small_cases import SmallCase, random_case
 
 CASES = 80
 """Cases of each goal that are compared with all their plans; `make sim` tries two thousand."""
@@ -92,41 +88,17 @@ def every_unplaced_plan(case: SmallCase) -> Iterator[Plan]:
 
 def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
     """Compare the planner and its bound with all plans of a case; return its answer."""
-    goal = case.job.objective.goal
     answer = plan_job(Question(case.job, case.cluster, case.measurements, "event"))
-    judge = estimator("event", job=case.job, cluster=case.cluster, measurements=case.measurements)
-    assert isinstance(judge, EventEstimator)
-    lots = lots_of(case.cluster, judge.facts)
-    tables = StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.facts, lots),
-        lots,
-        degrees=(1, 2, 4),
-        recompute=case.job.recompute,
-        per_layer_sync=judge.overlaps,
-    )
-    sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
-    bound = EventBound(tables, lots, (), Limits(case.job.objective), case.job.global_batch, sizes)
-    best = fastest = float("inf")
-    for plan in every_plan(case):
-        if not is_possible(case, plan):
-            continue
-        estimate = judge.estimate(plan)
-        if estimate.fits:
-            usd = estimate.money.total_usd
-            assert usd is not None
-            best = min(best, usd if goal == "cost" else estimate.iteration_s)
-            fastest = min(fastest, estimate.iteration_s)
-    if best == float("inf"):
+    judge = case.judge
+    least = least_of(case, judge, every_plan(case))
+    if least.score == math.inf:
         assert answer.plan is None, seed
         return answer
     assert answer.plan is not None, seed
-    assert answer.objective == pytest.approx(best, rel=1e-9), seed
-    # The bound by itself, which a search to the end does not need, with worse plans known.
-    bounds = bound.bounds(2 * fastest, 2 * best)
-    assert bounds.seconds <= fastest, seed
-    assert bounds.objective <= best, seed
-    assert answer.lower_bound <= best * (1 + 1e-9), seed
-    assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+    assert answer.objective == pytest.approx(least.score, rel=1e-9), seed
+    tables = tables_of(judge, lots_of(case.cluster, judge.facts), case.job.recompute)
+    least.is_above_bound(case, tables, seed)
+    least.is_above(answer, seed)
     return answer
 
 

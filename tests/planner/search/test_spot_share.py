@@ -14,7 +14,7 @@ from planner.problem.contracts import with_less_spot
 from planner.problem.inventory import gpus_by_lot, lots_of, spot_share
 from planner.problem.question import Question
 from planner.search.search_cache import SearchCache
-from simulator.api import Measurements, estimator
+from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import load_catalogue
@@ -113,10 +113,7 @@ def test_no_share_is_refused_that_some_plan_keeps(kind: str, examples: int) -> N
         case = mostly_spot(seed)
         facts = PlaceFacts(case.cluster, case.measurements.network)
         lots, most = lots_of(case.cluster, facts), case.job.objective.max_spot_share
-        judge = estimator(
-            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
-        )
-        best = float("inf")
+        judge, best = case.judge, float("inf")
         for plan in every_unplaced_plan(case):
             if not is_possible(case, plan) or spot_share(gpus_by_lot(plan, lots), lots) > most:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,7 @@ import pytest
 
 from planner.api import plan_job
 from planner.problem.inventory import lots_of
-from planner.problem.objective import Limits
 from planner.problem.question import SEARCHED, Question
-from planner.search.bound import EventBound
 from planner.search.round_trips import RoundTrips
 from planner.search.zero_bubble import divided
 from simulator.api import Measurements, estimator
@@ -24,8 +23,7 @@ from simulator.layer_costs.roofline import Roofline
 from simulator.spec.job import Goal
 from tests.planner.search.test_chunks import ASKED, CLUSTER, JOB, plan_of
 from tests.planner.search.test_oracle import every_unplaced_plan, oracle_case
-from tests.planner.search.tight_plans import keeps_bound, tables_of
-from tests.planner.small_cases import is_possible
+from tests.planner.search.tight_plans import keeps_bound, least_of, tables_of
 from tests.simulator.worlds import random_plan, random_world
 
 FEW = replace(ASKED, job=replace(JOB, global_batch=8))
@@ -168,43 +166,18 @@ def test_no_plan_of_a_small_case_is_below_its_bound(
     for seed in range(max(20, examples // 2)):
         put_shares(monkeypatch, seed)
         case = oracle_case(goal, seed)
-        judge = estimator(
-            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
-        )
-        assert isinstance(judge, EventEstimator)
-        found, fastest = {"1f1b": float("inf"), "zero-bubble": float("inf")}, float("inf")
-        for plan in every_unplaced_plan(case):
-            if not is_possible(case, plan):
-                continue
-            for each in (plan, divided(plan)):
-                estimate = judge.estimate(each)
-                usd = estimate.money.total_usd
-                assert usd is not None
-                if estimate.fits:
-                    score = usd if goal == "cost" else estimate.iteration_s
-                    found[each.schedule] = min(found[each.schedule], score)
-                    fastest = min(fastest, estimate.iteration_s)
-        best = min(found.values())
-        if best == float("inf"):
+        judge = case.judge
+        both = (way for plan in every_unplaced_plan(case) for way in (plan, divided(plan)))
+        least = least_of(case, judge, both, lambda plan: plan.schedule)
+        if least.score == math.inf:
             continue
-        gained += found["zero-bubble"] < found["1f1b"] * (1 - 1e-9)
-        lots = lots_of(case.cluster, judge.facts)
-        sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
-        bounds = EventBound(
-            TABLES(judge, lots, "none"),
-            lots,
-            (),
-            Limits(case.job.objective),
-            case.job.global_batch,
-            sizes,
-        ).bounds(2 * fastest, 2 * best)
-        assert bounds.seconds <= fastest, seed
-        assert bounds.objective <= best, seed
+        gained += least.scores["zero-bubble"] < least.scores["1f1b"] * (1 - 1e-9)
+        tables = TABLES(judge, lots_of(case.cluster, judge.facts), "none")
+        least.is_above_bound(case, tables, seed)
         answer = plan_job(
             Question(case.job, case.cluster, case.measurements, tries=("zero-bubble",))
         )
         assert answer.objective is not None, seed
-        assert answer.objective <= found["1f1b"] * (1 + 1e-9), seed
-        assert answer.lower_bound <= best * (1 + 1e-9), seed
-        assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+        assert answer.objective <= least.scores["1f1b"] * (1 + 1e-9), seed
+        least.is_above(answer, seed)
     assert gained

@@ -1,17 +1,19 @@
-"""Random plans that recompute something and just fit their devices, and their bounds."""
+"""Random plans that just fit their devices, all plans of small cases, and their bounds."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import Lot, lots_of
 from planner.problem.objective import Limits
+from planner.problem.question import Answer
 from planner.search.bound import EventBound
 from planner.search.stage_limits import StageTimeTables
 from simulator.cluster.cluster import Cluster, Pool
@@ -19,6 +21,7 @@ from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.job import Goal, RecomputePolicy
 from simulator.spec.plan import Place, Plan
+from tests.planner.small_cases import SmallCase, is_possible
 from tests.simulator.worlds import GPUS_PER_MACHINE, World, placed, with_shares
 
 TablesOf = Callable[[EventEstimator, tuple[Lot, ...], RecomputePolicy], StageTimeTables]
@@ -124,3 +127,56 @@ def keeps_bound(
         bounds = bound.bounds(2 * estimate.iteration_s, 2 * score)
     assert bounds.objective <= score, case
     assert bounds.seconds <= estimate.iteration_s, case
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What no bound of a small case may exceed."""
+
+    scores: Mapping[str, float]
+    """The best objective of the plans that fit, by kind."""
+    seconds: float
+
+    @property
+    def score(self) -> float:
+        """The best objective of all; infinite if no plan fits."""
+        return min(self.scores.values(), default=math.inf)
+
+    def is_above(self, answer: Answer, seed: int) -> None:
+        """Assert that the bounds of an answer hold."""
+        assert answer.lower_bound <= self.score * (1 + 1e-9), seed
+        assert answer.lower_bound_s <= self.seconds * (1 + 1e-9), seed
+
+    def is_above_bound(self, case: SmallCase, tables: StageTimeTables, seed: int) -> None:
+        """Assert that the bound by itself holds with worse plans known.
+
+        A search to the end does not need it.
+        """
+        job = case.job
+        sizes = [b for b in (1, 2, 4) if job.global_batch % b == 0]
+        bound = EventBound(
+            tables, tables.lots, (), Limits(job.objective), job.global_batch, sizes
+        ).bounds(2 * self.seconds, 2 * self.score)
+        assert bound.seconds <= self.seconds, seed
+        assert bound.objective <= self.score, seed
+
+
+def least_of(
+    case: SmallCase,
+    judge: EventEstimator,
+    plans: Iterable[Plan],
+    kind: Callable[[Plan], str] = lambda _: "",
+) -> Least:
+    """Judge the plans of a case that are possible."""
+    scores, seconds = defaultdict[str, float](lambda: math.inf), math.inf
+    for plan in plans:
+        if not is_possible(case, plan):
+            continue
+        estimate = judge.estimate(plan)
+        usd = estimate.money.total_usd
+        assert usd is not None
+        if estimate.fits:
+            score = usd if case.job.objective.goal == "cost" else estimate.iteration_s
+            scores[kind(plan)] = min(scores[kind(plan)], score)
+            seconds = min(seconds, estimate.iteration_s)
+    return Least(scores, seconds)
