@@ -1,6 +1,7 @@
 """The memory of stages: micro batches that fit, and the fewest layers to recompute so that more do.
 
-Tables are by [first layer, end]. Under the policy ``auto`` a stage recomputes as few of its first
+Tables are by [first layer, end]: the sums of the memory model for all ranges at once, which a test
+compares with it on random plans. Under the policy ``auto`` a stage recomputes as few of its first
 layers as fit; more only take longer.
 """
 
@@ -19,6 +20,7 @@ from simulator.estimate.memory import (
     RESERVED_OVER_LIVE,
     bytes_per_parameter,
     gradient_buffer_bytes,
+    state_bytes,
 )
 from simulator.estimate.result import DeviceMemory
 from simulator.estimate.zero1_owners import least_kept
@@ -151,17 +153,18 @@ class StageMemory:
         costs, job, lot = self.costs, self.costs.job, self.lots[stage.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        weight, gradient, copy, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
         held = all_range_sums(costs.parameters(stage.tp))
         held[0, -1] -= costs.tied_parameters(stage.tp)
-        states = (weight + gradient + copy + moments) * held
+        copied = with_moments = held
         if job.zero and runtime.zero1_by_bucket:
             # Which parts a device owns depends on the other pipelines; it may be none.
             kept = least_kept(costs, stage.tp) if pipelines == 1 else np.zeros(layers)
-            states = (weight + gradient + copy) * held + moments * all_range_sums(kept)
+            with_moments = all_range_sums(kept)
         elif job.zero:
-            states = (weight + gradient + (copy + moments) / pipelines) * held
-        states += self.more_bytes * held
+            copied = with_moments = held / pipelines
+        each = bytes_per_parameter(job, costs.precision_on(lot.gpu))
+        weights, gradients, optimizer = state_bytes(each, held, copied, with_moments)
+        states = weights + gradients + optimizer + self.more_bytes * held
         states += all_range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = self._sizes(micro_batch)
         messages = np.maximum(sizes[first], sizes[end])

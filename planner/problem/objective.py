@@ -21,7 +21,11 @@ NO_MONEY_LIMITS: dict[str, Any] = dict.fromkeys(
 FREE_USD_PER_HOUR = 1e-12
 """Price of what costs nothing, so that free plans are ranked by time and prices divide."""
 ROUGH_TOLERANCE = 1.15
-"""Factor by which rough figures may break a limit before a plan is dropped."""
+"""Factor by which rough figures may break a limit before a plan is dropped: those of the paper's
+formula, which rounding to whole layers changes little."""
+DRAFT_BREACH = 40.0
+"""Penalty slope for limits that a draft breaks. Its figures are rougher, as they leave out what
+overlaps, and prove nothing: it is ranked lower, never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,15 @@ class Limits:
             (seconds, self.seconds_max),
         )
         return [(value, most) for value, most in limits if most is not None]
+
+    def draft_score(self, seconds: float, usd_per_hour: float) -> float:
+        """The objective of a draft's figures, penalised for the limits that they break."""
+        usd = usd_per_hour / 3600 * seconds
+        score = usd if self.goal_is_cost else seconds
+        for value, most in self.capped(seconds, usd, usd_per_hour):
+            if value > most:
+                score *= 1 + DRAFT_BREACH * (value / max(most, 1e-12) - 1)
+        return score
 
     @property
     def usd_max(self) -> float | None:

@@ -47,8 +47,6 @@ PACKED = 3
 """Times for which the master problem is solved, one after the other."""
 PACKED_WHOLE = 1e-6
 """A count this close below a whole number is taken as that number."""
-ROUGH_BREACH = 40.0
-"""Penalty slope for limits that a draft breaks by its rough figures."""
 FREE_ZONES = 1000.0
 """Factor on the rough dollars of free GPUs for each further zone."""
 FAMILIES_SHARE = 0.5
@@ -388,13 +386,7 @@ class EventDrafts:
             # Free GPUs are ranked by time, those of several zones last: they may cost egress.
             zones = {self.lots[lot].zone for lot in mix.groups()}
             hourly = FREE_USD_PER_HOUR * FREE_ZONES ** (len(zones) - 1)
-        usd = hourly / 3600 * seconds
-        score = usd if self.limits.goal_is_cost else seconds
-        for value, most in self.limits.capped(seconds, usd, hourly):
-            if value > most:
-                # Rough times prove nothing: rank a draft that breaks a limit lower, do not drop it.
-                score *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
-        return score
+        return self.limits.draft_score(seconds, hourly)
 
     def best_per_family_first(self, ranked: list[PipelineMix], count: int) -> list[PipelineMix]:
         """Put the best mix of each family before the second of any, for a share of ``count``."""

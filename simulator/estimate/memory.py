@@ -41,6 +41,15 @@ def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[i
     return weight, 4, copy, 4 * OPTIMIZER_MOMENTS[job.optimizer]
 
 
+def state_bytes(
+    per_parameter: tuple[int, ...] | Ints, count: Floats, copied: Floats, with_moments: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Bytes of weights, gradients and optimizer state of so many parameters on a device, of which
+    it holds some copies in fp32 and some moments."""
+    weight, gradient, copy, moments = per_parameter
+    return weight * count, gradient * count, copy * copied + moments * with_moments
+
+
 def state_bytes_per_parameter(job: Job) -> int:
     """Bytes of weight, gradient and optimizer state."""
     return sum(bytes_per_parameter(job))
@@ -121,16 +130,17 @@ class MemoryModel:
             bytes_per_parameter(job, self.costs.precision_on(place.gpu))
             for place in groups.place_kinds
         ]
-        weight, gradient, copy, moments = np.array(per_parameter)[groups.place_kind].T
+        each = np.array(per_parameter)[groups.place_kind].T
+        states = state_bytes(each, count, copied, with_moments)
         platforms = [platform_of(place.gpu) for place in groups.place_kinds]
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
         capacity = np.array([self.capacity_bytes(place) for place in groups.place_kinds])
         outer = OUTER_BYTES if self.is_outer_group else 0
         columns = {
-            "parameters": weight * count + frozen_bytes,
-            "gradients": gradient * count,
-            "optimizer": copy * copied + moments * with_moments + outer * count,
+            "parameters": states[0] + frozen_bytes,
+            "gradients": states[1],
+            "optimizer": states[2] + outer * count,
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,
             "communication": self._communication(count),

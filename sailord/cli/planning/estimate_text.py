@@ -88,16 +88,13 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
     """Return one row per kind of stage group."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        owning = plan.owning_stages(pipeline)
-        for s, stage in enumerate(owning):
-            chunks = pipeline.stages[s :: len(owning)]
-            device = estimate.memory[p][s]
-            place = stage.places[0]
+        for s, chunks in enumerate(plan.chunks(pipeline)):
+            stage, device = chunks[0], estimate.memory[p][s]
             row = [
                 str(s),
                 ", ".join(map(_layers, chunks)),
                 _devices(stage),
-                place.zone,
+                stage.places[0].zone,
                 str(pipeline.micro_batches)
                 + (f" of {plan.size_of(pipeline)}" if len(plan.sizes) > 1 else ""),
                 f"{device.total / GIB:.1f}/{device.capacity / GIB:.1f}"
