@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from agents.store.interface import Store
 from tests.agents.store.places import ETCD, Cluster, Embedded, Place, Server, Socket, wait_answer
@@ -53,7 +52,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return request.getfixturevalue(f"one_{request.param}")
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def store(place: Place) -> AsyncIterator[Store]:
     """A client of the store."""
     store = await place.open()

@@ -19,7 +19,6 @@ from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, pla
 from tests.processes import until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
-pytestmark = pytest.mark.asyncio
 
 
 @pytest.mark.slow

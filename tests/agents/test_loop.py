@@ -48,7 +48,6 @@ def test_status_line_is_true(now: State, line: str) -> None:
     assert describe(now) == line
 
 
-@pytest.mark.asyncio
 async def test_agent_whose_disk_is_full_joins_no_generation_until_it_has_room(
     tmp_path, monkeypatch
 ):

@@ -17,8 +17,6 @@ from tests.agents.running import ROOT, kill_fork_servers, place
 from tests.fakes.systemd import notify_socket
 from tests.processes import until
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
     async with place(tmp_path) as here:

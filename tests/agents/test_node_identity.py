@@ -16,7 +16,6 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.metadata import metadata_server
 
-pytestmark = pytest.mark.asyncio
 CATALOGUE = load_catalogue()
 REAL = Devices("A100-40", 2, 312.0, is_emulated=False)
 EMULATED = Devices("A100-40", 2, 312.0, is_emulated=True)

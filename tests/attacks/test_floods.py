@@ -142,7 +142,6 @@ def test_an_answer_to_a_stranger_ends_the_connection(head):
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_half_bodies_at_an_agent_end_and_leave_no_trace(tmp_path, cost):
     """Unsigned ones are refused before the body; few that look signed may wait at a time."""
     async with cluster_at(tmp_path) as place:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from agents.links.sender import Sender
@@ -21,7 +20,6 @@ from sailord.authority import Authority
 from sailord.controller.agent_client import AgentClient
 from tests.sailord.certificates import member
 
-pytestmark = pytest.mark.asyncio
 KEY = ClusterKey("test", (b"k" * 32,))
 JOB = JobId("job")
 REFUSED = encode(Listening(busy="is an impostor"))

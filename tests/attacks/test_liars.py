@@ -142,7 +142,6 @@ FORGED: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.asyncio
 async def test_a_worker_can_report_for_its_own_rank_only(tmp_path, cost, monkeypatch):
     """This process is rank 1 of two; rank 0 is at work."""
     told: list[Any] = []

@@ -31,7 +31,6 @@ from tests.sailord.certificates import files_in, member
 from worker.checkpoint.fetch import PeerSource, PeerTls
 from worker.checkpoint.reader import GRANT_HEADER, PROOF_HEADER, TICKET_HEADER, Reader
 
-pytestmark = pytest.mark.asyncio
 KEY = ClusterKey("test", (b"k" * 32,))
 FILE = "/v1/memory/job/1-3/0.snap"
 SPAN = "bytes=0-99"

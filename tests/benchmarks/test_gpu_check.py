@@ -103,7 +103,6 @@ def test_most_parts_need_torch_and_numpy_only():
 
 
 @pytest.mark.at_length
-@pytest.mark.torch
 def test_whole_check_runs_on_a_cpu(tmp_path):
     pytest.importorskip("torch", reason="the runtime needs PyTorch")
     words = ["--device", "cpu", "--quick", "--out", str(tmp_path)]

@@ -13,8 +13,6 @@ from benchmarks.gpu_check.estimates import predicted
 from benchmarks.gpu_check.predictions import RUNS
 from benchmarks.gpu_check.setting import Setting
 
-pytestmark = pytest.mark.torch
-
 MEASURED_S = {
     "gpt2-medium": 0.1313,
     "gpt2-medium, fp16": 0.1480,

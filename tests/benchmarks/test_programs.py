@@ -12,7 +12,6 @@ NAMES = [module.name for module in modules(ROOT, ("benchmarks",))]
 EXTRAS = ("torch", "matplotlib")
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("name", NAMES)
 def test_module_can_be_imported_as_make_bench_does(name):
     try:

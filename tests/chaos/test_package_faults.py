@@ -16,7 +16,6 @@ from tests.chaos.test_storm import MINUTES
 
 @pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.torch
 @pytest.mark.skipif(not MINUTES, reason="make chaos MINUTES=… tries it")
 def test_jobs_are_done_in_spite_of_faults_on_the_way(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.chaos.package_faults", str(tmp_path)]

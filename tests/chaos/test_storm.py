@@ -24,7 +24,8 @@ MINUTES = float(os.environ.get("SAILOR_CHAOS_MINUTES", "0"))
 SEED = os.environ.get("SAILOR_CHAOS_SEED", "1")
 JOB = os.environ.get("SAILOR_CHAOS_JOB", "exact")
 pytestmark = [
-    *(pytest.mark.chaos, pytest.mark.slow, pytest.mark.torch),
+    pytest.mark.chaos,
+    pytest.mark.slow,
     pytest.mark.skipif(not MINUTES, reason="make chaos MINUTES=… tries it"),
 ]
 

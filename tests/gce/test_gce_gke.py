@@ -48,7 +48,6 @@ def agent_of(folder: Path) -> Config:
     return load_config(path)
 
 
-@pytest.mark.asyncio
 async def test_an_agent_in_a_pod_announces_the_pods_grace_period(tmp_path, monkeypatch):
     agent, events = agent_of(tmp_path), list[Event]()
     notices = Notices(NodeId("n"), agent.notice_s, agent.shutdown_s, Clock(), events.append)

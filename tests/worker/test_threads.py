@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 from tests.worker.threads import ThreadWorld, run_as_threads
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError
 
-pytestmark = pytest.mark.torch
-
 
 def test_sums_are_bit_equal_on_all_ranks_and_in_every_run():
     def body(transport):

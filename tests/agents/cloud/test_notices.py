@@ -66,7 +66,6 @@ def kinds(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
-@pytest.mark.asyncio
 async def test_gce_each_departure_has_its_own_notice_and_a_false_alarm_is_withdrawn():
     async with metadata_server() as server, watched(server) as events:
         for count in (1, 2):
@@ -87,7 +86,6 @@ async def test_gce_each_departure_has_its_own_notice_and_a_false_alarm_is_withdr
         assert [waits for what, waits in server.asked if what == PREEMPTED][:2] == [False, True]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "mood",
     [{"delay_s": 0.6}, {"fails": 3}, {"drops": 3}, {"is_impatient": True}, {"has_marks": False}],
@@ -107,7 +105,6 @@ async def test_gce_a_faulty_metadata_server_is_still_followed(mood):
         assert len(server.asked) - asked < 40, "it is asked without a pause"
 
 
-@pytest.mark.asyncio
 async def test_gce_a_flag_set_before_the_agent_started_gives_a_notice_at_once():
     async with metadata_server() as server:
         server.values[PREEMPTED] = "TRUE"
@@ -116,7 +113,6 @@ async def test_gce_a_flag_set_before_the_agent_started_gives_a_notice_at_once():
             assert kinds(events) == ["NoticeGiven"]
 
 
-@pytest.mark.asyncio
 async def test_gce_two_sources_share_one_notice_until_both_withdraw():
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
@@ -141,7 +137,6 @@ async def test_gce_two_sources_share_one_notice_until_both_withdraw():
         assert events[2] == NoticeWithdrawn(events[2].at, early.id)
 
 
-@pytest.mark.asyncio
 async def test_gce_a_restarted_agent_keeps_its_notice():
     id_ = f"going-{NODE}-5"
     async with metadata_server() as server:
@@ -177,7 +172,6 @@ def test_gce_a_shutdown_sets_its_own_deadline_with_or_without_a_preemption_flag(
     assert len({event.id for event in events if isinstance(event, NoticeGiven)}) == 1
 
 
-@pytest.mark.asyncio
 async def test_gce_only_a_server_with_the_metadata_header_is_believed():
     async with metadata_server() as server, aiohttp.ClientSession() as session:
         with asked_of(server):
@@ -232,7 +226,6 @@ def test_a_node_drains_until_all_its_notices_are_withdrawn():
     assert (state.node.state, [i.id for i in orders]) == ("ready", ["y-withdrawn"])
 
 
-@pytest.mark.asyncio
 async def test_a_withdrawal_is_stored_after_its_notice(tmp_path):
     held = await open_store(f"embedded://{tmp_path}/store.db")
     server = await serve(held, tmp_path / "s")
@@ -264,7 +257,6 @@ async def orders(here: Place) -> list[Order]:
     return [decode(Order, entry.value) for entry in sorted(found, key=lambda e: e.created)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
     async with metadata_server() as server, place(tmp_path) as here:
@@ -297,7 +289,6 @@ async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
         assert last.id != first.id
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize("told_by", [signal.SIGPWR, signal.SIGTERM])
 async def test_gce_a_system_shutdown_gives_a_notice_with_its_time(tmp_path, told_by):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import aiohttp
-import pytest
 
 from agents.cloud import gce_metadata
 from agents.cloud.gce_metadata import read_proof
 from tests.fakes.metadata import metadata_server
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_a_proof_is_for_the_audience(monkeypatch):

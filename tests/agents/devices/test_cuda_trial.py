@@ -108,7 +108,6 @@ def test_a_missing_library_is_named(uvm):
     )
 
 
-@pytest.mark.asyncio
 @pytest.mark.skipif(UVM.exists(), reason="this machine has a driver")
 async def test_the_self_test_tries_cuda_in_a_process_of_its_own(monkeypatch, tmp_path):
     """Unless our workers are on the devices, where another context would take their memory."""
@@ -123,7 +122,6 @@ async def test_the_self_test_tries_cuda_in_a_process_of_its_own(monkeypatch, tmp
     assert await self_test(devices, tmp_path, is_working=True) == ""
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -56,7 +56,6 @@ def test_an_xid_is_a_lasting_fault_unless_a_program_caused_it():
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_workers_on_a_broken_device_end_and_a_repaired_node_is_ready_again(tmp_path):
     async with place(tmp_path) as here:
         _, node = await here.train()

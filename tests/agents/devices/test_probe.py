@@ -139,7 +139,6 @@ def test_emulated_devices_are_read_from_the_option():
             read_emulated(wrong, CATALOGUE)
 
 
-@pytest.mark.asyncio
 async def test_the_self_test_needs_a_writable_state_folder(tmp_path):
     emulated = read_emulated("1xT4", CATALOGUE)
     assert await self_test(emulated, tmp_path, is_working=False) == ""

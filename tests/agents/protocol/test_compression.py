@@ -49,7 +49,6 @@ async def led(store: Store, keys: Keys) -> int:
     return entry.created
 
 
-@pytest.mark.asyncio
 async def test_a_plan_of_five_thousand_nodes_fits_into_one_transaction(store, prefix):
     keys = Keys(prefix.split("/")[-2])
     gateway, term = Gateway(store, keys), await led(store, keys)
@@ -71,7 +70,6 @@ async def test_a_plan_of_five_thousand_nodes_fits_into_one_transaction(store, pr
     assert briefing.plan.encode() == plan
 
 
-@pytest.mark.asyncio
 async def test_an_uncompressed_record_is_still_read(store, prefix):
     keys = Keys(prefix.split("/")[-2])
     gateway, term = Gateway(store, keys), await led(store, keys)

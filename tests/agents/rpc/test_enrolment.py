@@ -23,7 +23,6 @@ from sailord.authority import REVOKED, Authority, SigningRequest
 from simulator.documents.problems import InputError
 from worker.atomic_file import OWNER_ONLY, replace_file
 
-pytestmark = pytest.mark.asyncio
 NODE = Identity("test", "agent", "n1")
 CERTIFICATE = "certificate.pem"
 

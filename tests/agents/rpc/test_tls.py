@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from structlog.testing import capture_logs
 
@@ -29,7 +28,6 @@ from sailord.client import Client, ServerProblem
 from simulator.documents.problems import InputError
 from tests.sailord.certificates import files_in, member
 
-pytestmark = pytest.mark.asyncio
 KEY = ClusterKey("test", (b"k" * 32,))
 
 
@@ -38,7 +36,7 @@ def authority(tmp_path):
     return Authority.create(tmp_path / "ca", "test")
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as one:
         yield one

@@ -17,8 +17,6 @@ from tests.agents.sealing import write_snapshot
 from tests.worker.checkpoint.one_object import commit_object
 from worker.checkpoint.fetch import PeerSource, SourceError, fetch
 
-pytestmark = pytest.mark.asyncio
-
 JOB = JobId("job")
 KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
 OTHER = ClusterKey("test", (b"another-key-as-long",))

@@ -79,7 +79,6 @@ def test_the_files_of_all_ranks_of_two_points_wait_for_the_store(node):
     assert node.told == []
 
 
-@pytest.mark.asyncio
 async def test_third_point_is_skipped_for_all_ranks_and_reported_until_one_is_stored(node):
     node.seal(5)
     node.seal(10)
@@ -124,7 +123,6 @@ def test_troubles_end_with_their_generation_and_are_reported_again(node):
     assert node.told[3:] == ["no replica"]
 
 
-@pytest.mark.asyncio
 async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
     node.seal(5, ranks=2)
     memory = node.lifecycle.memory
@@ -141,7 +139,6 @@ async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
     assert node.lifecycle._linked == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("own", "leaves_at", "other", "is_paused"),
     [
@@ -190,7 +187,6 @@ def test_trouble_of_one_job_is_neither_reported_nor_hidden_as_that_of_the_next(n
     assert node.told == [text, ""]
 
 
-@pytest.mark.asyncio
 async def test_snapshots_of_an_ended_job_wait_for_its_store_no_longer(node):
     node.lifecycle.workers.dismiss_all = lambda: None
     node.seal(5, ranks=2)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from yarl import URL
 
@@ -223,7 +222,7 @@ class Served:
             return reply.status, (await reply.read()).decode()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def served(tmp_path):
     memory = SnapshotMemory(tmp_path / "memory")
     memory.open()
@@ -238,7 +237,6 @@ async def served(tmp_path):
     await runner.cleanup()
 
 
-@pytest.mark.asyncio
 async def test_workers_of_the_job_can_list_and_read_ranges(served):
     header = write_snapshot(served.memory.folder, step=3)
     served.memory.open()
@@ -254,7 +252,6 @@ async def test_workers_of_the_job_can_list_and_read_ranges(served):
     assert await served.get("/v1/memory/job/1-4") == (200, b"[]")
 
 
-@pytest.mark.asyncio
 async def test_several_ranges_are_read_over_one_connection(served):
     header = write_snapshot(served.memory.folder, step=3)
     served.memory.open()
@@ -274,7 +271,6 @@ async def test_several_ranges_are_read_over_one_connection(served):
     await asyncio.to_thread(read)
 
 
-@pytest.mark.asyncio
 async def test_reads_need_the_jobs_grant_and_reach_only_its_snapshots(served):
     write_snapshot(served.memory.folder, step=3)
     write_snapshot(served.memory.folder, step=3, job="other")
@@ -291,7 +287,6 @@ async def test_reads_need_the_jobs_grant_and_reach_only_its_snapshots(served):
         assert (await served.get(f"/v1/memory/job/1-3/{wrong}"))[0] in (400, 404)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 async def test_a_snapshot_that_a_worker_replaced_by_something_else_is_not_served(
     served, tmp_path, kind
@@ -314,7 +309,6 @@ async def test_a_snapshot_that_a_worker_replaced_by_something_else_is_not_served
     assert (await served.get("/v1/memory/job/1-3"))[0] == 200
 
 
-@pytest.mark.asyncio
 async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path):
     write_snapshot(tmp_path / "away", step=3, rank=7)
     path = tmp_path / "away" / "job" / "1-3" / "7.snap"
@@ -343,7 +337,6 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
     assert left == ["7.snap"], "what was refused is not left behind"
 
 
-@pytest.mark.asyncio
 async def test_the_room_of_a_replica_is_allocated_beside_the_event_loop(served, monkeypatch):
     """Allocating takes half a second per GB, in which the agent would be silent."""
     threads: list[threading.Thread] = []
@@ -358,7 +351,6 @@ async def test_the_room_of_a_replica_is_allocated_beside_the_event_loop(served, 
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.asyncio
 async def test_the_room_of_a_replica_is_freed_when_its_sender_stops(served, monkeypatch):
     monkeypatch.setattr("agents.snapshots.http.SILENT_S", 0.2)
     path = "/v1/memory/job/1-3/7.snap?header=0"
@@ -374,7 +366,6 @@ async def test_the_room_of_a_replica_is_freed_when_its_sender_stops(served, monk
     writer.close()
 
 
-@pytest.mark.asyncio
 async def test_replicas_of_a_rank_that_arrive_at_once_have_files_of_their_own(served):
     """Also if one has ended meanwhile: who removed its own file would remove another's."""
 
@@ -405,7 +396,6 @@ async def test_replicas_of_a_rank_that_arrive_at_once_have_files_of_their_own(se
     assert list(served.memory.folder.rglob("*.part")) == []
 
 
-@pytest.mark.asyncio
 async def test_a_replica_is_checked_in_parts(served, tmp_path, monkeypatch):
     """Linux reads less than 2 GiB at once."""
     header = write_snapshot(tmp_path / "away", step=3)
@@ -417,7 +407,6 @@ async def test_a_replica_is_checked_in_parts(served, tmp_path, monkeypatch):
     assert (await served.put(target, data))[0] == 200
 
 
-@pytest.mark.asyncio
 async def test_a_replica_without_room_is_refused_with_the_sizes(served):
     path = "/v1/memory/job/1-3/7.snap?header=0"
     header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
@@ -98,7 +97,7 @@ class World:
         return list(self.memories[name].sealed(JOB))
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def world(tmp_path):
     async with aiohttp.ClientSession() as session:
         made = World(tmp_path, session)
@@ -125,7 +124,6 @@ def named_buddies(world: World, step: int, buddy: dict[tuple[int, int], str]) ->
     return SnapshotFile(path, header)
 
 
-@pytest.mark.asyncio
 async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
     snapshot = named_buddies(world, 4, {(0, 0): "b", (1, 2): "c"})
     await world.run(world.buddies(), snapshot)
@@ -137,7 +135,6 @@ async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
     assert snapshot_file.read_piece(found.path, found.header.pieces[0]) == b"a" * 3000
 
 
-@pytest.mark.asyncio
 async def test_pieces_of_a_buddy_that_is_away_do_not_take_the_place_of_anothers(world):
     """A node keeps one file of each rank at a point."""
     snapshot = named_buddies(world, 4, {(0, 0): "b", (1, 2): "c"})
@@ -154,14 +151,12 @@ async def test_pieces_of_a_buddy_that_is_away_do_not_take_the_place_of_anothers(
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 async def test_pieces_with_other_holders_are_not_replicated(world):
     await world.run(world.buddies(), world.snapshot(4, buddy=None))
     assert world.held("b") == world.held("c") == []
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 async def test_the_oldest_snapshot_is_sent_first_and_the_newest_while_draining(world):
     order = [world.snapshot(step) for step in (2, 3, 1)]
     await world.run(world.buddies(), *order)
@@ -172,7 +167,6 @@ async def test_the_oldest_snapshot_is_sent_first_and_the_newest_while_draining(w
     assert [step for step, _ in world.done] == [7, 6, 5]
 
 
-@pytest.mark.asyncio
 async def test_a_lost_buddy_is_replaced_by_a_node_of_the_same_zone_first(world):
     await world.add("d", "z1")
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
@@ -182,7 +176,6 @@ async def test_a_lost_buddy_is_replaced_by_a_node_of_the_same_zone_first(world):
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 async def test_a_job_that_survives_zones_replicates_to_another_zone(world):
     world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], address="127.0.0.1:9")
     await world.run(world.buddies(survive="zone"), world.snapshot(4, buddy="c"))
@@ -195,7 +188,6 @@ async def test_a_job_that_survives_zones_replicates_to_another_zone(world):
     assert world.held("d") == [Sealed(Point(5, 1), WHOLE)]
 
 
-@pytest.mark.asyncio
 async def test_a_ready_node_in_another_zone_comes_before_a_buddy_in_this_zone(world):
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
     assert world.held("b") == []
@@ -203,7 +195,6 @@ async def test_a_ready_node_in_another_zone_comes_before_a_buddy_in_this_zone(wo
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("survive", "taker"), [("node", "b"), ("zone", "c")])
 async def test_a_spare_node_takes_the_replica_if_no_member_can(world, survive, taker):
     await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANY_NODE))
@@ -213,7 +204,6 @@ async def test_a_spare_node_takes_the_replica_if_no_member_can(world, survive, t
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("survive", "said"),
     [("node", ""), ("zone", "replicas stay in z1: no node in another zone is ready")],
@@ -227,7 +217,6 @@ async def test_without_another_node_nothing_waits_for_a_replica(world, survive, 
     assert world.done == [(4, said)]
 
 
-@pytest.mark.asyncio
 async def test_the_list_of_nodes_is_cached_and_survives_an_outage_of_the_store(world):
     asked = []
     buddies = world.buddies()
@@ -246,7 +235,6 @@ async def test_the_list_of_nodes_is_cached_and_survives_an_outage_of_the_store(w
     assert [sealed.point.step for sealed in world.held("b")] == [1, 2, 3]
 
 
-@pytest.mark.asyncio
 async def test_replicas_that_must_stay_in_the_zone_are_reported(world):
     del world.nodes[NodeId("c")]
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
@@ -254,7 +242,6 @@ async def test_replicas_that_must_stay_in_the_zone_are_reported(world):
     assert world.done == [(4, "replicas stay in z1: no node in another zone is ready")]
 
 
-@pytest.mark.asyncio
 async def test_a_replication_is_retried_while_the_buddys_agent_restarts(world):
     del world.nodes[NodeId("c")]
     there = world.nodes[NodeId("b")]
@@ -271,7 +258,6 @@ async def test_a_replication_is_retried_while_the_buddys_agent_restarts(world):
     task.cancel()
 
 
-@pytest.mark.asyncio
 async def test_after_a_failure_each_snapshot_is_tried_once_until_one_succeeds(world):
     there = world.nodes[NodeId("b")]
     world.nodes = {NodeId("b"): replace(there, address="127.0.0.1:9")}
@@ -286,7 +272,6 @@ async def test_after_a_failure_each_snapshot_is_tried_once_until_one_succeeds(wo
     assert not buddies._has_given_up
 
 
-@pytest.mark.asyncio
 async def test_a_buddy_that_stops_reading_is_replaced(world, monkeypatch):
     monkeypatch.setattr(replication, "SILENT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # Only the kernel answers.
@@ -298,7 +283,6 @@ async def test_a_buddy_that_stops_reading_is_replaced(world, monkeypatch):
     assert world.done == [(4, "")]
 
 
-@pytest.mark.asyncio
 async def test_a_slow_rate_is_not_taken_for_a_buddy_that_stopped_reading(world, monkeypatch):
     monkeypatch.setattr(replication, "SILENT_S", 1.0)
     pieces = {(0, 0): bytes(2 << 20)}
@@ -306,7 +290,6 @@ async def test_a_slow_rate_is_not_taken_for_a_buddy_that_stopped_reading(world, 
     assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
 
 
-@pytest.mark.asyncio
 async def test_the_snapshots_of_a_past_generation_make_way_for_the_present_one(world):
     present = 1
     buddies = world.buddies(rate_bytes_s=1e4)
@@ -323,7 +306,6 @@ async def test_the_snapshots_of_a_past_generation_make_way_for_the_present_one(w
     assert world.held("b") == [Sealed(Point(5, 2), WHOLE)]
 
 
-@pytest.mark.asyncio
 async def test_training_does_not_wait_for_a_replica_that_no_node_can_take(world):
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
     world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], state="draining")
@@ -333,7 +315,6 @@ async def test_training_does_not_wait_for_a_replica_that_no_node_can_take(world)
     assert "no replica of snapshot 0.snap of step 4: b could not be reached" in trouble
 
 
-@pytest.mark.asyncio
 async def test_a_snapshot_that_was_deleted_or_reused_is_skipped(world):
     gone, changed, good = (world.snapshot(step) for step in (1, 2, 3))
     shutil.rmtree(gone.path.parent)
@@ -346,7 +327,6 @@ async def test_a_snapshot_that_was_deleted_or_reused_is_skipped(world):
     assert [sealed.point.step for sealed in world.held("b")] == [3]
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_snapshot_is_reported_and_not_tried_again(world):
     damaged = world.snapshot(2)
     with damaged.path.open("r+b") as file:
@@ -359,7 +339,6 @@ async def test_a_damaged_snapshot_is_reported_and_not_tried_again(world):
     )
 
 
-@pytest.mark.asyncio
 async def test_the_rate_is_limited_until_the_node_drains(world):
     pieces = {(0, 0): bytes(3 << 20)}
     slow = world.buddies(rate_bytes_s=1e4)  # The transfer would take minutes.
@@ -379,7 +358,6 @@ async def test_the_rate_is_limited_until_the_node_drains(world):
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_the_pieces_of_a_lost_node_are_on_its_buddy(tmp_path):
     async with place(tmp_path) as here:
         agent = here.start("a")
@@ -405,7 +383,6 @@ async def test_the_pieces_of_a_lost_node_are_on_its_buddy(tmp_path):
         await until(lambda: here.step(2, name="b") > 12)
 
 
-@pytest.mark.asyncio
 async def test_no_replica_goes_to_a_node_of_another_job(world):
     """Not even to the buddy that the snapshot names: nobody would release it there."""
     buddies = world.buddies()

@@ -174,7 +174,6 @@ class Run:
         uploading.close()
 
 
-@pytest.mark.asyncio
 async def test_an_upload_is_reported_with_its_uri_size_and_pieces(tmp_path):
     run = Run(f"file://{tmp_path}/far/")
     await run.until(lambda: run.votes, snapshot_of(tmp_path / "memory"))
@@ -187,7 +186,6 @@ async def test_an_upload_is_reported_with_its_uri_size_and_pieces(tmp_path):
     assert names(tmp_path / "far") == ["job/1-5/0-a.1.2.snap"]
 
 
-@pytest.mark.asyncio
 async def test_a_failed_upload_is_reported_and_retried(tmp_path):
     (tmp_path / "far").write_text("a file where a folder should be")
     run = Run(f"file://{tmp_path}/far")
@@ -204,7 +202,6 @@ async def test_a_failed_upload_is_reported_and_retried(tmp_path):
     assert len(run.votes) == 1
 
 
-@pytest.mark.asyncio
 async def test_an_upload_to_a_store_that_hangs_is_reported_and_goes_on(tmp_path, monkeypatch):
     answers = threading.Event()
 
@@ -228,7 +225,6 @@ async def test_an_upload_to_a_store_that_hangs_is_reported_and_goes_on(tmp_path,
     assert run.troubles[0].endswith("0-a.1.2.snap: the storage has taken nothing for 0.02 s")
 
 
-@pytest.mark.asyncio
 async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeypatch):
     """A connection may hang for good; what its snapshot was for is over by then."""
     answers, wrote = threading.Event(), upload.write_once
@@ -250,7 +246,6 @@ async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeyp
     assert run.ended > 1, "one of those that hang was given up"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("error", [OSError("no route"), snapshot_file.SnapshotError("changed")])
 async def test_an_upload_of_a_past_generation_that_fails_is_no_trouble(
     tmp_path, monkeypatch, error
@@ -279,7 +274,6 @@ async def test_an_upload_of_a_past_generation_that_fails_is_no_trouble(
     assert (run.troubles, run.votes) == ([], [])
 
 
-@pytest.mark.asyncio
 async def test_an_agent_that_ends_waits_for_no_upload(tmp_path, monkeypatch):
     """Training waits for the next agent, and an upload may take hours, or hang."""
     taken, answers, given_up = threading.Event(), threading.Event(), threading.Event()
@@ -307,14 +301,12 @@ async def test_an_agent_that_ends_waits_for_no_upload(tmp_path, monkeypatch):
     assert run.votes == []
 
 
-@pytest.mark.asyncio
 async def test_an_unknown_store_is_reported_by_name(tmp_path):
     run = Run("nowhere://bucket")
     await run.until(lambda: run.troubles, snapshot_of(tmp_path / "memory"))
     assert "nowhere" in run.troubles[0]
 
 
-@pytest.mark.asyncio
 async def test_an_unwanted_or_missing_snapshot_is_not_uploaded(tmp_path):
     run = Run(f"file://{tmp_path}/far")
     gone, last = snapshot_of(tmp_path / "memory", 5), snapshot_of(tmp_path / "memory", 7)
@@ -329,7 +321,6 @@ async def test_an_unwanted_or_missing_snapshot_is_not_uploaded(tmp_path):
     assert [vote.point.step for vote in run.votes] == [7]
 
 
-@pytest.mark.asyncio
 async def test_a_leaving_node_starts_no_upload_until_the_notice_is_withdrawn(tmp_path):
     run = Run(f"file://{tmp_path}/far", is_leaving=True)
     looks = 0
@@ -350,7 +341,6 @@ async def test_a_leaving_node_starts_no_upload_until_the_notice_is_withdrawn(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_uploads_survive_a_restart_and_are_forgotten_after_a_newer_commit(tmp_path):
     async with place(tmp_path) as here:
         saving = Saving(uri=f"file://{tmp_path}/far")

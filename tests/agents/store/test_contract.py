@@ -24,8 +24,6 @@ from agents.store.interface import (
 )
 from tests.agents.store.places import PATIENCE_S
 
-pytestmark = pytest.mark.asyncio
-
 
 async def next_of(news: AsyncGenerator[Changed | Compacted, None]) -> Changed | Compacted:
     """Return the next item of a watch."""

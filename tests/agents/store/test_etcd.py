@@ -29,7 +29,6 @@ from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
 from tests.agents.store.rights import let_guest, require_passwords
 
 pytestmark = [
-    pytest.mark.asyncio,
     pytest.mark.slow,
     pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
 ]

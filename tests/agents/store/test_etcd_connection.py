@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import pytest
-
 from agents.store.etcd_connection import EtcdMembers
 from agents.store.locations import Etcd
 
@@ -22,7 +20,6 @@ class Closing:
         await asyncio.Event().wait()
 
 
-@pytest.mark.asyncio
 async def test_new_channels_are_used_though_closing_the_oldest_is_broken_off():
     members = EtcdMembers(Etcd(("127.0.0.1:1",)))
     before, oldest = members._channels, Closing()

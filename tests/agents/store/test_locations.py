@@ -87,7 +87,6 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path, name, mode):
     assert [str(each) for each in problems.found] == ([] if mode == 0o600 else [told + cure])
 
 
-@pytest.mark.asyncio
 async def test_a_key_that_others_may_read_opens_no_store(tmp_path):
     for each in ("key", "cert", "ca"):
         (tmp_path / each).write_text("x")

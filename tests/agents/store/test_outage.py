@@ -10,7 +10,7 @@ import pytest
 from agents.store.interface import CreatedAt, Put, StoreUnavailable, WriteUnknown
 from tests.agents.store.places import PATIENCE_S, wait_answer
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 async def test_a_restarted_server_keeps_all_data(server, prefix):

@@ -22,7 +22,7 @@ from agents.store.sqlite_file import SqliteFile, Transaction
 from agents.store.sqlite_store import EmbeddedStore
 from tests.agents.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import JobRecord, Output
 from agents.store.interface import Put
@@ -11,8 +9,6 @@ from agents.work.archive import pack
 from agents.work.package import package_of
 from tests.agents.running import JOB, OTHER_KEY, PREFIX, place
 from tests.processes import until
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_a_package_survives_sailord_on_the_nodes_that_have_it(tmp_path):

@@ -20,7 +20,6 @@ def node(tmp_path, fetcher):
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_later_nodes_install_what_the_first_one_did(tmp_path, node, fetcher, sources):
     """A registry has got a newer version meanwhile."""
     archive, shop = packed(tmp_path, train=b"print()"), tmp_path / "shop"
@@ -40,7 +39,6 @@ async def test_later_nodes_install_what_the_first_one_did(tmp_path, node, fetche
     assert installed(Path(view["packages"])) == {"tiny": "1.0"}
 
 
-@pytest.mark.asyncio
 async def test_a_node_with_other_packages_is_unfit_and_tries_again(tmp_path, node, sources):
     """A command that heeds no constraints installs 2.0 at first, and 1.0 later."""
     archive, count = packed(tmp_path, train=b"print()"), tmp_path / "count"

@@ -24,7 +24,6 @@ from agents.work.work_folder import WorkFolder, worker_view
 from agents.workers.fork_client import ForkClient
 from tests.agents.work.wheels import wheel
 
-pytestmark = pytest.mark.asyncio
 INSTALL = "pip install -q --no-index --no-deps ./*.whl"
 
 

@@ -52,7 +52,6 @@ def test_what_is_missing_is_named(bucket, tmp_path, missing):
         _copy("x", f"{bucket}/{missing}", tmp_path / "copy", ALL)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "uri", ["file:///etc/hostname", "local:///etc", "simplecache::file:///etc", "http://10.0.0.1/x"]
 )
@@ -62,7 +61,6 @@ async def test_no_file_of_this_machine_is_copied_unless_allowed(tmp_path, uri):
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.asyncio
 async def test_a_copy_that_is_there_is_used_under_a_shorter_list(tmp_path):
     """An upgrade of the agent must not take the data of a running job away."""
     uri, cache = "gs://bucket/x", tmp_path / "cache"

@@ -25,7 +25,6 @@ from agents.work.work_folder import KEPT, SETUP, WorkFolder, delete_old
 from tests.agents.work.preparing import JOB, RUNNING, Node, packed
 
 
-@pytest.mark.asyncio
 async def test_a_package_comes_from_a_node_if_the_leader_does_not_have_it(
     tmp_path, sources, fetcher
 ):
@@ -40,7 +39,6 @@ async def test_a_package_comes_from_a_node_if_the_leader_does_not_have_it(
     assert len(sources.asked) == 4, "it is there already"
 
 
-@pytest.mark.asyncio
 async def test_a_package_that_differs_from_its_name_is_not_kept(tmp_path, sources, fetcher):
     archive = packed(tmp_path, train=b"1")
     package = Package("0" * 64, archive.stat().st_size)
@@ -50,7 +48,6 @@ async def test_a_package_that_differs_from_its_name_is_not_kept(tmp_path, source
     assert list(fetcher.folder.iterdir()) == []
 
 
-@pytest.mark.asyncio
 async def test_a_package_that_no_one_has_is_named_with_the_last_reason(sources, fetcher):
     sources.packages = {"leader:1": {}}
     with pytest.raises(FetchError, match=r"cannot be fetched: other:1.*refused"):
@@ -62,7 +59,6 @@ def node(tmp_path, fetcher):
     return Node(tmp_path / "node", fetcher)
 
 
-@pytest.mark.asyncio
 async def test_a_job_without_a_work_folder_needs_nothing(node):
     node.text = "[model]\n"
     with contextlib.closing(node.preparation):
@@ -70,7 +66,6 @@ async def test_a_job_without_a_work_folder_needs_nothing(node):
     assert node.told.empty()
 
 
-@pytest.mark.asyncio
 async def test_the_work_folder_is_unpacked_once_and_kept_over_a_restart(
     tmp_path, node, sources, fetcher
 ):
@@ -93,7 +88,6 @@ async def test_the_work_folder_is_unpacked_once_and_kept_over_a_restart(
     assert len(sources.asked) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_folder_whose_preparation_was_cut_off_is_made_anew(
     tmp_path, node, sources, fetcher
 ):
@@ -127,7 +121,6 @@ def test_commands_of_an_attempt_whose_agent_was_killed_end_before_the_next(tmp_p
             each.wait()
 
 
-@pytest.mark.asyncio
 async def test_a_node_without_the_package_is_unfit_until_it_gets_it(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     node.job(archive)
@@ -142,7 +135,6 @@ async def test_a_node_without_the_package_is_unfit_until_it_gets_it(tmp_path, no
         assert isinstance(await node.preparation.view(JOB), dict)
 
 
-@pytest.mark.asyncio
 async def test_a_long_preparation_makes_the_node_unfit_until_it_is_done(
     tmp_path, node, sources, monkeypatch
 ):
@@ -156,7 +148,6 @@ async def test_a_long_preparation_makes_the_node_unfit_until_it_is_done(
         assert await node.told.get() == ""
 
 
-@pytest.mark.asyncio
 async def test_preparation_of_another_job_clears_the_problems_of_the_last(node):
     node.text = '[work]\npackage = "' + "0" * 64 + '-1"\n'
     with contextlib.closing(node.preparation):
@@ -166,7 +157,6 @@ async def test_preparation_of_another_job_clears_the_problems_of_the_last(node):
         assert await node.told.get() == ""
 
 
-@pytest.mark.asyncio
 async def test_failing_setup_is_reported_once_and_retried(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     sources.packages = {"leader:1": {str(package_of(archive)): archive}}
@@ -190,7 +180,6 @@ async def test_failing_setup_is_reported_once_and_retried(tmp_path, node, source
     assert count.read_text() == "x\n" * 3, "a setup that succeeded is not run again"
 
 
-@pytest.mark.asyncio
 async def test_newest_kind_of_failure_is_reported_and_a_repeated_one_once(
     tmp_path, node, sources, monkeypatch
 ):
@@ -225,7 +214,6 @@ async def test_newest_kind_of_failure_is_reported_and_a_repeated_one_once(
     ]
 
 
-@pytest.mark.asyncio
 async def test_a_full_disk_is_named(tmp_path, node, sources, monkeypatch):
     archive = packed(tmp_path, train=b"print()")
     node.job(archive)
@@ -241,7 +229,6 @@ async def test_a_full_disk_is_named(tmp_path, node, sources, monkeypatch):
     assert told == f"{tmp_path / 'node'}: No space left on device; free room there"
 
 
-@pytest.mark.asyncio
 async def test_a_node_tries_at_once_when_a_held_job_is_resumed(
     tmp_path, node, sources, monkeypatch
 ):
@@ -262,7 +249,6 @@ async def test_a_node_tries_at_once_when_a_held_job_is_resumed(
         assert await node.told.get() == ""
 
 
-@pytest.mark.asyncio
 async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources):
     archive = tmp_path / "packed"
     archive.write_bytes(gzip.compress(b"x" * 2000)[:-20] + b"y" * 20)
@@ -272,7 +258,6 @@ async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources)
         assert "is damaged" in await node.preparation.view(JOB)
 
 
-@pytest.mark.asyncio
 async def test_any_failure_is_reported_and_retried(tmp_path, node, sources, monkeypatch):
     def fails(*_: object) -> None:
         raise ValueError("a surprise")
@@ -289,7 +274,6 @@ async def test_any_failure_is_reported_and_retried(tmp_path, node, sources, monk
         assert isinstance(await node.preparation.view(JOB), dict)
 
 
-@pytest.mark.asyncio
 async def test_a_copy_that_runs_on_after_its_cancellation_never_counts_as_complete(
     tmp_path, node, sources, monkeypatch
 ):
@@ -328,7 +312,6 @@ async def test_a_copy_that_runs_on_after_its_cancellation_never_counts_as_comple
         assert attempts[0] != attempts[1]
 
 
-@pytest.mark.asyncio
 async def test_view_of_one_job_does_not_return_another_jobs_folder(node):
     with contextlib.closing(node.preparation):
         asking = asyncio.create_task(node.preparation.view(JOB))
@@ -341,7 +324,6 @@ async def test_view_of_one_job_does_not_return_another_jobs_folder(node):
         assert await asking == "the node is prepared for another job by now"
 
 
-@pytest.mark.asyncio
 async def test_look_without_the_awaited_job_does_not_cancel_its_preparation(node):
     with contextlib.closing(node.preparation):
         asking = asyncio.create_task(node.preparation.view(JOB))
@@ -355,7 +337,6 @@ async def test_look_without_the_awaited_job_does_not_cancel_its_preparation(node
         assert node.preparation.job is None
 
 
-@pytest.mark.asyncio
 async def test_a_job_that_has_ended_is_not_prepared_for_a_generation_that_waits(node):
     ended = {job: replace(record, state="cancelled") for job, record in RUNNING.items()}
     with contextlib.closing(node.preparation):
@@ -377,7 +358,6 @@ def test_data_is_not_linked_through_a_link_of_the_folder(tmp_path):
     assert (tmp_path / "outside" / "data").readlink() == Path("kept")
 
 
-@pytest.mark.asyncio
 async def test_a_missing_secret_is_named_before_anything_is_set_up(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     sources.packages = {"leader:1": {str(package_of(archive)): archive}}
@@ -393,7 +373,6 @@ async def test_a_missing_secret_is_named_before_anything_is_set_up(tmp_path, nod
         assert view["secrets"] == {"TOKEN_OF_NOBODY": str(tmp_path / "TOKEN_OF_NOBODY")}
 
 
-@pytest.mark.asyncio
 async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     sources.packages = {"leader:1": {str(package_of(archive)): archive}}
@@ -454,7 +433,6 @@ def test_oldest_entries_are_deleted_but_never_those_in_use(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([paths[0], *paths[-KEPT + 1 :]])
 
 
-@pytest.mark.asyncio
 async def test_a_node_is_prepared_for_the_job_that_has_it(node):
     other = JobId("other")
     jobs = {**RUNNING, other: JobRecord(other, "running", part=(NodeId("a"),))}

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, Sealing
@@ -45,7 +43,6 @@ def test_failed_gang_reports_what_the_others_seal_until_they_have(tmp_path: Path
     )  # fmt: skip
 
 
-@pytest.mark.asyncio
 async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generation(
     tmp_path, monkeypatch
 ):

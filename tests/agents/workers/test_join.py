@@ -44,7 +44,6 @@ class Others:
         self.told.set_result(place)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "peers",
     [{FIRST: {"address": "before:1", "name": "b"}}, {}],
@@ -65,7 +64,6 @@ async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
     assert others.asked[-1] == "now:2"
 
 
-@pytest.mark.asyncio
 async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothing(monkeypatch):
     """It is not refused either: failures are reported of the present generation."""
     gang: Any = SimpleNamespace(job=JobId("j"), generation=2)
@@ -85,7 +83,6 @@ async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothin
     await joiner.join(record)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("names_file", [True, False])
 async def test_a_full_disk_at_a_join_is_refused_by_its_name(monkeypatch, tmp_path, names_file):
     refused: list[str] = []
@@ -113,7 +110,6 @@ async def test_a_full_disk_at_a_join_is_refused_by_its_name(monkeypatch, tmp_pat
     assert refused == [f"{place}: No space left on device; free room there"]
 
 
-@pytest.mark.asyncio
 async def test_rank_0_alone_says_where_all_ranks_meet():
     said: list[Any] = []
 

@@ -14,8 +14,6 @@ from agents.workers.fork_client import ForkClient
 from tests.agents.running import ROOT, place, plan_on
 from tests.processes import until
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.mark.slow
 async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path):

@@ -18,8 +18,6 @@ from tests.agents.running import JOB, PREFIX, Place, place, plan_on
 from tests.fakes.slow_worker import SEAL_S
 from tests.processes import until
 
-pytestmark = pytest.mark.asyncio
-
 
 async def is_past(here: Place, name: str, generation: int, step: int) -> Report | None:
     """Return the report if the node runs this generation and has passed a step."""

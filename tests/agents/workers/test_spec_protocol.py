@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from agents.core.model import Event, GangReported
 from agents.daemon.clock import Clock
@@ -25,7 +24,7 @@ TOLD = (
 )
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def answers(tmp_path: Path) -> AsyncIterator[dict[str, bytes]]:
     """A fork server that answers so to everything: one without a number, at first."""
     says = {"all": b"{}\n"}
@@ -41,7 +40,6 @@ async def answers(tmp_path: Path) -> AsyncIterator[dict[str, bytes]]:
     await server.wait_closed()
 
 
-@pytest.mark.asyncio
 async def test_too_old_fork_server_is_reported_with_the_cure(answers, tmp_path, monkeypatch):
     client = ForkClient(tmp_path, "unused", 60.0)
     await client.ensure_running()  # Today's agent directs those without a number.

@@ -56,7 +56,7 @@ def _why_not() -> str:
     return ""
 
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.skipif(bool(_why_not()), reason=_why_not())]
+pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
 
 
 @pytest.fixture

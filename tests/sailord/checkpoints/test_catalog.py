@@ -18,7 +18,6 @@ JOB = JobRecord(JobId("j"), "running", saving=Saving("file:///kept"))
 WRITTEN = Durable(Point(3, 1), "file:///kept/j/1-3/manifest-1.json", "sha")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("hung", ["_write_manifest", "_collect_garbage"])
 async def test_commit_that_waits_for_storage_that_hangs_fails_with_the_reason(monkeypatch, hung):
     """Its failure is the job's trouble, and it is tried again; nothing runs beside what hangs."""

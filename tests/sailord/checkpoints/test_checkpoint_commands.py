@@ -10,8 +10,6 @@ from tests.processes import wait_until
 from tests.sailord.checkpoints.made import JOB, SPEC, chain
 from tests.sailord.daemon.test_cluster_commands import call
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.slow
 def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):

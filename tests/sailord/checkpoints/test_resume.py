@@ -22,8 +22,6 @@ from tests.sailord.checkpoints.made import (
     write_full,
 )
 
-pytestmark = pytest.mark.torch
-
 
 def begin(folder, resume, *, spec=SPEC):
     return beginning(folder, resume, spec=spec).durable

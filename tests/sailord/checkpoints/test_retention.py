@@ -85,7 +85,6 @@ def test_nothing_is_deleted_before_the_first_checkpoint():
     assert swept(["1-10/0-n.snap"], [], generation=5) == []
 
 
-@pytest.mark.torch
 def test_pinning_fails_if_retention_has_deleted_the_checkpoint_meanwhile(tmp_path):
     from tests.sailord.checkpoints.made import JOB, chain  # noqa: PLC0415 - needs torch
 

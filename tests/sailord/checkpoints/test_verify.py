@@ -32,8 +32,6 @@ from sailord.core.model.commands import CheckDurable, WriteManifest
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
 from worker.checkpoint.snapshot_file import read_header
 
-pytestmark = pytest.mark.torch
-
 
 def check(folder, durable, *, is_thorough=False):
     job = JobRecord(JOB, "running", saving=Saving(f"file://{folder}"))

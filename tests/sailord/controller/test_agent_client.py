@@ -14,8 +14,6 @@ from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_repl
 from sailord.controller.agent_client import AgentClient
 from tests.agents.running import JOB, KEY, OTHER_KEY, place
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_agent_answers_only_requests_signed_with_the_clusters_key(tmp_path):
     client, stranger = AgentClient(KEY), AgentClient(OTHER_KEY)

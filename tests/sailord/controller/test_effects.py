@@ -91,7 +91,6 @@ def test_a_refused_place_for_checkpoints_is_the_answer_of_the_check() -> None:
     assert "sailord failed" not in found.why
 
 
-@pytest.mark.asyncio
 async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() -> None:
     class Slow:
         async def read_spec(self, _: JobId) -> bytes:

@@ -13,7 +13,6 @@ from agents.daemon.clock import since_boot_s
 from agents.store.store_thread import StoreThread
 from sailord.controller.election import Election, lock_state_folder
 
-pytestmark = pytest.mark.asyncio
 LEASE_S = 1.0
 
 

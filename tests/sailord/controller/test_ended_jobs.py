@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from agents.daemon.clock import Clock
 from agents.protocol.codec import encode
 from agents.protocol.records import (
@@ -84,7 +82,6 @@ async def keys_of(gateway: Gateway, job: JobId) -> int:
     return sum([len((await gateway.store.snapshot(each)).entries) for each in prefixes])
 
 
-@pytest.mark.asyncio
 async def test_all_records_of_surplus_jobs_are_deleted_and_of_no_other(tmp_path):
     jobs = [ended(number) for number in range(KEPT + 2)]
     gateway, work = await in_a_store(tmp_path, knowing(*jobs), jobs)
@@ -96,7 +93,6 @@ async def test_all_records_of_surplus_jobs_are_deleted_and_of_no_other(tmp_path)
     await gateway.store.close()
 
 
-@pytest.mark.asyncio
 async def test_a_job_that_is_queued_again_is_left_alone(tmp_path):
     known = [ended(number) for number in range(KEPT + 1)]
     stored = [JobRecord(known[0].id, "queued"), *known[1:]]
@@ -106,7 +102,6 @@ async def test_a_job_that_is_queued_again_is_left_alone(tmp_path):
     await gateway.store.close()
 
 
-@pytest.mark.asyncio
 async def test_a_former_leader_deletes_nothing(tmp_path):
     jobs = [ended(number) for number in range(KEPT + 1)]
     gateway, work = await in_a_store(tmp_path, knowing(*jobs), jobs)

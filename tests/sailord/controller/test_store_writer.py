@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, JobRecord
 from agents.protocol.store_keys import Keys
@@ -26,7 +24,6 @@ KEYS = Keys("test")
 OLD, FORGOTTEN, BESIDE = JobId("old"), JobId("forgotten"), JobId("beside")
 
 
-@pytest.mark.asyncio
 async def test_plans_of_ended_jobs_go_at_the_next_generation_of_another(tmp_path):
     store = await EmbeddedStore.open(tmp_path / "store")
     gateway = Gateway(store, KEYS)

@@ -41,7 +41,6 @@ def test_a_missing_store_does_not_replace_a_backup(tmp_path):
     assert not Path(read_address(config.store).path).exists()
 
 
-@pytest.mark.asyncio
 async def test_sailord_waits_for_a_backup_that_reads_the_store(tmp_path, monkeypatch):
     """Else it would exit with the code after which systemd starts it no more."""
     config = load_config(Place(tmp_path).config)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.sailord.local.running import ROOT
 from tests.sailord.local.travel_cluster import FAILS_ON_B1
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys

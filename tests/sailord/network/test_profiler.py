@@ -126,7 +126,6 @@ def written(folder: Path) -> Any:
     return json.loads((folder / "network.json").read_text())
 
 
-@pytest.mark.asyncio
 async def test_an_ordered_round_measures_each_link_once_and_writes_the_file(world, tmp_path):
     profiler, agents = world()
     assert profiler.open_questions == [], "nothing was ordered"
@@ -168,7 +167,6 @@ def test_nodes_of_each_job_that_trains_are_measured_last_and_gently(world):
     assert trains == {"a1": True, "a2": True, "b1": False}
 
 
-@pytest.mark.asyncio
 async def test_a_failed_pair_is_tried_again_later_and_others_before(world):
     failures = iter([CallFailed("nothing listens"), LinkTimes(busy="it carries 5 MB/s")])
 
@@ -193,7 +191,6 @@ async def test_a_failed_pair_is_tried_again_later_and_others_before(world):
     assert 20.0 <= third - second < 25.0
 
 
-@pytest.mark.asyncio
 async def test_a_round_ends_after_fifteen_minutes_and_counts_what_is_left(world, tmp_path):
     def reply(sender: str, order: LinkOrder) -> LinkTimes:
         if "b1:7078" in (sender, order.peer):
@@ -210,7 +207,6 @@ async def test_a_round_ends_after_fifteen_minutes_and_counts_what_is_left(world,
     assert len(written(tmp_path)["inter_node"]) == 1, "what could be measured stands"
 
 
-@pytest.mark.asyncio
 async def test_an_answer_that_cannot_be_is_not_used(world, tmp_path):
     def reply(sender: str, order: LinkOrder) -> LinkTimes:
         told = honest(sender, order)
@@ -228,7 +224,6 @@ async def test_an_answer_that_cannot_be_is_not_used(world, tmp_path):
     assert max(rates) < 2.0
 
 
-@pytest.mark.asyncio
 async def test_deposed_leader_ends_its_round(world):
     profiler, agents = world()
     profiler.order_round()
@@ -237,7 +232,6 @@ async def test_deposed_leader_ends_its_round(world):
     assert agents.orders == []
 
 
-@pytest.mark.asyncio
 async def test_an_order_over_http_begins_a_round_that_the_view_follows(world):
     profiler, agents = world()
     app: Any = web.Application()

@@ -290,7 +290,6 @@ def test_a_risk_outlasts_a_thousand_lines_that_wait_for_the_store() -> None:
     assert kept[2][1].text == "line 2", "the oldest others went"
 
 
-@pytest.mark.asyncio
 async def test_the_message_of_a_line_that_the_store_rejects_is_stored_alone() -> None:
     published, now, stored = Published(), costly(), list[object]()
 
@@ -442,7 +441,6 @@ class Away:
         return await self.store.snapshot(prefix)
 
 
-@pytest.mark.asyncio
 async def test_history_lines_wait_for_the_store_and_are_written_after_their_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

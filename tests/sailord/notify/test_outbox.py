@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from structlog.testing import capture_logs
 
@@ -20,8 +19,6 @@ from sailord.notify import webhook_sender
 from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import Outbox
 from sailord.notify.webhook_sender import WebhookSender
-
-pytestmark = pytest.mark.asyncio
 
 
 class FakeReceiver:
@@ -56,7 +53,7 @@ async def mumble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def fake_receiver():
     made, app = FakeReceiver(), web.Application()
     app.router.add_post("/in", made.hear)
@@ -72,7 +69,7 @@ async def fake_receiver():
     await runner.cleanup()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def gateway(tmp_path):
     """Access to a store with a leader key."""
     store = await EmbeddedStore.open(tmp_path / "store")

@@ -151,7 +151,6 @@ async def served(collector: Collector):
     await runner.cleanup()
 
 
-@pytest.mark.asyncio
 async def test_a_busy_receiver_gets_the_trace_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "BACKOFF_S", 0.01)
     collector = Collector(503, 429)
@@ -163,7 +162,6 @@ async def test_a_busy_receiver_gets_the_trace_again(monkeypatch: pytest.MonkeyPa
     assert all(json.loads(body) == expected for *_, body in collector.bodies)
 
 
-@pytest.mark.asyncio
 async def test_a_refused_trace_is_dropped_and_the_next_one_sent() -> None:
     collector = Collector(400)
     async with served(collector) as sender:
@@ -173,7 +171,6 @@ async def test_a_refused_trace_is_dropped_and_the_next_one_sent() -> None:
     assert len(collector.bodies) == 2
 
 
-@pytest.mark.asyncio
 async def test_waiting_traces_are_bounded_and_none_wait_without_a_receiver() -> None:
     silent, dead = TraceSender(None, "test"), TraceSender("http://127.0.0.1:9", "test")
     for _ in range(telemetry.WAITING_MAX + 5):
@@ -183,7 +180,6 @@ async def test_waiting_traces_are_bounded_and_none_wait_without_a_receiver() -> 
     assert dead._waiting.qsize() == telemetry.WAITING_MAX
 
 
-@pytest.mark.asyncio
 async def test_an_address_that_no_client_takes_ends_no_trace_sender() -> None:
     async with aiohttp.ClientSession() as session:
         why = await TraceSender("http://a..b", "test")._send(session, b"{}")

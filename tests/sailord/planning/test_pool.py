@@ -25,7 +25,6 @@ def processes_of(worker):
     return tuple(((worker._pool and worker._pool._processes) or {}).values())
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_killed_planner_process_is_restarted_for_the_next_request():
     service = PlannerPool()
@@ -48,7 +47,6 @@ def running_question(found: FoundPlan, **changes) -> PlanRequest:
     return replace(QUESTION, running=found.plan, ran_on=NODES, **changes)
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
     first = answer(QUESTION)
@@ -95,7 +93,6 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
         service.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_precomputing_pauses_while_a_request_is_open():
     first = answer(QUESTION)
@@ -185,7 +182,6 @@ class SlowToBegin(ProcessPoolExecutor):
         return super().submit(*task, **named)
 
 
-@pytest.mark.asyncio
 async def test_event_loop_runs_while_a_process_starts(monkeypatch):
     monkeypatch.setattr(planning, "ProcessPoolExecutor", SlowToBegin)
     monkeypatch.setattr(SlowToBegin, "loop_goes_on", threading.Event())
@@ -198,7 +194,6 @@ async def test_event_loop_runs_while_a_process_starts(monkeypatch):
     process.kill()
 
 
-@pytest.mark.asyncio
 async def test_process_killed_during_its_start_is_killed_once_started(monkeypatch):
     monkeypatch.setattr(planning, "ProcessPoolExecutor", SlowToBegin)
     monkeypatch.setattr(SlowToBegin, "loop_goes_on", threading.Event())
@@ -217,7 +212,6 @@ async def test_process_killed_during_its_start_is_killed_once_started(monkeypatc
     process.kill()
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_a_process_that_dies_while_it_builds_tables_is_replaced(monkeypatch):
     first = answer(QUESTION)
@@ -243,7 +237,6 @@ async def test_a_process_that_dies_while_it_builds_tables_is_replaced(monkeypatc
         service.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("others", [0, 1])
 async def test_a_search_that_nobody_waits_for_is_ended_unless_another_question_is_behind_it(
     monkeypatch, others

@@ -19,8 +19,6 @@ from simulator.models.transformer_block import Kernels
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these tests")
 F = torch.nn.functional
-pytestmark = pytest.mark.torch
-
 Tensor = Any
 Weights = dict[str, Tensor]
 

@@ -18,8 +18,6 @@ from tests.worker.training_runs import drawn, small_job, trained
 from worker.checkpoint.fetch import PieceNotFoundError
 from worker.checkpoint.snapshot_file import sealed_files
 
-pytestmark = pytest.mark.torch
-
 
 def exact_job(**changes) -> Job:
     model = build_model("exact", layers=2, hidden=16, heads=4, ffn=24, vocab=30, sequence=8)

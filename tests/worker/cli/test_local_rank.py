@@ -12,8 +12,6 @@ from worker.cli import local_rank
 from worker.cli.local_launcher import RunFailedError
 from worker.cli.local_rank import _reporting_errors
 
-pytestmark = pytest.mark.torch
-
 
 def test_out_of_memory_is_one_sentence_for_user_and_peers(capsys):
     heard = []

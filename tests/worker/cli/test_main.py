@@ -20,8 +20,6 @@ from safetensors.torch import load_file
 
 from tests.worker.small_run import PLAN, run, stage, write
 
-pytestmark = pytest.mark.torch
-
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -26,8 +26,6 @@ from worker.cli.profile_run import ProfileOptions, ProgressLine, profile
 from worker.layer_profiles import busy
 from worker.layer_profiles.measure import LayerFigures
 
-pytestmark = pytest.mark.torch
-
 OPTIONS = ProfileOptions(
     job=Path(),
     tp=(1,),

@@ -13,7 +13,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from worker.control.after_loss import AfterLoss
 from worker.distributed.interface import PeerLostError
 
-pytestmark = pytest.mark.torch
 LOST = PeerLostError(1, "vote")
 
 

@@ -21,7 +21,6 @@ from worker.distributed.rank_protocol import OtherCodeError
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.step_report import StepReport
 
-pytestmark = pytest.mark.torch
 PLAN = Plan(
     1,
     tuple(Pipeline(1, (Stage((0, 4), 1, (Place("cpu", "m", "z", node=node),)),)) for node in "ab"),

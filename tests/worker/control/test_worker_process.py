@@ -16,8 +16,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.control.fake_agents import Agents, ForkServer, plan_of, uninterrupted_losses
 from worker.checkpoint import snapshot_file
 
-pytestmark = pytest.mark.torch
-
 JOB = """
 [model]
 family = "exact"

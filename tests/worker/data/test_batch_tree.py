@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from worker.data.batch_tree import leaves_of, map_tensors
 from worker.data.datasets.map_dataset import default_collate
 
-pytestmark = pytest.mark.torch
-
 
 class Pair(NamedTuple):
     x: Any

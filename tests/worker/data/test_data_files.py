@@ -22,8 +22,6 @@ from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 def of_token_file(folder):
     return open_data(small_job(data=Data(tokens="a.npy")), folder)

@@ -25,8 +25,6 @@ from worker.data.generator_turns import turn
 from worker.data.loader_processes import _Sent
 from worker.data.read_ahead import ReadAhead
 
-pytestmark = pytest.mark.torch
-
 POSITIONS = (range(2), range(2, 4), range(4, 6))
 
 

@@ -14,8 +14,6 @@ from worker.data.batch import Samples
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.read_ahead import AHEAD, ReadAhead
 
-pytestmark = pytest.mark.torch
-
 POSITIONS = (range(2), range(2, 4), range(4, 6))
 
 

@@ -23,7 +23,6 @@ from worker.devices.rank_device import (
 from worker.training.precision import NumberFormats, on_device, precision_of
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
 GPU = torch.device("cuda", 1)
 
 

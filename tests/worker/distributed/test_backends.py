@@ -19,8 +19,6 @@ from worker.distributed.backends import (
 )
 from worker.distributed.operations import StartedOperation
 
-pytestmark = pytest.mark.torch
-
 
 class Sum:
     """A collective of gloo, which ends after some looks, with an error or not; or never."""

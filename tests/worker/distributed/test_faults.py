@@ -15,8 +15,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.conftest import EXAMPLES
 from tests.worker.small_run import run, write
 
-pytestmark = pytest.mark.torch
-
 WORDS = {"sync": "gradient sync", "vote": "the vote", "step": "the optimizer step"}
 # Ranks 0 and 1 are the first stage of a pipeline, 2 is its second, 3 is another pipeline.
 PHASES = {

@@ -11,7 +11,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.distributed.hang_runs import KINDS, Fault, Told, judge, run_clean, run_fault
 from tests.worker.distributed.hang_table import missing, read, table
 
-pytestmark = pytest.mark.torch
 PLACE = "in data of step 2"
 
 

@@ -35,8 +35,6 @@ from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import FP64
 from worker.training.step_vote import StepVote
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(sequence=8)
 MIXED = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
 SHARED = replace(MIXED, sequence_parallel=True)

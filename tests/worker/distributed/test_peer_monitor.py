@@ -16,7 +16,6 @@ from worker.distributed.interface import PeerLostError
 from worker.distributed.peer_monitor import PeerMonitor
 from worker.distributed.rendezvous import secret_of
 
-pytestmark = pytest.mark.torch
 SECRET = b"of this generation"
 
 

@@ -11,7 +11,6 @@ from tests.worker.rank_processes import exchanged, exchanged_by
 from tests.worker.threads import run_as_threads
 from worker.layer_profiles.null_collective import NullCollective
 
-pytestmark = pytest.mark.torch
 RANKS = 3
 WANTED = [exchanged_by(rank, RANKS) for rank in range(RANKS)]
 

@@ -14,8 +14,6 @@ from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(dropout=0.1)
 RANKS = 5
 FOUR = [(0, 1, 1), (1, 3, 2), (3, 4, 1), (4, 5, 2)]

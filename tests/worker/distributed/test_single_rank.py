@@ -9,8 +9,6 @@ pytest.importorskip("torch")
 from worker.distributed.interface import AbortedError
 from worker.distributed.single_rank import SingleRankTransport
 
-pytestmark = pytest.mark.torch
-
 
 def test_first_abort_ends_the_run_and_the_last_vote_stays():
     transport = SingleRankTransport()

@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import HashStore
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.stalls import RankPosition, find_blame
 
-pytestmark = pytest.mark.torch
 MEMBERS = {"0-1-2": (0, 1, 2), "0 to 1": (0, 1), "1 to 0": (0, 1), "1-2": (1, 2)}
 
 

@@ -12,8 +12,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from worker.layer_profiles.busy import cpu_users, gpu_users, training_workers
 
-pytestmark = pytest.mark.torch
-
 
 def test_a_loaded_cpu_is_busy() -> None:
     assert cpu_users(0.5, 2, []) == ""

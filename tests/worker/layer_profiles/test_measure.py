@@ -23,8 +23,6 @@ from worker.layer_profiles.measure import LayerFigures, figures, measure, measur
 from worker.layer_profiles.profile_job import HOSTS_DIFFER, Request, paced, profile_job
 from worker.layer_profiles.short_model import ShortModel, distinct_layers
 
-pytestmark = pytest.mark.torch
-
 T = TypeVar("T")
 
 

@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.tiny_models import MODELS, batch_of, job_of, layers_of, one_pass, together
 from worker.models.apply_plan import table_of
 
-pytestmark = pytest.mark.torch
 SPLITS = [(2, 2), (2, 4), (4, 4)]
 
 

@@ -11,8 +11,6 @@ from simulator.documents.problems import InputError
 from tests.worker.threads import run_as_threads
 from worker.models.loss import check_whole, loss_sum, whole_or_nan
 
-pytestmark = pytest.mark.torch
-
 
 def case(vocabulary: int, padded: int, *, scale: float = 3.0, seed: int = 0):
     draw = torch.Generator().manual_seed(seed)

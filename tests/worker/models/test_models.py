@@ -14,7 +14,7 @@ from tests.worker.training_runs import alone, drawn, trained
 from worker.data.sources.open_data import open_data
 from worker.training.precision import FP64
 
-pytestmark = [pytest.mark.torch, pytest.mark.sim]
+pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -16,8 +16,6 @@ from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn
 from worker.script.losses import default_loss
 
-pytestmark = pytest.mark.torch
-
 
 def documents(count=60):
     found = []

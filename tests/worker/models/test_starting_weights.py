@@ -17,7 +17,6 @@ from simulator.models.families import build_model
 from tests.worker.small_run import run, write
 from tests.worker.warm import Warm
 
-pytestmark = pytest.mark.torch
 FAMILY = """family = "gpt2"
 layers = 2
 hidden = 16

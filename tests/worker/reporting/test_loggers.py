@@ -23,8 +23,6 @@ from tests.worker.warm import ROOT
 from worker.reporting import loggers
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
-
 SCRIPT = """
 import torch
 from torch import nn

@@ -22,8 +22,6 @@ from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 BATCH, STEPS, WORDS = 6, 9, 40
 
 

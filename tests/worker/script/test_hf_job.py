@@ -19,8 +19,6 @@ from tests.worker.hf_families import VOCABULARY, image_model, language_model
 from tests.worker.small_run import PLAN, stage
 from worker.script.open_job import open_job
 
-pytestmark = pytest.mark.torch
-
 TRAINING = """
 [training]
 global_batch = 8

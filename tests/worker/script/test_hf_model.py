@@ -24,8 +24,6 @@ from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 def images(count=8):
     return [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 5} for i in range(count)]

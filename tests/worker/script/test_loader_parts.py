@@ -19,8 +19,6 @@ from torch.utils.data import (
 from simulator.documents.problems import InputError
 from worker.script.loader_parts import data_of
 
-pytestmark = pytest.mark.torch
-
 DATA = TensorDataset(torch.arange(10))
 
 

@@ -27,10 +27,8 @@ from worker.models.user_module.module_splits import _is_plain_lora
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # Of peft.
-]
+# Of peft.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
 KINDS = {
     "attention": {"target_modules": ["q_proj", "v_proj"]},

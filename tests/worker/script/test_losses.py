@@ -18,8 +18,6 @@ from simulator.documents.problems import InputError
 from worker.data.sample_checks import check_sample
 from worker.script.losses import default_loss, sum_and_count
 
-pytestmark = pytest.mark.torch
-
 LOGITS = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[1, 2, -100, 4, 5]] * 3)
 

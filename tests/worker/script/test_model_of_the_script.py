@@ -12,8 +12,6 @@ from torch.nn.functional import cross_entropy
 import sailor
 from simulator.documents.problems import InputError
 
-pytestmark = pytest.mark.torch
-
 DATA = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
 
 

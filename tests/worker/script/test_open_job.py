@@ -14,8 +14,6 @@ from worker.script.load import load_script
 from worker.script.open_job import check_job, open_saved_module
 from worker.script.script_settings import settings_digests
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def script(tmp_path):

@@ -16,8 +16,6 @@ from worker.models.user_module.cut_module import CutModule
 from worker.script.prepare_module import switch_to_training, uncompiled
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
-
 
 class Pretrained(nn.Sequential):
     """Comes in evaluation, as models of transformers do."""

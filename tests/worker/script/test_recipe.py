@@ -11,8 +11,6 @@ from torch import nn
 import sailor
 from simulator.documents.problems import InputError
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("metrics", [{}, {"error": lambda output, _: (output.sum(), 1)}])
 def test_samples_of_an_evaluation_that_cannot_be_stacked_are_refused_before_training(metrics):

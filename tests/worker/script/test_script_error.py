@@ -16,7 +16,6 @@ from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.script.load import load_script
 from worker.script.script_error import script_line, script_traceback, sentence
 
-pytestmark = pytest.mark.torch
 HERE = Path(__file__)
 
 

@@ -28,8 +28,6 @@ from worker.script.torch_settings import settings_of
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 SCRIPT = """
 import sys
 import torch

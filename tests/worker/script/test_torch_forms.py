@@ -16,8 +16,6 @@ import sailor
 from simulator.documents.problems import InputError
 from worker.data.datasets.map_dataset import default_collate
 
-pytestmark = pytest.mark.torch
-
 
 def two_layers():
     torch.manual_seed(3)

@@ -67,14 +67,12 @@ def arguments(name, data):
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.parametrize("name", RUNS)
 def test_the_script_runs_under_torchrun(name, data):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run([*torchrun, "--nproc-per-node", "2", FOLDER / f"{name}.py", *arguments(name, data)])
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     "name",
     [

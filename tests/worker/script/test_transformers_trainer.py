@@ -13,8 +13,6 @@ import sailor
 from simulator.documents.problems import InputError
 from worker.models.random_numbers.microbatch_context import batch_on_device
 
-pytestmark = pytest.mark.torch
-
 
 class Rows:
     """Twelve rows of tokens, some without a label."""

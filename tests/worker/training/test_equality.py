@@ -22,8 +22,6 @@ from tests.worker.training_runs import (
 from worker.layout.rank_layout import plan_problems
 from worker.training.precision import FP64
 
-pytestmark = pytest.mark.torch
-
 JOBS = {
     "tied": small_job("gpt2", dropout=0.1, tied=True),
     "untied": small_job("gpt2", tied=False, optimizer="adam", gradient_sync="serial"),

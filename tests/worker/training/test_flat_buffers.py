@@ -17,8 +17,6 @@ from worker.training.flat_buffers import layer_buffers
 from worker.training.precision import precision_of
 from worker.training.zero1 import owned_buckets
 
-pytestmark = pytest.mark.torch
-
 
 def buffers_on(device: torch.device, *, frozen: bool):
     """Return the buffers of a tied job; ``frozen``: no layer has anything to train."""

@@ -20,8 +20,6 @@ from worker.training.gradient_sync import GradientSync
 from worker.training.precision import FP64
 from worker.training.zero1 import owned_buckets
 
-pytestmark = pytest.mark.torch
-
 TIED_JOB = small_job(tied=True)
 LLAMA = small_job("llama", tied=False)  # Two key and value heads for four atoms: partial sums.
 

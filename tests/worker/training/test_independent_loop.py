@@ -26,7 +26,6 @@ from worker.models.random_numbers.keyed_random import KeyedRandom
 from worker.models.random_numbers.microbatch_context import MicroBatch
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
 BATCH, WIDTH, INNER, LENGTH = 8, 8, 16, 3
 PLANS = 5
 """For each module."""

@@ -11,7 +11,7 @@ from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn, small_job, trained
 from worker.data.sources.open_data import open_data
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-5
 """Relative difference of each fp32 loss, as stated in docs/training.md."""

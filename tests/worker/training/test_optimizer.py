@@ -13,8 +13,6 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.training_runs import HERE, drawn, plan_of, small_job
 from worker.training.optimizer import OptimizerStep, clip_factor, is_fused, learning_rate
 
-pytestmark = pytest.mark.torch
-
 
 def numbers(count: int, *, dtype: torch.dtype = torch.float32):
     generator = torch.Generator().manual_seed(3)

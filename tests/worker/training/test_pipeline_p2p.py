@@ -11,8 +11,6 @@ from tests.worker.threads import ThreadWorld
 from worker.distributed.interface import PeerLostError
 from worker.training.pipeline_p2p import TensorReceiver, TensorSender
 
-pytestmark = pytest.mark.torch
-
 
 class Counted:
     """A transport that counts what is sent."""

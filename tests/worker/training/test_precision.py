@@ -36,8 +36,6 @@ from worker.training.precision import (
 )
 from worker.training.trainer import NotANumberError, RankTrainer, TrainingProgress
 
-pytestmark = pytest.mark.torch
-
 MIXED = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
 
 

@@ -12,8 +12,6 @@ from tests.worker.training_runs import HERE, small_job, trained
 from worker.training import trainer
 from worker.training.pipeline_stage import StageRunner
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def chosen(monkeypatch):

@@ -16,8 +16,6 @@ from worker.distributed.interface import PeerLostError, TransportError
 from worker.training.full_tensors import rank_tensors
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(tied=True, clip_norm=1.0)
 PLAN = plan_of(1, (3, [(0, 5, 1)]), (3, [(0, 5, 1)]), (2, [(0, 5, 1)]))
 LAST = 2

@@ -19,8 +19,6 @@ from worker.script.recipe import Recipe
 from worker.training.same_start import check_same_start
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job()
 LAST = len(JOB.model.layers)
 STAGES = plan_of(1, (JOB.global_batch, [(0, 2, 1), (2, LAST, 1)]))

@@ -29,8 +29,6 @@ from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import FP64
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOBS = {
     f"{family}, dropout {dropout}": small_job(family, sequence=8, dropout=dropout)
     for family in ("gpt2", "llama", "opt")

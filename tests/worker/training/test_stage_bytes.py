@@ -15,8 +15,6 @@ from tests.worker.training_runs import SomeLabels, small_job
 from worker.layout.rank_layout import rank_places
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize(

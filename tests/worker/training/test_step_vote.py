@@ -18,8 +18,6 @@ from worker.training.snapshot_hook import NoSnapshots
 from worker.training.step_vote import StepContribution, StepVote, square_sum
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(tied=True)
 
 

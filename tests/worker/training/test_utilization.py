@@ -15,8 +15,6 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.training_runs import alone, small_job, trained
 from worker.training.utilization import model_flops, peak_flops, seconds_at_peak
 
-pytestmark = pytest.mark.torch
-
 A100, V100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB"
 
 

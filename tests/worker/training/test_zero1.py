@@ -17,8 +17,6 @@ from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job, tr
 from worker.layout.rank_layout import rank_places
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(tied=True, clip_norm=1.0)
 
 

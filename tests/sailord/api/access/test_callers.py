@@ -189,7 +189,6 @@ print(wire.recv(4096).decode().rpartition("\\n")[2])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user")
-@pytest.mark.asyncio
 async def test_the_caller_on_a_unix_socket_is_read_from_the_kernel():
 
     config = SimpleNamespace(operators=None, viewers=None)

@@ -21,7 +21,6 @@ from sailord.api.handlers.context import CONTEXT
         (None, 200),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_node_reports_for_itself_alone(certificate, status):
     taken = []
     shown = certificate and {"subjectAltName": (("URI", certificate),)}

@@ -100,7 +100,6 @@ async def told_of(gateway: Gateway, news: AvailableGpus) -> str:
     return await store_message(gateway, news, await stored_messages(gateway))
 
 
-@pytest.mark.asyncio
 async def test_message_ids_survive_a_restart_and_the_oldest_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT", 3)
     store = await EmbeddedStore.open(tmp_path / "store")
@@ -136,7 +135,6 @@ class Halting:
         return await self.store.transact(*said)
 
 
-@pytest.mark.asyncio
 async def test_every_stored_message_was_noted_though_the_store_fails_midway(tmp_path):
     store = await EmbeddedStore.open(tmp_path / "store")
     news = [AvailableGpus(f"plain:n{number}", "z", "g", 1) for number in range(3)]

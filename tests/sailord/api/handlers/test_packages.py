@@ -49,7 +49,6 @@ async def fetched(head, key: bytes, path: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_a_package_is_uploaded_once_and_read_by_agents(head, client):
     content = os.urandom(PART_BYTES + 7)
     package = package_of(content)
@@ -84,7 +83,6 @@ def test_package_of_another_submission_under_way_is_not_deleted(client):
     cancel(client, other)
 
 
-@pytest.mark.asyncio
 async def test_leader_deletes_packages_that_no_job_needs(tmp_path, monkeypatch):
     storage = open_storage(f"file://{tmp_path}")
     names = [str(package_of(bytes([number]))) for number in range(4)]

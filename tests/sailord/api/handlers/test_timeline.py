@@ -16,7 +16,6 @@ from sailord.api.handlers import timeline
 from sailord.api.handlers.timeline import AGENT_S, FRESH_S, RANKS_MAX, MeasuredSchedules
 from tests.sailord.core.states import A, B, generation, state
 
-pytestmark = pytest.mark.asyncio
 STEP = KeptStep(8, 100.0, 5.0, (("F", 0.5, 1.0, 0),), ())
 G = generation(A, B)
 

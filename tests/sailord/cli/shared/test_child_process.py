@@ -13,8 +13,6 @@ pytest.importorskip("torch", reason="makes a checkpoint")
 from sailord.cli.main import main
 from tests.sailord.checkpoints.made import SPEC, chain
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -34,8 +34,6 @@ from worker.checkpoint.snapshots import snapshot_writer
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.generation import GenerationRun
 
-pytestmark = pytest.mark.torch
-
 SLOW_S = 0.2
 STEPS = 14
 

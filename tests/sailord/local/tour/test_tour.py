@@ -86,7 +86,6 @@ def test_largest_difference_of_two_runs_is_relative():
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_the_tour_loses_nothing():
     base = Path(tempfile.mkdtemp(prefix="tour-"))
     try:

@@ -18,7 +18,7 @@ from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.data.sources.open_data import open_data
 from worker.layout.rank_layout import TIED
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SPEC = JOB.replace("FAMILY", "llama").replace("steps = 3", 'steps = 6\nschedule = "cosine"')
 SPEC = SPEC.replace("hidden = 16", "hidden = 16\nkv_heads = 2\nffn = 32")

@@ -16,8 +16,6 @@ from tests.sailord.checkpoints.made import SPEC, chain
 from worker.checkpoint.by_tensor.resume import open_resume_point
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
 
-pytestmark = pytest.mark.torch
-
 
 class HttpError(Exception):
     """As gcsfs raises it, which is no ``OSError``."""

@@ -26,8 +26,6 @@ from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.fetch import DurableSource
 from worker.checkpoint.other_formats.convert import export_deepspeed
 
-pytestmark = pytest.mark.torch
-
 ROOT = Path(__file__).resolve().parents[4]
 GPT = SPEC.replace("max_tp = 2", "max_tp = 4")
 LLAMA = GPT.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")

@@ -25,7 +25,7 @@ from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.models.weight_files.foreign_tensors import whole_tensor
 
 ROOT = Path(__file__).resolve().parents[4]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 SPEC = """
 [model]
 family = "llama"

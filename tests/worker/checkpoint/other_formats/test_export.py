@@ -32,8 +32,6 @@ from worker.checkpoint.other_formats.convert import (
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
 ROOT = Path(__file__).resolve().parents[4]
-pytestmark = pytest.mark.torch
-
 LLAMA = SPEC.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
 SPECS = {"gpt2": SPEC, "llama": LLAMA}
 

@@ -29,10 +29,7 @@ from worker.models.weight_files.foreign_tensors import module_name
 from worker.script.hf_job import described_job
 from worker.script.job_text import described_text
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 JOB = """
 [model]
 hf = "llama"

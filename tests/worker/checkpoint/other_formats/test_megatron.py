@@ -27,7 +27,6 @@ from worker.models.weight_files.foreign_tensors import Window, module_name
 from worker.script.hf_job import described_job
 from worker.script.job_text import described_text
 
-pytestmark = pytest.mark.torch
 LLAMA = SPEC.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
 SPECS = {"gpt2": SPEC, "llama": LLAMA}
 JOB = """

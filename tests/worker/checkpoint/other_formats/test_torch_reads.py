@@ -25,10 +25,7 @@ from worker.checkpoint.other_formats.convert import export_dcp, import_dcp
 from worker.models.weight_files.foreign_tensors import module_name
 
 __all__ = ["described"]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 SHARDED = """
 import sys

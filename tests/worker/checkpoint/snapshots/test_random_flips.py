@@ -19,7 +19,6 @@ from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, Snapsh
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
 EVERY = 3
 """Steps between two comparisons."""
 JOBS = {

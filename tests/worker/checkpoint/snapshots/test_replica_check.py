@@ -33,8 +33,6 @@ from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = small_job(tied=True)
 ALL = tuple(range(len(JOB.model.layers)))
 

@@ -26,8 +26,6 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.profiling.fault_injection import Milestone
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 JOB = JOBS["tied"]
 
 

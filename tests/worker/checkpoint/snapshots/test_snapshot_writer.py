@@ -14,8 +14,6 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from worker.checkpoint.snapshots import snapshot_writer
 from worker.checkpoint.snapshots.snapshot_writer import SnapshotCopier, pin, unpin
 
-pytestmark = pytest.mark.torch
-
 
 class FakeCuda:
     """What the copier asks of torch.cuda, written down."""

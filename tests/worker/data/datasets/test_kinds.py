@@ -18,8 +18,6 @@ from simulator.documents.problems import InputError
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.datasets.packing import pack
 
-pytestmark = pytest.mark.torch
-
 
 def data_of(dataset, *, batch=4, **options):
     return MapData(dataset, options.pop("collate", default_collate), batch, 0, **options)

@@ -134,7 +134,6 @@ def test_ninja_beside_python_is_found(folder, monkeypatch):
 
 @pytest.mark.slow
 @NEEDS_DEEPSPEED
-@pytest.mark.torch
 @pytest.mark.parametrize("engine", ["sailor", "deepspeed"])
 def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path, engine):
     write(tmp_path)
@@ -153,7 +152,6 @@ def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path
 
 @pytest.mark.slow
 @NEEDS_DEEPSPEED
-@pytest.mark.torch
 def test_deepspeeds_optimizers_without_a_compiler_are_refused(warm, tmp_path):
     write(tmp_path)
     optimizer = {"type": "Adam", "params": {"torch_adam": False}}

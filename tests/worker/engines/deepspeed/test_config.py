@@ -12,8 +12,6 @@ from simulator.spec.job import UpdateSettings
 from tests.worker.training_runs import small_job
 from worker.engines.deepspeed.config import optimizer_of
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize(
     ("name", "given", "expected"),

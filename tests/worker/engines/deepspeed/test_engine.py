@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 
 from tests.worker.small_run import run, stage, write
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"
+)
 
 ALIKE = {"micro_batches": 2, "stages": [stage(0, 1), stage(1, 4)]}
 WHOLE = {"micro_batches": 4, "stages": [stage(0, 4)]}

@@ -19,8 +19,6 @@ from worker.profiling.timeline import Recorder
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import NotANumberError, TrainingProgress
 
-pytestmark = pytest.mark.torch
-
 
 class Aborted(ProcessTransport):
     """A transport that a peer has aborted."""

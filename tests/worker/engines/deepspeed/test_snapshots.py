@@ -13,7 +13,6 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.control.fake_agents import Agents, ForkServer, plan_of, uninterrupted_losses
 
 pytestmark = [
-    pytest.mark.torch,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
 ]

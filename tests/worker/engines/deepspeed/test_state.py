@@ -17,7 +17,6 @@ from tests.worker.engine_runs import state_of, train
 from tests.worker.rank_processes import as_processes
 
 pytestmark = [
-    pytest.mark.torch,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
 ]

@@ -12,8 +12,6 @@ from tests.worker.tiny_models import MODELS, job_of, layers_of, one_pass
 from worker.models.built_in import aligned_linear
 from worker.models.built_in.aligned_linear import AlignedLinear
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture
 def widths(monkeypatch):

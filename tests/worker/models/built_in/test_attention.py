@@ -9,8 +9,6 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.tiny_models import job_of, layers_of, one_pass
 from worker.models.built_in import attention
 
-pytestmark = pytest.mark.torch
-
 
 def fits_flash(params):
     """Torch's rules for flash attention on an A100."""

@@ -26,8 +26,6 @@ from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.precision import EXACT
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 def job_of(**more) -> Job:
     numbers = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24, "vocab": 37, "sequence": 12}

@@ -18,7 +18,6 @@ from worker.layer_profiles.null_collective import NullCollective
 from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 
-pytestmark = pytest.mark.torch
 SEQUENCE, HIDDEN, HEADS = 128, 64, 8
 SMALL: dict[str, Any] = {"layers": 1, "hidden": HIDDEN, "heads": HEADS, "vocab": 96}
 MODELS = {

@@ -17,8 +17,6 @@ from worker.models.random_numbers.counter_rng import (
 from worker.models.random_numbers.dropout import KeyedDropout
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 
-pytestmark = pytest.mark.torch
-
 
 def places(first: int, count: int):
     return torch.arange(first, first + count).to(torch.int32)

@@ -12,8 +12,6 @@ from torch.nn import functional
 from worker.models.random_numbers.keyed_random import KeyedRandom, RandomnessError
 from worker.models.random_numbers.microbatch_context import MicroBatch
 
-pytestmark = pytest.mark.torch
-
 
 def computed(act, samples, x, *, step=2, layer=3):
     with KeyedRandom(MicroBatch(1, step, torch.tensor(samples)), layer=layer):

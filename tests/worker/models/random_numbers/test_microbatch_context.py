@@ -12,8 +12,6 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from worker.data.batch_tree import leaves_of
 from worker.models.random_numbers.microbatch_context import batch_on_device
 
-pytestmark = pytest.mark.torch
-
 
 class Pair(NamedTuple):
     x: Any

@@ -16,8 +16,6 @@ from worker.models.built_in.builtin import builtin_layer
 from worker.models.random_numbers import weight_init
 from worker.models.random_numbers.weight_init import initial_shard
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_layers_hold_the_parameters_that_the_simulator_counts(name: str) -> None:

@@ -17,8 +17,6 @@ from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import alone, plan_of
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 class Encoder(nn.Module):
     """A model around torch's own encoder, which drops padding from evaluations by a fast path."""

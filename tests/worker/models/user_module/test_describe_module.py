@@ -10,8 +10,6 @@ transformers = pytest.importorskip("transformers")
 import sailor
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
-
 TOKENS = 48
 
 

@@ -21,8 +21,6 @@ from worker.script.recipe import Recipe
 from worker.training.precision import FP64
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 VOCABULARY = 40
 
 

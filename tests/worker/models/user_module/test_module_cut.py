@@ -17,8 +17,6 @@ from worker.data.datasets.map_dataset import default_collate
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.module_cut import CutError, find_cut, kinds_of
 
-pytestmark = pytest.mark.torch
-
 
 def call(module, batch):
     """Call a module with a mapping's values by name, labels aside, or with a tensor."""

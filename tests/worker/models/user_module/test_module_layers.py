@@ -33,8 +33,6 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.training.precision import precision_of
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.sim
 @pytest.mark.parametrize("family", the_first_quick([*FAMILIES, *MIXTURES, "vit"], quick=1))

@@ -13,8 +13,6 @@ from torch import nn
 from simulator.documents.problems import InputError
 from worker.models.user_module.module_skeleton import copied
 
-pytestmark = pytest.mark.torch
-
 
 class Attention(nn.Linear):
     """Keeps what it has computed, to be looked at."""

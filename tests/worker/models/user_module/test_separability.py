@@ -16,8 +16,6 @@ from simulator.documents.problems import InputError
 from worker.models.user_module.separability import check_separable
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
-
 
 class Mixing(nn.Module):
     """A block that mixes the samples of its batch."""

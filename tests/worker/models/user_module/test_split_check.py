@@ -10,8 +10,6 @@ from simulator.documents.problems import InputError
 from worker.models.user_module import split_check
 from worker.script.recipe import Recipe
 
-pytestmark = pytest.mark.torch
-
 
 class Wide(torch.nn.Module):
     splits = {"up": "columns", "down": "rows"}  # noqa: RUF012 - as a user would write it

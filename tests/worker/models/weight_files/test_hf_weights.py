@@ -26,8 +26,6 @@ from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.models.weight_files.hf_weights import open_checkpoint
 from worker.training.trainer import RankTrainer
 
-pytestmark = pytest.mark.torch
-
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {"vocab_size": 37, "max_position_embeddings": 24}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
