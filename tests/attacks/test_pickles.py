@@ -11,10 +11,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-
+import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sailord.planning.job_spec import read_job

@@ -94,7 +94,6 @@ import benchmarks.gpu_check.training, benchmarks.gpu_check.transport
 
 @pytest.mark.slow
 def test_most_parts_need_torch_and_numpy_only():
-    pytest.importorskip("torch", reason="the runtime needs PyTorch")
     blocked = {"safetensors", "xxhash", "structlog", "pynvml", "etcd3", "yaml", "msgspec"}
     blocked |= {each.split(".")[0] for each in gpu_check.CLUSTER.split()}
     words = [sys.executable, "-c", BARE.format(blocked=blocked)]
@@ -104,7 +103,6 @@ def test_most_parts_need_torch_and_numpy_only():
 
 @pytest.mark.at_length
 def test_whole_check_runs_on_a_cpu(tmp_path):
-    pytest.importorskip("torch", reason="the runtime needs PyTorch")
     words = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_check", *words],

@@ -5,10 +5,6 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch", reason="the runs train with PyTorch")
-
 from benchmarks.gpu_check.estimates import predicted
 from benchmarks.gpu_check.predictions import RUNS
 from benchmarks.gpu_check.setting import Setting

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from tests.worker.threads import ThreadWorld, run_as_threads
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError

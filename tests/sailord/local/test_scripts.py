@@ -9,8 +9,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from safetensors.numpy import load_file
 
 from tests.sailord.local.running import ROOT

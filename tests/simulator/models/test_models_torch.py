@@ -12,12 +12,12 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 
 from simulator.models.families import build_model
 from simulator.models.layers import Layer, Model
 from simulator.models.transformer_block import Kernels
 
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these tests")
 F = torch.nn.functional
 Tensor = Any
 Weights = dict[str, Tensor]

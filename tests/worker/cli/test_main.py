@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from safetensors.torch import load_file
 
 from tests.worker.small_run import PLAN, run, stage, write

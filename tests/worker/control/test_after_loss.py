@@ -6,10 +6,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from worker.control.after_loss import AfterLoss
 from worker.distributed.interface import PeerLostError
 

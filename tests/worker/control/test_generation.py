@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.control import generation, state_fetch, work_folder
 from worker.control.assignment import Assignment

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from worker.data.batch_tree import leaves_of, map_tensors
 from worker.data.datasets.map_dataset import default_collate

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 import numpy as np
+import pytest
 
 import sailor
 from simulator.documents.problems import InputError

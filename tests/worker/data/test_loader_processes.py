@@ -12,11 +12,9 @@ import time
 from dataclasses import make_dataclass
 from typing import NamedTuple
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 import numpy as np
+import pytest
+import torch
 
 from simulator.documents.problems import InputError
 from worker.data.batch import Samples

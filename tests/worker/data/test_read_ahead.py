@@ -7,8 +7,7 @@ import random
 import threading
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from worker.data.batch import Samples
 from worker.data.datasets.map_dataset import MapData, default_collate

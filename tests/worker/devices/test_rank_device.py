@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.worker.threads import run_as_threads

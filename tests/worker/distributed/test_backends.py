@@ -7,8 +7,6 @@ import socket
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from worker.distributed.backends import (
     NCCL_DEFAULTS,
     NCCL_SETTINGS,

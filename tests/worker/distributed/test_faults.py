@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from tests.conftest import EXAMPLES
 from tests.worker.small_run import run, write
 

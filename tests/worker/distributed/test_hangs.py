@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from tests.worker.distributed.hang_runs import KINDS, Fault, Told, judge, run_clean, run_fault
 from tests.worker.distributed.hang_table import missing, read, table
 

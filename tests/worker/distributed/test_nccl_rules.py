@@ -9,9 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch._C._distributed_c10d import HashStore
 
 from tests.worker.distributed.nccl_rules import (

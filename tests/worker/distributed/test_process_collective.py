@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker import rank_processes
 from tests.worker.rank_processes import exchanged, exchanged_by

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from tests.worker import rank_processes
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained

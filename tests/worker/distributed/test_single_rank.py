@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-
 from worker.distributed.interface import AbortedError
 from worker.distributed.single_rank import SingleRankTransport
 

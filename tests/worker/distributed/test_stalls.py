@@ -6,10 +6,6 @@ import threading
 import time
 from random import Random
 
-import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 import torch
 from torch._C._distributed_c10d import HashStore
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from worker.layer_profiles.busy import cpu_users, gpu_users, training_workers
 
 

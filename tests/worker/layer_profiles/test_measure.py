@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.documents.problems import InputError
 from simulator.layer_costs.profile import Profile

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.spec.plan import Plan
 from tests.worker.random_plan import any_interleaved_plan, any_plan
+from tests.worker.training_runs import drawn, image_job, plan_of, small_job
 from worker.layout.rank_layout import (
     ALIGNMENT,
     TIED,
@@ -29,10 +30,6 @@ from worker.layout.rank_layout import (
 )
 from worker.layout.tensor_table import holdings_for, table_of
 from worker.types import LogicalTensor
-
-pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
-
-from tests.worker.training_runs import drawn, image_job, plan_of, small_job
 
 JOBS = [small_job(tied=True), small_job(tied=False), small_job("llama", tied=False)]
 

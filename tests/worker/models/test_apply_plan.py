@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker.tiny_models import MODELS, batch_of, job_of, layers_of, one_pass, together
 from worker.models.apply_plan import table_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker.random_plan import any_plan
 from tests.worker.tiny_models import MODELS, job_of

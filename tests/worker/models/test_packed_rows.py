@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="their models are the oracle")
+import torch
 
 import sailor
 from simulator.documents.problems import InputError

@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from safetensors.torch import load_file, save_file
 
 from simulator.models.description_file import describe

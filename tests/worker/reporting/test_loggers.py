@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch import nn
 
 import sailor

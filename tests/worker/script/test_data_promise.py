@@ -7,9 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch import nn
 
 import sailor

@@ -6,10 +6,6 @@ import json
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="opens models of transformers")
-
 from transformers import AutoModelForCausalLM
 
 from sailord.planning.job_spec import read_job

@@ -6,10 +6,7 @@ import json
 import shutil
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="opens models of transformers")
-
+import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 import sailor

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import peft
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="their models are adapted")
-peft = pytest.importorskip("peft", reason="its adapters are trained")
+import torch
 
 from simulator.documents.problems import InputError
 from simulator.spec.job import Job

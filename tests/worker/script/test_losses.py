@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from typing import NamedTuple
 
+import pytest
+import torch
 from torch import nn
 from torch.nn import functional
 

@@ -40,7 +40,6 @@ def test_a_mistake_is_one_message_with_the_line_of_the_script(tmp_path):
 
 @pytest.mark.slow
 def test_a_mistake_in_the_arguments_of_the_trainer_is_one_message(tmp_path):
-    pytest.importorskip("torch", reason="the runtime needs PyTorch")
     (tmp_path / "train.py").write_text(f"{REAL}begin()\n")
     words = [sys.executable, "train.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

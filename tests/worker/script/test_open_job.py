@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
 from tests.worker.script.test_script_trainer import SCRIPT

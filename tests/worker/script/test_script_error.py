@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 import torch
 from torch import nn
 

@@ -10,9 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from safetensors.torch import load_file
 from torch import nn
 

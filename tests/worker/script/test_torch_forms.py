@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch import nn
 
 import sailor

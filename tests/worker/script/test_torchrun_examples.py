@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
 for needed in ("accelerate", "datasets", "peft", "transformers"):
     pytest.importorskip(needed)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from simulator.models.families import build_model
 from tests.worker.random_plan import any_interleaved_plan, any_plan

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from tests.worker.training_runs import alone, small_job
 from worker.checkpoint.load_state import bit_sums

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import plan_of, small_job

@@ -12,8 +12,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 

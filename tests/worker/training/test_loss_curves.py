@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from tests.worker.checkpoint.snapshot_runs import on_nodes, train
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn, small_job, trained

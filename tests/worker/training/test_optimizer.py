@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from simulator.spec.job import ParameterGroup, UpdateSettings
 from simulator.spec.plan import Pipeline, Place, Plan, Stage

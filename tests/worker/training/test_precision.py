@@ -6,8 +6,7 @@ import math
 from dataclasses import asdict, replace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from tests.worker.checksums import checksums
 from tests.worker.threads import run_as_threads

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from simulator.models.families import build_model
 from simulator.spec.plan import Pipeline, Plan, Stage

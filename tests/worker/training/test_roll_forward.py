@@ -6,9 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import BadImages, SomeLabels, image_job, plan_of, small_job, trained

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch import nn
 
 from simulator.documents.problems import InputError

@@ -6,8 +6,6 @@ from collections import Counter
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.simulator.worlds import ZONES, place, world_of
 from tests.worker.threads import ThreadTransport, run_as_threads

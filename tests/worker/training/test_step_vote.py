@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-pytest.importorskip("torch", reason="makes a checkpoint")
-
 from sailord.cli.main import main
 from tests.sailord.checkpoints.made import SPEC, chain
 

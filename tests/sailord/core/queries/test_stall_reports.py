@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from agents.protocol.codec import read
 from agents.protocol.records import Report, Saving
 from agents.workers.status import WorkerStatus, combine

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from sailord.planning.job_spec import read_job
 from tests.sailord.checkpoints.made import FullCheckpoint, Made, flip, make
 from tests.worker.small_run import JOB, PLAN, run, stage

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from fsspec.implementations.local import LocalFileSystem
 
 from sailord.planning.job_spec import read_job

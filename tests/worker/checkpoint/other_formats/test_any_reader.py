@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from sailord.planning.job_spec import read_job
 from simulator.spec.job import Job

@@ -11,8 +11,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
+import torch
 
 from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.resume import take_in

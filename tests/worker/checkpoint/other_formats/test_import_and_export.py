@@ -6,10 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
-pytest.importorskip("transformers", reason="opens models of transformers")
-
+import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file

@@ -8,10 +8,7 @@ from dataclasses import replace
 
 import numpy
 import pytest
-
-torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
-pytest.importorskip("transformers", reason="opens models of transformers")
-
+import torch
 from click.testing import CliRunner
 
 from sailord.planning.job_spec import read_job

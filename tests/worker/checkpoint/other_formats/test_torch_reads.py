@@ -7,10 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
-pytest.importorskip("transformers", reason="opens models of transformers")
-
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

@@ -7,8 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.spec.job import Checkpoint
 from tests.worker.checkpoint.test_load_state import exact_job

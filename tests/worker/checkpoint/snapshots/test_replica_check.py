@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.models.families import build_model
 from simulator.spec.job import Checkpoint, Job

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from agents.snapshots.replication import PATIENCE_S
 from sailord.core.model.options import Options
 from simulator.spec.job import Checkpoint

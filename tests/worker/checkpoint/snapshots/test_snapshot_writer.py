@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from worker.checkpoint.snapshots import snapshot_writer
 from worker.checkpoint.snapshots.snapshot_writer import SnapshotCopier, pin, unpin

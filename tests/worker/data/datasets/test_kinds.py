@@ -8,10 +8,9 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 import sailor
 from simulator.documents.problems import InputError

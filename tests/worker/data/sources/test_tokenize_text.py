@@ -6,10 +6,9 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-
-tokenizers = pytest.importorskip("tokenizers", reason="it converts texts")
 
 from simulator.documents.problems import InputError
 from tests.worker.warm import ROOT

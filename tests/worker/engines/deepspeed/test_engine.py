@@ -8,9 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from safetensors.torch import load_file
 
 from tests.worker.small_run import run, stage, write

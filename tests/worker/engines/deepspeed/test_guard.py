@@ -6,8 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker.training_runs import plan_of, small_job
 from worker.distributed.interface import AbortedError

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 from tests.worker.control.fake_agents import Agents, ForkServer, plan_of, uninterrupted_losses
 
 pytestmark = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from tests.worker.tiny_models import MODELS, job_of, layers_of, one_pass
 from worker.models.built_in import aligned_linear

@@ -8,8 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.models.families import build_model
 from simulator.spec.job import Data, Job

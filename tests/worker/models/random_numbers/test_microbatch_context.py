@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from worker.data.batch_tree import leaves_of
 from worker.models.random_numbers.microbatch_context import batch_on_device

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.models.presets import PRESETS, preset
 from simulator.spec.job import Data, Job

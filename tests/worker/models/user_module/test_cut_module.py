@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="the sentences come with their models")
-
+import torch
 from torch import nn
 
 from tests.worker.hf_families import VOCABULARY, sentences

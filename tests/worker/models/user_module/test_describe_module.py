@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-transformers = pytest.importorskip("transformers")
+import torch
+import transformers
 
 import sailor
 from worker.script.recipe import Recipe

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 
 from simulator.documents.problems import InputError
 from tests.worker.threads import run_as_threads

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-pytest.importorskip("transformers", reason="their models are the oracle")
-
+import torch
 from torch import nn
 
 from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences

@@ -7,11 +7,8 @@ import time
 from dataclasses import dataclass, replace
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import torch
 from torch.utils.checkpoint import checkpoint
-
-pytest.importorskip("transformers", reason="their models are the oracle")
 
 from simulator.documents.problems import InputError
 from tests.conftest import the_first_quick

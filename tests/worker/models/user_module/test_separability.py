@@ -6,9 +6,7 @@ import random
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
+import torch
 from torch import nn
 
 import sailor

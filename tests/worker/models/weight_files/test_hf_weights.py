@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-transformers = pytest.importorskip("transformers", reason="their models are the oracle")
-safetensors = pytest.importorskip("safetensors.torch", reason="their files")
+import torch
+import transformers
+from safetensors import torch as safetensors
 
 from simulator.documents.problems import InputError
 from simulator.models.families import build_model
