@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from agents.store.interface import Store
-from tests.agents.store.places import ETCD, Cluster, Embedded, Place, Server, Socket, wait_answer
+from tests.agents.store.places import (
+    NEEDS_ETCD,
+    Cluster,
+    Embedded,
+    Place,
+    Server,
+    Socket,
+    wait_answer,
+)
 
-NO_ETCD = pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
-SERVERS = ["socket", pytest.param("etcd", marks=NO_ETCD), pytest.param("cluster", marks=NO_ETCD)]
+SERVERS = ["socket", *(pytest.param(name, marks=NEEDS_ETCD) for name in ("etcd", "cluster"))]
 _numbers = itertools.count()
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from sailord.api.routes import ROUTES
 from sailord.tokens import create_token
-from tests.agents.store.places import ETCD, Cluster, wait_answer
+from tests.agents.store.places import NEEDS_ETCD, Cluster, wait_answer
 from tests.agents.store.rights import add_root, require_passwords
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, Place
@@ -133,7 +133,7 @@ def test_private_keys_of_certificates_are_found_nowhere(tls_head, cost):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
+@NEEDS_ETCD
 def test_the_password_of_etcd_is_found_nowhere(tmp_path, cost):
     password = "PLANTED-etcd-password-0123456789"
     (tmp_path / "etcd.password").write_text(password)

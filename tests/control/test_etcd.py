@@ -11,18 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from sailord.cli.main import main
-from tests.agents.store.places import ETCD
+from tests.agents.store.places import NEEDS_ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import LEASE_S, Cluster, is_leader
 from tests.control.recording import recording
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, Place
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.slow,
-    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, NEEDS_ETCD]
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 AWAY_S = 60.0 if EXAMPLES else 6.0
 TAKEN_OVER_S = LEASE_S + 2.0

@@ -18,7 +18,7 @@ import pytest
 from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
-from tests.agents.store.places import ETCD
+from tests.agents.store.places import NEEDS_ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.chaos.other_version import FIELD, environment
 from tests.control.cluster import LEASE_S, Cluster, is_leader
@@ -27,11 +27,7 @@ from tests.control.test_kill import has_new_agent, node_of, order
 from tests.processes import wait_until
 from tests.sailord.daemon.running import Place
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.slow,
-    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, NEEDS_ETCD]
 NAMES = ("a", "b", "c")
 AT_LENGTH = "SAILOR_EXAMPLES" in os.environ
 """In `make chaos`."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+import pytest
 
 from agents.store.etcd_connection import STATUS, STATUS_REQUEST
 from agents.store.etcd_messages import message, method
@@ -25,6 +26,7 @@ from agents.store.sqlite_store import EmbeddedStore
 
 ROOT = Path(__file__).resolve().parents[3]
 ETCD = shutil.which("etcd")
+NEEDS_ETCD = pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
 COMPACT = method("KV", "Compact")
 PATIENCE_S = 60.0
 """How long a test waits for an answer."""

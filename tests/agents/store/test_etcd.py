@@ -25,13 +25,10 @@ from agents.store.interface import (
 )
 from sailord.authority import Authority
 from simulator.documents.problems import InputError
-from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
+from tests.agents.store.places import NEEDS_ETCD, PATIENCE_S, Cluster, wait_answer
 from tests.agents.store.rights import let_guest, require_passwords
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_ETCD]
 
 
 @pytest.fixture

@@ -20,15 +20,12 @@ from sailord.api.access.callers import Caller, name_caller
 from sailord.authority import Authority
 from sailord.cli.main import main
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
-from tests.agents.store.places import ETCD, Cluster
+from tests.agents.store.places import NEEDS_ETCD, Cluster
 from tests.agents.store.rights import let_guest, require_passwords
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, TOKEN, Over, Place
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_ETCD]
 
 
 SECRET = "of the webhooks, long enough"

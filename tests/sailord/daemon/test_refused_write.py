@@ -20,7 +20,7 @@ from sailord.controller.agent_client import AgentClient
 from sailord.controller.loop import build_controller
 from sailord.core.model.commands import WriteJob
 from sailord.core.model.events import JobWriteRejected
-from tests.agents.store.places import ETCD
+from tests.agents.store.places import NEEDS_ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.processes import until, wait_until
 from tests.sailord.daemon.running import JOB as SPEC
@@ -123,7 +123,7 @@ def submit(place: Place, id_: str, spec: str = SPEC) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
+@NEEDS_ETCD
 def test_job_whose_plan_is_too_long_for_etcd_is_held_and_the_next_one_runs(tmp_path):
     """etcd takes 2 kB: job files of two lines, and no plan."""
     with closing(Etcd(1, arguments=["--max-request-bytes=2000"])) as etcd:

@@ -11,14 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from sailord.cli.main import main
-from tests.agents.store.places import ETCD, Cluster
+from tests.agents.store.places import NEEDS_ETCD, Cluster
 from tests.processes import carry, wait_until
 from tests.sailord.daemon.running import JOB, Place
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_ETCD]
 
 
 class Way:

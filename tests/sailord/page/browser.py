@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium in the PATH (apt-get install)"
+)
 START_S = 60.0
 ANSWER_S = 30.0
 

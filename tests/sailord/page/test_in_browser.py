@@ -15,12 +15,9 @@ from tests.control.cluster import Cluster
 from tests.processes import wait_until
 from tests.sailord.daemon.running import TOKEN
 from tests.sailord.page.accessibility import check_rules
-from tests.sailord.page.browser import CHROMIUM, Tab
+from tests.sailord.page.browser import NEEDS_CHROMIUM, Tab
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium in the PATH (apt-get install)"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 Browse = Callable[..., None]
 NODES = "document.querySelectorAll('.node').length === 4"
 CHARTS = "document.querySelectorAll('.curve').length === 2"

@@ -15,13 +15,10 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
 from tests.sailord.page.accessibility import check_rules
-from tests.sailord.page.browser import CHROMIUM, Tab, open_browser
+from tests.sailord.page.browser import NEEDS_CHROMIUM, Tab, open_browser
 from tests.sailord.page.made_up import STORAGE, MadeUp, serve
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium in the PATH (apt-get install)"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 DRAWN = "document.querySelectorAll('.node').length === {}"
 
 

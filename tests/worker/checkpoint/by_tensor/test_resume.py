@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -58,8 +57,6 @@ def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
 
 @pytest.mark.parametrize("engine", list(PLANS))
 def test_resumed_run_matches_an_uninterrupted_one(warm, files, engine):
-    if engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("needs deepspeed")
     made = checkpoint(files, 2)
     expected = trained_for(6).reports[2:]
     (files / "plan.json").write_text(json.dumps(PLANS[engine]))

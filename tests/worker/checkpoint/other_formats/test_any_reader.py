@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +38,6 @@ FOUR = plan_of(
 )
 OTHER = plan_of(2, (3, [(0, 1, 4), (1, 3, 1), (3, 4, 2)]), (1, [(0, 3, 2), (3, 4, 1)]))
 ALIKE = plan_of(2, (2, [(0, 1, 1), (1, 4, 1)]), (2, [(0, 1, 1), (1, 4, 1)]))
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"
-)
 
 
 def written(folder: Path, name: str, uri: str | None = None) -> tuple[Job, Generation, str]:
@@ -84,7 +80,6 @@ def test_ranks_and_converters_read_every_bit_of_it_from_a_bucket(tmp_path, schem
         check(after.state, before)
 
 
-@needs_deepspeed
 @pytest.mark.slow
 def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
     """Two stages of two pipelines, which divide masters and moments among them (ZeRO-1)."""
@@ -98,7 +93,6 @@ def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
     check(state, before)
 
 
-@needs_deepspeed
 @pytest.mark.at_length
 def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
     _, _, manifest = written(tmp_path, "gpt2")

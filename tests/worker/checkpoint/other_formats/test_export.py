@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -91,9 +90,6 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
 
 
 @pytest.mark.at_length
-@pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
-)
 def test_deepspeed_continues_from_the_export(tmp_path):
     made = make(tmp_path / "kept", 10)
     export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
@@ -107,9 +103,6 @@ def test_deepspeed_continues_from_the_export(tmp_path):
 
 
 @pytest.mark.at_length
-@pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
-)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_what_deepspeeds_own_script_made_is_imported_bit_by_bit(tmp_path, stage):
     script = [sys.executable, "-m", "tests.worker.checkpoint.other_formats.deepspeed_writes"]

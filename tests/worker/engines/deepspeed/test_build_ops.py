@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from worker.engines.deepspeed import build_ops
 from worker.engines.deepspeed.build_ops import load_ops, ops_needed, use_extensions_folder
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
-NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
 TOOLS = str(Path(sys.executable).parent)
 
 
@@ -133,7 +131,6 @@ def test_ninja_beside_python_is_found(folder, monkeypatch):
 
 
 @pytest.mark.slow
-@NEEDS_DEEPSPEED
 @pytest.mark.parametrize("engine", ["sailor", "deepspeed"])
 def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path, engine):
     write(tmp_path)
@@ -151,7 +148,6 @@ def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path
 
 
 @pytest.mark.slow
-@NEEDS_DEEPSPEED
 def test_deepspeeds_optimizers_without_a_compiler_are_refused(warm, tmp_path):
     write(tmp_path)
     optimizer = {"type": "Adam", "params": {"torch_adam": False}}

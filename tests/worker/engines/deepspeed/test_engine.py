@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -11,10 +10,6 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.worker.small_run import run, stage, write
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"
-)
 
 ALIKE = {"micro_batches": 2, "stages": [stage(0, 1), stage(1, 4)]}
 WHOLE = {"micro_batches": 4, "stages": [stage(0, 4)]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,7 @@ import pytest
 
 from tests.worker.control.fake_agents import Agents, ForkServer, plan_of, uninterrupted_losses
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
-]
+pytestmark = pytest.mark.slow
 
 JOB = """
 [model]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.engine_runs import state_of, train
 from tests.worker.rank_processes import as_processes
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
-]
+pytestmark = pytest.mark.slow
 
 MODEL = build_model("gpt2", layers=2, hidden=16, heads=4, vocab=61, sequence=8)
 JOB = Job(
