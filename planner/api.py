@@ -20,9 +20,9 @@ from simulator.spec.job import Objective, RecomputePolicy
 SPOT_FIRST = "priced on spot GPUs before those on demand: else no plan keeps the limits in dollars"
 
 
-def plan_job(question: Question, cache: SearchCache | None = None) -> Answer:
+def plan_job(question: Question) -> Answer:
     """Find the best plan for a job on a cluster, or the reasons why there is none."""
-    cache = cache or SearchCache()
+    cache = SearchCache()
     answer = best_answer(question, cache)
     if answer.plan is not None:
         return answer

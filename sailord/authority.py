@@ -230,9 +230,7 @@ class Authority:
         for name in (CA, REVOKED):
             replace_file(folder / name, (self.folder / name).read_bytes())
 
-    def enrol(
-        self, request: bytes, owner: Identity | None, *, days: float = DAYS, instance: str = ""
-    ) -> bytes:
+    def enrol(self, request: bytes, owner: Identity | None, *, instance: str = "") -> bytes:
         """Sign an agent's request for a certificate.
 
         ``owner``: the holder of the valid certificate that it shows, if any; ``instance``: the
@@ -253,7 +251,7 @@ class Authority:
             elif last is not None and last.was_of_another(instance):
                 last = self._revoke(wanted.uri, may_return=True)[-1]
             self._check_name(wanted, last, is_renewal=owner is not None)
-            return self._sign(wanted, asked.public, days, instance=instance)
+            return self._sign(wanted, asked.public, DAYS, instance=instance)
 
     def _check_name(self, wanted: Identity, last: Issued | None, *, is_renewal: bool) -> None:
         """Refuse a name that was revoked, or that another certificate has."""

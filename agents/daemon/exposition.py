@@ -48,14 +48,11 @@ def build_info(name: str) -> Metric:
     return metric(name, "1; which version runs.", [(labels, 1.0)])
 
 
-def exposition(
-    families: Iterable[Metric], histograms: Iterable[Histogram] = (), *, with_process: bool = True
-) -> str:
+def exposition(families: Iterable[Metric], histograms: Iterable[Histogram] = ()) -> str:
     """Return the text, with the usual metrics of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     for each in histograms:
         registry.register(each)
-    if with_process:
-        ProcessCollector(registry=registry)
+    ProcessCollector(registry=registry)
     return generate_latest(registry).decode()

@@ -83,10 +83,8 @@ def listen_for_xids(devices: Devices) -> Iterator[XidListener | None]:
                 listener.close()
 
 
-async def wait_broken(
-    devices: Devices, state: Path, listener: XidListener | None, *, every_s: float = LOOK_S
-) -> str:
-    """Look at the devices every ``every_s``; return what is broken, once something is."""
+async def wait_broken(devices: Devices, state: Path, listener: XidListener | None) -> str:
+    """Look at the devices every ``LOOK_S``; return what is broken, once something is."""
     while True:
         if devices.is_emulated:
             broken = emulated_fault(state)
@@ -94,7 +92,7 @@ async def wait_broken(
             broken = await asyncio.to_thread(look, devices, listener)
         if broken:
             return broken
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(LOOK_S)
 
 
 def look(devices: Devices, listener: XidListener | None, nvml: Any = None) -> str:

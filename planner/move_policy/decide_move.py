@@ -194,17 +194,6 @@ def _expected(
     return _Expected(min(ends), max(0.0, spared) / hits if hits > 0 else 0.0)
 
 
-def expected_life_s(
-    offer: PossibleMove,
-    history: LifetimeHistory,
-    *,
-    now_s: float,
-    rules: MoveThresholds = DEFAULT_RULES,
-) -> float:
-    """Return for how long the gain of a move is expected to last."""
-    return _expected(offer, history, now_s=now_s, rules=rules).life_s
-
-
 def _amount(value: float, unit: Unit) -> str:
     return f"${value:,.4g}" if unit == "$" else f"{value:,.4g} samples"
 

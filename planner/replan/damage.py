@@ -83,33 +83,27 @@ def template_of(
     return maker.timed(stages, size, cuts)
 
 
-def check_replannable(
-    plan: Plan, job: Job, known: Mapping[PlaceKey, int], *, place: str = "plan"
-) -> None:
+def check_replannable(plan: Plan, job: Job, known: Mapping[PlaceKey, int]) -> None:
     """Refuse plans that replanning does not support, reporting all problems at once."""
-    problems = Problems()
+    problems, unsupported = Problems(), "replanning does not support them; run sailorctl plan"
     if plan.schedule not in ("1f1b", "interleaved"):
         problems.add(
-            place,
+            "plan",
             f'has the schedule "{plan.schedule}"',
             "replanning supports 1f1b and interleaved only; run sailorctl plan",
         )
     if plan.outer_every is not None:
-        problems.add(
-            place, "takes outer steps", "replanning does not support them; run sailorctl plan"
-        )
+        problems.add("plan", "takes outer steps", unsupported)
     if plan.zero not in (None, job.zero):
         what = f"has zero = {plan.zero}, but the job trains with zero = {job.zero}"
-        problems.add(place, what, f"set training.zero = {plan.zero} in the job")
+        problems.add("plan", what, f"set training.zero = {plan.zero} in the job")
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(len(stage.places) > 1 for stage in stages):
-        problems.add(
-            place, "has split stages", "replanning does not support them; run sailorctl plan"
-        )
+        problems.add("plan", "has split stages", unsupported)
     keys = {p.key for stage in stages for p in stage.places}
     for gpu, machine, zone in sorted(keys - set(known)):
         problems.add(
-            place,
+            "plan",
             f"uses {gpu} in {machine} in {zone}, which the cluster file does not list",
             "list the pool with gpus = 0 if none of it is up",
         )

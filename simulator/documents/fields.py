@@ -234,11 +234,9 @@ class Table:
 
         return self.value(key, accept, default=default)
 
-    def integers(
-        self, key: str, *, least: int = 1, required: bool = False
-    ) -> tuple[int, ...] | None:
+    def integers(self, key: str, *, least: int = 1) -> tuple[int, ...] | None:
         """Read a non-empty list of whole numbers."""
-        values = self._list(key, required=required)
+        values = self._list(key, required=False)
         if values is None:
             return None
         good: list[int] = []

@@ -158,11 +158,11 @@ def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
         return None
 
 
-def model_tp_problem(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
+def model_tp_problem(model: Model, tp: int) -> Problem | None:
     """Return why a model does not support this TP degree, with the degrees that it supports."""
     found = model.problems_with_tp(tp)
     if not found:
         return None
     fits = [str(n) for n in range(1, min(model.heads, 1024) + 1) if not model.problems_with_tp(n)]
     cure = f"possible TP degrees: {', '.join(fits)}"
-    return Problem(place, found[0].what, cure)
+    return Problem("tp", found[0].what, cure)

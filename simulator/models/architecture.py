@@ -6,11 +6,10 @@ The cost model does not need these; a runtime that builds the model does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 # "gelu" uses the error function, "gelu_tanh" the approximation that GPT-2 was trained with.
 Nonlinearity = Literal["gelu", "gelu_tanh", "relu", "swiglu"]
-NONLINEARITIES: tuple[Nonlinearity, ...] = get_args(Nonlinearity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return middle, _interquartile_range(values) / 2 / middle if middle > 0 else 0.0
 
 
-def is_confident(values: Sequence[float], *, within: float = CONFIDENT) -> bool:
-    """Return whether the median is known to within a share of it.
+def is_confident(values: Sequence[float]) -> bool:
+    """Return whether the median is known to within ``CONFIDENT`` of it.
 
     The 95 % interval of a median is about 1.57 interquartile ranges over the root of the number of
     samples to either side: the notch of a box plot.
@@ -31,7 +31,7 @@ def is_confident(values: Sequence[float], *, within: float = CONFIDENT) -> bool:
     if len(values) < SAMPLES_LEAST:
         return False
     notch = 1.57 * _interquartile_range(values) / math.sqrt(len(values))
-    return notch <= within * statistics.median(values)
+    return notch <= CONFIDENT * statistics.median(values)
 
 
 def _interquartile_range(values: Sequence[float]) -> float:

@@ -87,16 +87,11 @@ def groups(labels: Sequence[int], count: int) -> DevicePartition:
 
 
 def crossover(
-    one: Sequence[int],
-    other: Sequence[int],
-    inputs: DtfmInputs,
-    draws: SeededRandom,
-    *,
-    points: int = 5,
+    one: Sequence[int], other: Sequence[int], inputs: DtfmInputs, draws: SeededRandom
 ) -> list[int]:
-    """The second parent with a few labels of the first, repaired where groups overflow."""
+    """The second parent with five labels of the first, repaired where groups overflow."""
     child = list(other)
-    for device in draws.shuffled(inputs.devices)[:points]:
+    for device in draws.shuffled(inputs.devices)[:5]:
         child[device] = one[device]
     sizes = [child.count(label) for label in range(inputs.stages)]
     for device, label in enumerate(child):

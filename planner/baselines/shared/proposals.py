@@ -11,9 +11,9 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
 
-def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, ...]:
-    """The sizes to try: those of the job, else the usual ones, that divide the global batch."""
-    sizes = job.micro_batches if job.micro_batches is not None else usual
+def micro_batch_sizes(job: Job) -> tuple[int, ...]:
+    """The sizes to try: those of the job, else 1 to 8, that divide the global batch."""
+    sizes = job.micro_batches if job.micro_batches is not None else (1, 2, 4, 8)
     return tuple(size for size in sorted(sizes) if job.global_batch % size == 0)
 
 

@@ -128,6 +128,6 @@ def is_in_lineage(point: Point, last: GenerationRecord) -> bool:
     return False
 
 
-def lineage_of(last: GenerationRecord, *, length: int = 8) -> tuple[Point, ...]:
-    """Return the restore points that lead back from a generation after ``last``."""
-    return (last.restore.point, *last.lineage)[:length]
+def lineage_of(last: GenerationRecord) -> tuple[Point, ...]:
+    """Return the last eight restore points that lead back from a generation after ``last``."""
+    return (last.restore.point, *last.lineage)[:8]

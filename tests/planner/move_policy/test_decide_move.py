@@ -11,7 +11,6 @@ from planner.move_policy.decide_move import (
     DEFAULT_RULES,
     MoveVerdict,
     PossibleMove,
-    expected_life_s,
     judge_move,
 )
 from planner.move_policy.node_lifetimes import PRIOR_LIFE_S, LifetimeHistory, PoolRecord
@@ -236,7 +235,7 @@ def test_lifetimes_follow_observations_and_old_ones_fade() -> None:
 def test_the_gain_of_nodes_in_more_pools_ends_sooner() -> None:
     def life_s(**nodes: int) -> float:
         found = offer(newcomers=nodes, before={}, after=nodes)
-        return expected_life_s(found, LifetimeHistory(), now_s=0.0)
+        return judge_move(found, LifetimeHistory(), now_s=0.0).expected_life_s
 
     assert life_s(a=1) == pytest.approx(2 * life_s(a=1, b=1), rel=0.5)
     assert life_s(a=1) > life_s(a=1, b=1)

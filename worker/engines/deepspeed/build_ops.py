@@ -62,12 +62,12 @@ def use_extensions_folder(folder: Path = FOLDER) -> Path | None:
     return folder
 
 
-def load_ops(names: Sequence[str], folder: Path = FOLDER) -> None:
+def load_ops(names: Sequence[str]) -> None:
     """Load extensions, compiling those that are missing; ``InputError`` says why one cannot be.
 
     One process of the machine compiles while the others wait for its lock.
     """
-    kept = use_extensions_folder(folder)
+    kept = use_extensions_folder()
     for name in names:
         builder = _builder(name)
         with _locked(kept):

@@ -13,7 +13,6 @@ from agents.protocol.records import JobId, NodeId
 from planner.share.split_machines import Claim, PlanChoice, split_machines
 from sailord.core.sharing.worth import GpusOfNode, Stake, best_handover, exchanges
 
-Hands = dict[JobId, tuple[NodeId, ...]]
 ONE, TWO, THREE = map(JobId, ("one", "two", "three"))
 KINDS: dict[NodeId, GpusOfNode] = {
     **{NodeId(f"a{number:02}"): ("A100-40", 1) for number in range(30)},
