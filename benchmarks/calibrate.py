@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sailord.text.table import table
 from simulator.api import Measurements, load_measurements
 from simulator.arrays import Floats
 from simulator.documents.problems import InputError
@@ -143,14 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept, left_out = without_plain_fp32(samples, catalogue)
     for gpu, model in left_out:
         print(f"left out: {model} on {gpu} never beat the fp32 peak, so TF32 was off there")
-    print(f"\n{'GPU':<10} {'blocks':>6} {'compute':>8} {'traffic':>8} {'collect.':>8}"
-          f" {'bwd/fwd':>8} {'launch':>8} {'seen %':>14} {'unseen %':>20}")  # fmt: skip
-    print(f"{'':<10} {'':>6} {'share':>8} {'share':>8} {'factor':>8} {'':>8} {'ms':>8}"
-          f" {'median   max':>14} {'median  mean   max':>20}")  # fmt: skip
-    fitted: dict[str, Calibration] = {}
+    fitted, rows = dict[str, Calibration](), []
     for gpu in sorted({sample.gpu for sample in kept}):
-        own = [sample for sample in kept if sample.gpu == gpu]
-        fitted[gpu] = report(gpu, own)
+        fitted[gpu], row = report(gpu, [sample for sample in kept if sample.gpu == gpu])
+        rows.append(row)
+    header = (
+        *("GPU", "blocks", "compute share", "traffic share", "collective factor", "bwd/fwd"),
+        *("launch ms", "seen: median %", "max", "unseen: median %", "mean", "max"),
+    )
+    print("", table(header, rows), sep="\n")
     print("\n" + toml_of(fitted))
     return 0
 
@@ -274,26 +276,28 @@ def _left_out(samples: Sequence[Sample], part: Callable[[Sample], object]) -> ND
 # -- report ----------------------------------------------------------------------------------
 
 
-def report(gpu: str, samples: Sequence[Sample]) -> Calibration:
-    """Fit one GPU kind, print its row, and return the shares with the error found."""
+def report(gpu: str, samples: Sequence[Sample]) -> tuple[Calibration, list[str]]:
+    """Fit one GPU kind; return the shares with the error found, and a row of the table."""
     found = fit(samples)
     seen = 100 * np.abs(Blocks.of(samples).errors(found))
     what, unseen = unseen_errors(samples)
     unseen = 100 * unseen
-    print(
-        f"{gpu:<10} {len(samples):>6} {found.compute_share:>8.3f} {found.traffic_share:>8.3f} "
-        f"{found.collective_factor:>8.3f} {found.backward_ratio:>8.2f} "
-        f"{1e3 * found.launch_s:>8.2f} {np.median(seen):>8.1f} {seen.max():>5.0f} "
-        f"{np.median(unseen):>8.1f} {unseen.mean():>5.1f} {unseen.max():>5.0f}"
-    )
+    shares = (found.compute_share, found.traffic_share, found.collective_factor)
+    errors = (f"{np.median(seen):.1f}", f"{seen.max():.0f}", f"{np.median(unseen):.1f}")
+    row = [
+        *(gpu, str(len(samples)), *(f"{share:.3f}" for share in shares)),
+        *(f"{found.backward_ratio:.2f}", f"{1e3 * found.launch_s:.2f}", *errors),
+        *(f"{unseen.mean():.1f}", f"{unseen.max():.0f}"),
+    ]
     models = ", ".join(dict.fromkeys(s.model for s in samples))
     degrees = ", ".join(map(str, sorted({s.tp for s in samples})))
-    return replace(
+    calibration = replace(
         found,
         relative_error=float(unseen.mean()) / 100,
         fitted_on=f"{len(samples)} blocks of {models} at TP {degrees}, fp32 ({SOURCE}); the "
         f"error is the mean on a {what} left out",
     )
+    return calibration, row
 
 
 def toml_of(fitted: dict[str, Calibration]) -> str:

@@ -36,6 +36,7 @@ from torch.distributed import checkpoint
 
 from agents.snapshots.upload import upload_pieces
 from benchmarks.machine import report_stolen_time
+from sailord.text.table import table
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -290,14 +291,13 @@ def _print(found: dict[str, Any]) -> None:
     step_s = statistics.median(found["blocks"][plain]) / plain.steps
     print(f"{found['bytes'] / 1e6:.1f} MB for each process, {step_s * 1e3:.0f} ms a step without")
     for methods, often in ((OFTEN, "a copy at every step"), (SELDOM, "in 50 steps")):
-        print(f"{often:22}{'copies':>8}{'stall':>11}{'overhead':>10}{'processor':>11}")
-        none, *others = methods
+        rows, (none, *others) = [], methods
         for method in others:
             stall_s = statistics.median(found["stalls"][method])
-            overheads = [_overhead(found[kind], method, none) for kind in ("blocks", "work")]
-            widths = zip(overheads, (10, 11), strict=True)
-            shown = "".join(f"{each:>{width}.1%}" for each, width in widths)
-            print(f"  {NAMES[method.kind]:20}{method.copies:>8}{stall_s * 1e3:>9.1f}ms{shown}")
+            overheads = (_overhead(found[kind], method, none) for kind in ("blocks", "work"))
+            shown = [f"{stall_s * 1e3:.1f} ms", *(f"{each:.1%}" for each in overheads)]
+            rows.append([NAMES[method.kind], str(method.copies), *shown])
+        print(table((often, "copies", "stall", "overhead", "processor"), rows))
     for ours, others in ((OFTEN[1], OFTEN[2:]), (SELDOM[2], SELDOM[4:])):
         stalls = {method: statistics.median(found["stalls"][method]) for method in (ours, *others)}
         told = ", ".join(

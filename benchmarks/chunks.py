@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sailord.text.table import table
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage, equal_cuts
@@ -92,15 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print("micro batches  chunks  median s  of 1F1B  ideal")
+    rows = []
     for times in (1, 2, 4):
         size = (asked.hidden, asked.pass_ms / 1e3, asked.rounds)
         run = PipelineRun(asked.groups, asked.groups * times, *size)
         for chunks, seconds in zip(CHUNKS, measured(run), strict=True):
             if chunks == 1:
                 whole = seconds
-            row = f"{run.micro_batches:13}  {chunks:6}  {seconds:8.3f}  {seconds / whole:7.3f}"
-            print(f"{row}  {run.ideal(chunks):5.3f}", flush=True)
+            figures = (seconds, seconds / whole, run.ideal(chunks))
+            rows.append([str(run.micro_batches), str(chunks), *(f"{x:.3f}" for x in figures)])
+            print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+    print(table(("micro batches", "chunks", "median s", "of 1F1B", "ideal"), rows))
     return 0
 
 

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.api import plan_job
 from planner.problem.question import TRIED, Answer, Question
@@ -29,6 +30,7 @@ from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.job_file import ALLOWED
+from simulator.models.layers import Model
 from simulator.models.presets import preset
 from simulator.spec.job import Allowed, Job
 from simulator.spec.plan import Plan
@@ -55,8 +57,13 @@ def pool_of(kind: tuple[str, int, float], gpus: int, zone: str = ZONE) -> Pool:
     )  # fmt: skip
 
 
-def case_of(job: Job, pools: Sequence[Pool]) -> Question:
-    """A job on these pools, with estimates from the catalogue."""
+def case_of(
+    seed: int, pools: Sequence[Pool], model: Model, samples: int, **others: Any
+) -> Question:
+    """A job of so many samples for each GPU on these pools, with estimates from the catalogue."""
+    common: dict[str, Any] = {"precision": "fp16", "optimizer": "adam"}
+    batch = sum(pool.gpus for pool in pools) * samples
+    job = Job(f"case-{seed}", model, global_batch=batch, **common | others)
     return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
 
 
@@ -66,16 +73,8 @@ def question_of(seed: int, samples: list[int]) -> Question:
     kinds = rng.sample(MACHINES, rng.choice([1, 1, 2]))
     pools = [pool_of(kind, kind[1] * rng.choice([1, 2, 4])) for kind in kinds]
     model = preset(rng.choice(MODELS))
-    job = Job(
-        f"case-{seed}",
-        model,
-        global_batch=sum(pool.gpus for pool in pools) * rng.choice(samples),
-        sequence=min(2048, model.sequence_max),
-        precision="fp16",
-        optimizer="adam",
-        max_tp=rng.choice([1, 2, 4]),
-    )
-    return case_of(job, pools)
+    each, sequence = rng.choice(samples), min(2048, model.sequence_max)
+    return case_of(seed, pools, model, each, sequence=sequence, max_tp=rng.choice([1, 2, 4]))
 
 
 def mixed_question_of(seed: int) -> Question:
@@ -83,18 +82,16 @@ def mixed_question_of(seed: int) -> Question:
     rng = random.Random(f"mixed decisions {seed}")
     kinds = [rng.choice(ROOMY), rng.choice(NARROW)][: 1 if seed % 4 == 3 else 2]
     pools = [pool_of(kind, 8 if kind in ROOMY else kind[1] * rng.choice([2, 4])) for kind in kinds]
-    model = preset(rng.choice(("gpt2-large", "gpt2-xl", "opt-1.3b", "gpt-neo-2.7b")))
-    job = Job(
-        f"case-{seed}",
-        model,
-        global_batch=sum(pool.gpus for pool in pools) * rng.choice([4, 8, 16]),
+    case = case_of(
+        seed,
+        pools,
+        preset(rng.choice(("gpt2-large", "gpt2-xl", "opt-1.3b", "gpt-neo-2.7b"))),
+        rng.choice([4, 8, 16]),
         sequence=rng.choice([256, 512, 1024]),
-        precision="fp16",
-        optimizer="adam",
         recompute=rng.choice(("none", "auto")),
         max_tp=rng.choice([1, 2, 4]),
     )
-    return replace(case_of(job, pools), proves=False, is_bounded=False)
+    return replace(case, proves=False, is_bounded=False)
 
 
 def large_question_of(seed: int) -> Question:
@@ -102,17 +99,11 @@ def large_question_of(seed: int) -> Question:
     rng = random.Random(f"large decisions {seed}")
     kind = rng.choice(LARGE)
     name = rng.choice(LARGE_MODELS)
-    gpus = kind[1] * rng.choice([8, 16] if name.endswith("0b") else [1, 2, 4])
-    job = Job(
-        f"case-{seed}",
-        preset(name),
-        global_batch=gpus * rng.choice([1, 2, 4, 8]),
-        sequence=2048 if name.startswith("opt") else 4096,
-        precision="bf16",
-        recompute="auto",
-        max_tp=8,
-    )
-    return replace(case_of(job, [pool_of(kind, gpus)]), proves=False, is_bounded=False)
+    pool = pool_of(kind, kind[1] * rng.choice([8, 16] if name.endswith("0b") else [1, 2, 4]))
+    each, sequence = rng.choice([1, 2, 4, 8]), 2048 if name.startswith("opt") else 4096
+    about = {"precision": "bf16", "optimizer": "adamw", "recompute": "auto", "max_tp": 8}
+    case = case_of(seed, [pool], preset(name), each, sequence=sequence, **about)
+    return replace(case, proves=False, is_bounded=False)
 
 
 def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: int) -> Question:
@@ -124,18 +115,9 @@ def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: in
         kind = rng.choice(kinds)
         pools.append(pool_of(kind, kind[1] * rng.choice([1, 2]), zone))
     model = preset(rng.choice(MODELS[:3]))
-    job = Job(
-        f"case-{seed}",
-        model,
-        global_batch=sum(pool.gpus for pool in pools) * rng.choice(samples),
-        sequence=min(2048, model.sequence_max),
-        precision="fp16",
-        optimizer="adam",
-        max_tp=1,
-        micro_batches=(1, 2, 4, 8),
-    )
-    asked = replace(case_of(job, pools), proves=False, is_bounded=False)
-    return replace(asked, budget=ZONED_BUDGET, outer_every=every)
+    about = {"sequence": min(2048, model.sequence_max), "micro_batches": (1, 2, 4, 8)}
+    case = case_of(seed, pools, model, rng.choice(samples), max_tp=1, **about)
+    return replace(case, proves=False, is_bounded=False, budget=ZONED_BUDGET, outer_every=every)
 
 
 def has(plan: Plan | None, name: Allowed) -> bool:
@@ -147,28 +129,34 @@ def has(plan: Plan | None, name: Allowed) -> bool:
     return plan.sequence_parallel if name == "sequence" else plan.schedule == name
 
 
-def allowed_row(seed: int, name: Allowed, samples: list[int]) -> tuple[list[str], float | None]:
-    """The line of a case for what jobs may allow, and the time with it by the time without."""
-    if name == "sequence":
-        question = large_question_of(seed)
-    elif name == "micro-batch-per-pipeline":
-        question = mixed_question_of(seed)
+def row_of(seed: int, question: Question, name: Any) -> tuple[list[str], float | None]:
+    """The line of a case, and the objective with what is tried by that without."""
+    if name in ALLOWED:
+        objective = replace(question.job.objective, allow=(name,))
+        asked = replace(question, job=replace(question.job, objective=objective))
     else:
-        question = replace(question_of(seed, samples), is_bounded=False)
-    job = question.job
-    objective = replace(job.objective, allow=(name,))
-    asked = replace(question, job=replace(job, objective=objective))
-    plain, plain_s = _timed(question)
+        asked = replace(question, tries=(name,))
+    plain, plain_s = _timed(replace(question, outer_every=None))
     found, found_s = _timed(replace(asked, prefer="simple"))
-    best = found.objective if found.instead_of is None else found.instead_of.iteration_s
-    ratio = best / plain.objective if plain.objective and best else None
+    without, best, is_taken = plain.objective, None, False
+    gain = next((one for one in found.gains if one.name == name), None)
+    if name in ALLOWED:
+        best = found.objective if found.instead_of is None else found.instead_of.iteration_s
+        is_taken = has(found.plan, name)
+    elif gain is not None:
+        without, best, is_taken = gain.without, gain.best, gain.is_taken
+    ratio = best / without if best and without else None
     row = [
-        *(str(seed), job.model.name, str(job.global_batch)),
-        " ".join(f"{p.gpus}x{p.gpu}" for p in question.cluster.pools),
-        *(_figure(plain.objective), _figure(best)),
+        *(str(seed), question.job.model.name, str(question.job.global_batch)),
+        " ".join(
+            f"{p.gpus}x{p.gpu}" + (f"@{p.zone}" if question.outer_every else "")
+            for p in question.cluster.pools
+        ),
+        *(_figure(without), _figure(best)),
         "-" if ratio is None else f"{ratio - 1:+.1%}",
-        "yes" if has(found.plan, name) else "no",
-        *("-", "-", f"{plain_s:.1f}/{found_s:.1f}"),
+        "yes" if is_taken else "no",
+        *(f"{one.gap or 0:.1%}" if one.lower_bound else "-" for one in (plain, found)),
+        f"{plain_s:.1f}/{found_s:.1f}",
     ]
     return row, ratio
 
@@ -183,44 +171,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--zones", type=int, nargs="+", default=[2, 3, 4, 5])
     parser.add_argument("--outer-every", type=int, default=50)
     asked = parser.parse_args(arguments)
-    is_outer = asked.name == "outer-steps"
-    samples = asked.samples or ([8, 16, 32] if is_outer else [1, 2, 4, 8])
     rows, ratios = [], []
     for seed in range(asked.first, asked.first + asked.cases):
-        if asked.name in ALLOWED:
-            row, ratio = allowed_row(seed, asked.name, samples)
-            rows.append(row)
-            ratios += [] if ratio is None else [ratio]
-            print(" ".join(row), file=sys.stderr, flush=True)
-            continue
-        if is_outer:
+        if asked.name == "outer-steps":
+            samples = asked.samples or [8, 16, 32]
             question = zoned_question_of(seed, samples, asked.zones, asked.outer_every)
+        elif asked.name == "sequence":
+            question = large_question_of(seed)
+        elif asked.name == "micro-batch-per-pipeline":
+            question = mixed_question_of(seed)
         else:
-            question = question_of(seed, samples)
-        plain, plain_s = _timed(replace(question, outer_every=None))
-        found, found_s = _timed(replace(question, tries=(asked.name,), prefer="simple"))
-        cluster = " ".join(
-            f"{p.gpus}x{p.gpu}" + (f"@{p.zone}" if is_outer else "") for p in question.cluster.pools
-        )
-        gain = next((one for one in found.gains if one.name == asked.name), None)
-        with_it, without = (None, plain.objective) if gain is None else (gain.best, gain.without)
-        if with_it and without:
-            ratios.append(with_it / without)
-        rows.append(
-            [
-                str(seed),
-                question.job.model.name,
-                str(question.job.global_batch),
-                cluster,
-                _figure(without),
-                _figure(with_it),
-                f"{ratios[-1] - 1:+.1%}" if with_it and without else "-",
-                "yes" if gain is not None and gain.is_taken else "no",
-                *(f"{one.gap or 0:.1%}" if one.lower_bound else "-" for one in (plain, found)),
-                f"{plain_s:.1f}/{found_s:.1f}",
-            ]
-        )
-        print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+            question = question_of(seed, asked.samples or [1, 2, 4, 8])
+            question = replace(question, is_bounded=asked.name not in ALLOWED)
+        row, ratio = row_of(seed, question, asked.name)
+        rows.append(row)
+        ratios += [] if ratio is None else [ratio]
+        print(" ".join(row), file=sys.stderr, flush=True)
     head = "case model batch GPUs without with gain taken gap gap CPU s"
     print(table(head.split(" ", 10), rows))
     taken = sum(row[7] == "yes" for row in rows)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sailord.text.table import table
 from simulator.documents.files import load_document
 
 if TYPE_CHECKING:
@@ -94,18 +95,14 @@ def _bytes(run: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    text = [
-        f"{'plan':<22}{'predicted':>10}{'measured':>10}{'error':>8}{'spread':>8}"
-        f"{'memory':>16}{'bytes':>16}  quiet"
-    ]
+    header = ("plan", "predicted", "measured", "error", "spread", "memory", "bytes", "quiet")
+    cells = []
     for row in rows:
-        memory, sent = row["memory_errors"], list(row["bytes_errors"].values())
-        text.append(
-            f"{row['plan']:<22}{row['predicted_s']:>8.3f} s{row['measured_s']:>8.3f} s"
-            f"{row['error']:>+8.1%}{row['spread']:>8.1%}{_range(memory):>16}{_range(sent):>16}"
-            f"  {'yes' if row['is_quiet'] else 'no'}"
-        )
-    return text
+        times = (f"{row[name]:.3f} s" for name in ("predicted_s", "measured_s"))
+        ranges = map(_range, (row["memory_errors"], list(row["bytes_errors"].values())))
+        shares = (f"{row['error']:+.1%}", f"{row['spread']:.1%}")
+        cells.append([row["plan"], *times, *shares, *ranges, "yes" if row["is_quiet"] else "no"])
+    return table(header, cells).splitlines()
 
 
 def _range(values: Sequence[float]) -> str:
@@ -157,7 +154,7 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def moves_table(moves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each move, and how far predictions are off by phase."""
-    text = [f"{'move':<16}{'downtime':>16}" + "".join(f"{name:>16}" for name in MOVE_PHASES)]
+    rows = []
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     for move in moves:
         seen, told = (dict(_pairs(move[key])) for key in ("phases", "predicted"))
@@ -170,7 +167,8 @@ def moves_table(moves: Sequence[Mapping[str, Any]]) -> list[str]:
                 cells.append(f"{seen[name]:.2f} ({told[name]:.2f})")
             else:
                 cells.append(f"{seen[name]:.2f} (-)" if name in seen else "-")
-        text.append(f"{move['change']:<16}" + "".join(f"{cell:>16}" for cell in cells))
+        rows.append([move["change"], *cells])
+    text = table(("move", "downtime", *MOVE_PHASES), rows).splitlines()
     text.append("seconds measured (predicted); predicted over measured, geometric mean and range:")
     for name, found in ratios.items():
         mean = statistics.geometric_mean(found)

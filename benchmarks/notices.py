@@ -22,6 +22,7 @@ from pathlib import Path
 
 from agents.cloud.notices import PREEMPTED
 from benchmarks.machine import TARGET_MISSED, report_stolen_time
+from sailord.text.table import table
 from tests.agents.running import PREFIX, Place, place
 from tests.control.cluster import LEASE_S
 from tests.fakes.metadata import Metadata, metadata_server
@@ -60,7 +61,7 @@ async def measure(flips: int) -> None:
             here.environment["GCE_METADATA_HOST"] = server.address
             here.start()
             await here.ready()
-            print(f"{'the metadata server':28} {'flips':>5} {'median':>9} {'max':>9}")
+            rows = []
             for fault, changes in SERVER_FAULTS.items():
                 took_s = []
                 for _ in range(flips):
@@ -72,8 +73,9 @@ async def measure(flips: int) -> None:
                     server.delay_s = server.drops = server.fails = 0
                     await until(lambda: server.waiting == 2)
                     await flip_s(here, server, "FALSE")
-                median, most = statistics.median(took_s), max(took_s)
-                print(f"{fault:28} {flips:5} {median * 1e3:6.1f} ms {most * 1e3:6.1f} ms")
+                shown = (f"{s * 1e3:.1f} ms" for s in (statistics.median(took_s), max(took_s)))
+                rows.append([fault, str(flips), *shown])
+            print(table(("the metadata server", "flips", "median", "max"), rows))
 
 
 TARGETS_S = {
@@ -92,11 +94,12 @@ async def measure_sailord(rounds: int) -> bool:
             async with detection_cluster(Path(folder)) as here:
                 for what, seconds in zip(TARGETS_S, await measure_once(here), strict=True):
                     took_s.setdefault(what, []).append(seconds)
-    title = f"to sailord, with a lease of {LEASE_S:g} s"
-    print(f"\n{title:48} {'times':>5} {'median':>7} {'max':>7} {'target':>7}")
+    rows = []
     for what, each in took_s.items():
-        median, most = statistics.median(each), max(each)
-        print(f"{what:48} {len(each):5} {median:5.2f} s {most:5.2f} s {TARGETS_S[what]:5.2f} s")
+        shown = (statistics.median(each), max(each), TARGETS_S[what])
+        rows.append([what, str(len(each)), *(f"{seconds:.2f} s" for seconds in shown)])
+    title = f"to sailord, with a lease of {LEASE_S:g} s"
+    print("", table((title, "times", "median", "max", "target"), rows), sep="\n")
     return all(max(each) < TARGETS_S[what] for what, each in took_s.items())
 
 

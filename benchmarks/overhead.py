@@ -23,6 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sailord.text.table import table
+
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS, OPTIMIZER, COMMUNICATION = "layers", "optimizer step", "communication"
 OWN = ("data", "vote", "between")
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8)
     asked = parser.parse_args(arguments)
     print(f"hidden {asked.hidden}, {asked.layers} layers, sequence {asked.sequence}")
-    print(f"{'ranks':>5} {'ms/step':>8}", *(f"{kind:>15}" for kind in (*_KINDS, "overhead")))
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for stages, pipelines in ((1, 1), (2, 2)):
             timeline = _train(Path(folder), asked, stages=stages, pipelines=pipelines)
@@ -65,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             step_ms, shares = _shares(timeline)
             # A single rank does not wait: its vote is the norm.
             own = sum(shares[kind] for kind in OWN if kind != "vote" or ranks == 1)
-            parts = [*(shares[kind] for kind in _KINDS), own]
-            print(f"{ranks:>5} {step_ms:>8.1f}", *(f"{part:>15.1%}" for part in parts))
+            parts = (*(shares[kind] for kind in _KINDS), own)
+            rows.append([str(ranks), f"{step_ms:.1f}", *(f"{part:.1%}" for part in parts)])
+    print(table(("ranks", "ms/step", *_KINDS, "overhead"), rows))
     return 0
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from sailord.text.table import table
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -60,11 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "waits": Costly(plain, lambda: time.sleep(per_micro_batch_s)),
         "computes": Costly(plain, lambda: _compute(per_micro_batch_s)),
     }
-    print(f"{'data':<10}{'inline ms':>12}{'ahead ms':>12}{'ratio':>8}")
+    rows = []
     for name, source in kinds.items():
         inline, ahead = _turns([_step(job, source, inline=True), _step(job, source)], asked.rounds)
         one, other = statistics.median(inline), statistics.median(ahead)
-        print(f"{name:<10}{one * 1e3:>12.1f}{other * 1e3:>12.1f}{other / one:>8.3f}")
+        rows.append([name, f"{one * 1e3:.1f}", f"{other * 1e3:.1f}", f"{other / one:.3f}"])
+    print(table(("data", "inline ms", "ahead ms", "ratio"), rows))
     return 0
 
 

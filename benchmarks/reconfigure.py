@@ -44,6 +44,7 @@ from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.paths import LocalFolders
 from sailord.local.tour.step_log import StepLog
 from sailord.local.tour.tour_runner import PHASES, TourRunner
+from sailord.text.table import table
 from simulator.inputs.plan_file import load_plan
 from worker.cli.local_launcher import run_ranks
 from worker.distributed.process_groups import ProcessTransport
@@ -172,19 +173,17 @@ def show(
 ) -> None:
     """One table."""
     print(f"\n{processes} processes, hidden {hidden}")
-    print(f"{'':22}{'lost':>5}{'downtime':>10}{'predicted':>11}  phases")
+    rows = []
     for event in events:
         spent = " ".join(
             f"{name} {event['phases'][name]:.2f}"
             for name in PHASES
             if event["phases"][name] is not None
         )
-        print(
-            f"{event['kind']:22}{event['steps_lost']:5}{event['downtime_s']:8.2f} s"
-            f"{event['predicted_s']:9.2f} s  {spent}"
-        )
-    for name, seconds in others.items():
-        print(f"{name:22}{'':5}{seconds:8.2f} s")
+        times = (f"{event[name]:.2f} s" for name in ("downtime_s", "predicted_s"))
+        rows.append([event["kind"], str(event["steps_lost"]), *times, spent])
+    rows += [[name, "", f"{seconds:.2f} s", "", ""] for name, seconds in others.items()]
+    print(table(("", "lost", "downtime", "predicted", "phases"), rows))
     losses = [event for event in events if event["kind"].startswith("loss")]
     for event in losses if "restart" in others else ():
         print(f"restart is {others['restart'] / event['downtime_s']:.1f} times a {event['kind']}")

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from sailord.text.table import table
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -110,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show(times: Times, busy: Times) -> None:
     own = times["sailor"]
-    heads = ("median ms", "best ms", "ratio of medians", "processor ms")
-    print(f"{'runtime':<24}", *(f"{head:>17}" for head in heads))
+    rows = []
     for name, seconds in times.items():
         median, best = statistics.median(seconds), min(seconds)
         ratio = statistics.median(own) / median
         processor = statistics.median(busy[name])
         row = (f"{median * 1e3:.1f}", f"{best * 1e3:.1f}", f"{ratio:.3f}", f"{processor * 1e3:.1f}")
-        print(f"{name:<24}", *(f"{cell:>17}" for cell in row))
+        rows.append([name, *row])
+    print(table(("runtime", "median ms", "best ms", "ratio of medians", "processor ms"), rows))
 
 
 def _run_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:

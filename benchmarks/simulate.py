@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from sailord.text.table import table
 from simulator.api import network_of
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
@@ -51,18 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for flavour in FLAVOURS:
             profile(flavour, stages=64, pipelines=64, tp=1)
         return 0
-    heads = ("GPUs", 7), ("TP", 3), ("stages x pipelines", 19), ("cold ms", 9), ("warm ms", 9)
-    print(f"{'plan':<24} " + " ".join(f"{name:>{width}}" for name, width in heads))
-    for tp in (1, GPUS_PER_MACHINE):
-        for flavour in FLAVOURS:
-            for stages, pipelines in SHAPES:
-                row(flavour, stages=stages, pipelines=max(pipelines // tp, 2), tp=tp,
-                    repeat=options.repeat)  # fmt: skip
+    rows = [
+        row(flavour, stages=stages, pipelines=max(pipelines // tp, 2), tp=tp, repeat=options.repeat)
+        for tp in (1, GPUS_PER_MACHINE)
+        for flavour in FLAVOURS
+        for stages, pipelines in SHAPES
+    ]
+    print(table(("plan", "GPUs", "TP", "stages x pipelines", "cold ms", "warm ms"), rows))
     return 0
 
 
-def row(flavour: str, *, stages: int, pipelines: int, tp: int, repeat: int) -> None:
-    """Time one plan and print it."""
+def row(flavour: str, *, stages: int, pipelines: int, tp: int, repeat: int) -> list[str]:
+    """Time one plan."""
     judge = new_estimator()
     plan = FLAVOURS[flavour](stages, pipelines, tp)
     seconds = []
@@ -72,8 +73,8 @@ def row(flavour: str, *, stages: int, pipelines: int, tp: int, repeat: int) -> N
         seconds.append(time.perf_counter() - begin)
     cold, warm = seconds[0], statistics.median(seconds[1:])
     shape = f"{stages} x {pipelines}"
-    print(f"{flavour:<24} {plan.device_count:>7,} {tp:>3} {shape:>19} {1e3 * cold:>9.1f} "
-          f"{1e3 * warm:>9.1f}", flush=True)  # fmt: skip
+    times = (f"{1e3 * seconds:.1f}" for seconds in (cold, warm))
+    return [flavour, f"{plan.device_count:,}", str(tp), shape, *times]
 
 
 def profile(flavour: str, *, stages: int, pipelines: int, tp: int) -> None:

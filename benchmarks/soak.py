@@ -26,6 +26,7 @@ from benchmarks.machine import TARGET_MISSED, report_stolen_time
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
+from sailord.text.table import table
 
 SAMPLE_S = 5.0
 WARM_UP = 0.3
@@ -171,8 +172,7 @@ class Soak:
         """Print the table; return whether everything levels off."""
         since = minutes * 60 * WARM_UP
         rising, judged = 0, 0
-        print(f"{'':24} {'':11} {'after':>10} {'at the':>10} {'':>9}")
-        print(f"{'process or file':24} {'figure':11} {'warm-up':>10} {'end':>10} {'per hour':>9}")
+        rows = []
         for (name, _, what), series in sorted(self.samples.items()):
             late = [(at, value) for at, value in series if at >= since]
             if not late or late[-1][0] - late[0][0] < minutes * 60 * (1 - WARM_UP) / 2:
@@ -184,10 +184,11 @@ class Soak:
             if what in ("private", "bytes") or verdict.is_rising:
                 unit = MIB if what in ("private", "resident", "bytes") else 1.0
                 mark = "RISES" if verdict.is_rising else "level"
-                print(
-                    f"{name:24} {what:11} {verdict.first / unit:10.2f} {verdict.last / unit:10.2f} "
-                    f"{verdict.per_hour / unit:+9.2f} {mark} {picture([v for _, v in series])}"
-                )
+                levels = (f"{level / unit:.2f}" for level in (verdict.first, verdict.last))
+                shown = (f"{verdict.per_hour / unit:+.2f}", mark, picture([v for _, v in series]))
+                rows.append([name, what, *levels, *shown])
+        header = ("process or file", "figure", "after warm-up", "at the end", "per hour", "", "")
+        print(table(header, rows))
         print(f"\n{judged} series (memory and files in MiB), {rising} rise; {self.moves} orders")
         return rising == 0
 

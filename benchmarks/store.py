@@ -28,6 +28,7 @@ from typing import TypeVar
 from agents.store.factory import open_store
 from agents.store.interface import Changed, Store
 from agents.store.socket_server import serve
+from sailord.text.table import table
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -117,13 +118,12 @@ async def places(urls: list[str]) -> AsyncIterator[list[tuple[str, Store, Store]
 async def main(urls: list[str]) -> None:
     """Print the table."""
     columns = ("put ms", "p99 ms", "puts/s, 32", "put to watch ms", "2,000 leases s")
-    print(f"{'store':32}", *(f"{name:>16}" for name in columns))
+    formats, rows = (".2f", ".2f", ",.0f", ".2f", ".2f"), []
     async with places(urls) as found:
         for name, store, other in found:
             figures = await measure(store, other)
-            formats = (".2f", ".2f", ",.0f", ".2f", ".2f")
-            cells = (format(figure, form) for figure, form in zip(figures, formats, strict=True))
-            print(f"{name:32}", *(f"{cell:>16}" for cell in cells))
+            rows.append([name, *map(format, figures, formats)])
+    print(table(("store", *columns), rows))
 
 
 if __name__ == "__main__":

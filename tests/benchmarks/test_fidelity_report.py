@@ -35,7 +35,7 @@ def test_every_phase_of_a_move_is_shown_and_zeros_have_a_ratio():
         "phases": {"detect": 4.4, "plan": 0.0, "quiesce": 0.1, "rebuild": 0.2},
         "predicted": [("plan", 0.0), ("quiesce", 0.4), ("rebuild", 0.0)],
     }
-    heading, row, _, *ratios = moves_table([move])
+    heading, _, row, _, *ratios = moves_table([move])
     phases = ["detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"]
     assert heading.split()[2:] == phases
     cells = "2.00 (1.00) 4.40 (-) 0.00 (0.00) 0.10 (0.40) - 0.20 (0.00) - -"
