@@ -26,6 +26,7 @@ from simulator.models.presets import preset
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.spec.provenance import MEASURED
+from tests.sailord.cli.planning.command_files import CLUSTER_TEXT, JOB_TEXT, run_on
 
 NEAR, FAR = "us-central1-a", "us-west1-a"
 JOB = Job("small", preset("opt-125m"), 128, 512, precision="fp32", optimizer="adam",
@@ -130,22 +131,8 @@ def test_thinning_keeps_both_ends_and_spreads_the_rest() -> None:
 
 # -- the command ---------------------------------------------------------------------------------
 
-JOB_FILE = """
-[model]
-preset = "opt-125m"
-[training]
-global_batch = 512
-sequence = 512
-precision = "fp32"
-optimizer = "adam"
-micro_batches = [4, 8]
-"""
-CLUSTER_FILE = """
-[[pool]]
-zone = "us-central1-a"
-gpu = "A100-40"
-gpus_per_machine = 4
-gpus = 16
+JOB_FILE = JOB_TEXT.replace("global_batch = 64", "global_batch = 512")
+CLUSTER_FILE = f"""{CLUSTER_TEXT}
 [[pool]]
 zone = "us-west1-a"
 gpu = "V100-16"
@@ -155,11 +142,8 @@ gpus = 8
 
 
 def run(folder: Path, *more: str, job: str = JOB_FILE, cluster: str = CLUSTER_FILE) -> Result:
-    for name, text in (("job.toml", job), ("cluster.toml", cluster)):
-        (folder / name).write_text(text, encoding="utf-8")
-    files = [str(folder / name) for name in ("job.toml", "cluster.toml")]
-    few = ("--points", "4", "--budget", "20")
-    return CliRunner().invoke(main, ["frontier", *files, *few, *more])
+    files = {"job.toml": job, "cluster.toml": cluster}
+    return run_on(folder, "frontier", files, "--points", "4", "--budget", "20", *more)
 
 
 @pytest.mark.slow

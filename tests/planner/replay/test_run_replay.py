@@ -29,6 +29,7 @@ from simulator.traces.play_types import (
     ReconfigurationCosts,
 )
 from simulator.traces.trace import Trace, trace_of
+from tests.sailord.cli.planning.command_files import CLUSTER_TEXT, JOB_TEXT, run_on
 
 PLACE = Place("A100-40", "A100-40x4", "us-central1-a")
 POOL = Pool(PLACE.zone, PLACE.gpu, PLACE.machine, 4, 16, price_usd_per_gpu_hour=3.6)
@@ -386,23 +387,6 @@ def test_a_replaced_node_is_a_loss_to_every_policy() -> None:
 
 # -- the command ---------------------------------------------------------------------------------
 
-JOB_FILE = """
-[model]
-preset = "opt-125m"
-[training]
-global_batch = 64
-sequence = 512
-precision = "fp32"
-optimizer = "adam"
-micro_batches = [4, 8]
-"""
-CLUSTER_FILE = """
-[[pool]]
-zone = "us-central1-a"
-gpu = "A100-40"
-gpus_per_machine = 4
-gpus = 16
-"""
 TRACE_FILE = """
 end_s = 3000
 [[event]]
@@ -414,12 +398,9 @@ machines_change = 1
 """
 
 
-def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTER_FILE) -> Result:
-    texts = {"trace.toml": trace, "job.toml": JOB_FILE, "cluster.toml": cluster}
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    files = [str(folder / name) for name in texts]
-    return CliRunner().invoke(main, ["replay", *files, "--budget", "10", *more])
+def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTER_TEXT) -> Result:
+    files = {"trace.toml": trace, "job.toml": JOB_TEXT, "cluster.toml": cluster}
+    return run_on(folder, "replay", files, "--budget", "10", *more)
 
 
 @pytest.mark.slow
@@ -464,7 +445,7 @@ def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_limits_that_no_plan_keeps_are_named(tmp_path: Path) -> None:
-    (tmp_path / "poor.toml").write_text(JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
+    (tmp_path / "poor.toml").write_text(JOB_TEXT + "[objective]\nmax_usd_per_hour = 0.001\n")
     run(tmp_path)
     files = [str(tmp_path / name) for name in ("trace.toml", "poor.toml", "cluster.toml")]
     done = CliRunner().invoke(main, ["replay", *files, "--budget", "5"])

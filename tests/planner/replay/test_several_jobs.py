@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from planner.problem.question import Answer, Question
 from planner.replay.run_replay import replayed
 from planner.replay.several_jobs import LINE, SHARE, SeveralJobs, replayed_together
 from planner.share.part_search import worths
-from sailord.cli.main import main
 from sailord.cli.planning.replay import machines_taken
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
@@ -27,6 +26,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.spec.provenance import MEASURED
 from simulator.traces.play_types import PolicyResult, ReconfigurationCosts
 from simulator.traces.trace import Trace, trace_of
+from tests.sailord.cli.planning.command_files import CLUSTER_TEXT, JOB_TEXT, run_on
 
 POOLS = tuple(
     Pool(zone, "A100-40", "A100-40x4", 4, 16, price_usd_per_gpu_hour=3.6)
@@ -280,33 +280,13 @@ def test_no_machine_is_used_twice(
 
 # -- the command ---------------------------------------------------------------------------------
 
-JOB_FILE = """
-[model]
-preset = "opt-125m"
-[training]
-global_batch = 64
-sequence = 512
-precision = "fp32"
-optimizer = "adam"
-micro_batches = [4, 8]
-steps = 2000
-"""
-CLUSTER_FILE = """
-[[pool]]
-zone = "us-central1-a"
-gpu = "A100-40"
-gpus_per_machine = 4
-gpus = 16
-"""
+JOB_FILE = JOB_TEXT + "steps = 2000\n"
 TRACE_FILE = "end_s = 3000\n[[event]]\ntime_s = 1000\nmachines_change = -2\n"
 
 
 def run(folder: Path, *more: str, trace: str = TRACE_FILE, job: str = JOB_FILE) -> Result:
-    texts = {"trace.toml": trace, "a.toml": JOB_FILE, "b.toml": job, "cluster.toml": CLUSTER_FILE}
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    files = [str(folder / name) for name in texts]
-    return CliRunner().invoke(main, ["replay", *files, "--budget", "4", "--searches", "2", *more])
+    files = {"trace.toml": trace, "a.toml": JOB_FILE, "b.toml": job, "cluster.toml": CLUSTER_TEXT}
+    return run_on(folder, "replay", files, "--budget", "4", "--searches", "2", *more)
 
 
 @pytest.mark.slow

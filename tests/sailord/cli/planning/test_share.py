@@ -9,24 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sailord.cli.main import main
+from tests.sailord.cli.planning.command_files import CLUSTER_TEXT, JOB_TEXT, run_on
 
-JOB_FILE = """
-[model]
-preset = "opt-125m"
-[training]
-global_batch = 64
-sequence = 512
-precision = "fp32"
-optimizer = "adam"
-micro_batches = [4]
-"""
-CLUSTER_FILE = """
-[[pool]]
-zone = "us-central1-a"
-gpu = "A100-40"
-gpus_per_machine = 1
-gpus = 3
-"""
+JOB_FILE = JOB_TEXT.replace("[4, 8]", "[4]")
+CLUSTER_FILE = CLUSTER_TEXT.replace("machine = 4", "machine = 1").replace("gpus = 16", "gpus = 3")
 TOO_LARGE = JOB_FILE.replace("opt-125m", "opt-30b")
 
 
@@ -37,10 +23,8 @@ def run(
     second: str = JOB_FILE,
     cluster: str = CLUSTER_FILE,
 ) -> Result:
-    for name, text in {"a": first, "b": second, "cluster": cluster}.items():
-        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    files = [str(folder / f"{name}.toml") for name in ("a", "b", "cluster")]
-    return CliRunner().invoke(main, ["share", *files, "--budget", "2", *more])
+    files = {"a.toml": first, "b.toml": second, "cluster.toml": cluster}
+    return run_on(folder, "share", files, "--budget", "2", *more)
 
 
 def test_each_job_gets_machines_and_a_plan_by_its_weight(tmp_path: Path) -> None:
@@ -61,11 +45,9 @@ def test_each_job_gets_machines_and_a_plan_by_its_weight(tmp_path: Path) -> None
 
 
 def test_names_that_give_one_file_name_get_files_of_their_own(tmp_path: Path) -> None:
-    for name, text in {"my job": JOB_FILE, "my-job": JOB_FILE, "cluster": CLUSTER_FILE}.items():
-        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
-    files = [str(tmp_path / f"{name}.toml") for name in ("my job", "my-job", "cluster")]
+    files = {"my job.toml": JOB_FILE, "my-job.toml": JOB_FILE, "cluster.toml": CLUSTER_FILE}
     options = ["--budget", "2", "--searches", "2", "--save", str(tmp_path / "plans")]
-    done = CliRunner().invoke(main, ["share", *files, *options])
+    done = run_on(tmp_path, "share", files, *options)
     assert done.exit_code == 0, done.output
     found = sorted(each.name for each in (tmp_path / "plans").iterdir())
     assert found == ["my-job-2.json", "my-job.json"]
