@@ -20,14 +20,13 @@ from typing import Any
 from agents.protocol.codec import decode
 from agents.protocol.records import Durable, JobId, Point
 from agents.protocol.store_keys import Keys
-from agents.store.factory import open_store
-from agents.store.interface import Changed, Store, StoreError
 from agents.workers.pidfd import process_start
 from sailord.checkpoints.manifest import folder_of, load_manifest
 from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.verify import faults_of
 from sailord.client import ServerProblem
 from tests.chaos.cluster import ChaosCluster
+from tests.control.recording import follow_store
 from worker.checkpoint.snapshot_file import SnapshotError, read_header
 
 KEYS = Keys("local")
@@ -67,35 +66,7 @@ class Recorder:
     # ---- the store ------------------------------------------------------------------------------
 
     def _follow_store(self) -> None:
-        asyncio.run(self._until_ended())
-
-    async def _until_ended(self) -> None:
-        store = await open_store(self.cluster.store)
-        task = asyncio.create_task(self._follow(store))
-        while not self.ended.is_set() and not task.done():
-            await asyncio.sleep(0.1)
-        if task.done():
-            task.result()
-        task.cancel()
-        await store.close()
-
-    async def _follow(self, store: Store) -> None:
-        after = 0
-        while True:
-            with contextlib.suppress(
-                StoreError
-            ):  # The store is down; resume after the last revision seen.
-                if not after:
-                    first = await store.snapshot(KEYS.all)
-                    for entry in first.entries:
-                        self._note_change(entry.modified, entry.key, entry)
-                    after = first.revision
-                async for news in store.watch(KEYS.all, after=after):
-                    assert isinstance(news, Changed)
-                    after = news.revision
-                    for change in news.changes:
-                        self._note_change(after, change.key, change.entry)
-            await asyncio.sleep(0.1)
+        asyncio.run(follow_store(self.cluster.store, KEYS.all, self.ended, self._note_change))
 
     def _note_change(self, revision: int, key: str, entry: Any) -> None:
         line: dict[str, Any] = {"revision": revision, "at": time.time(), "key": key}

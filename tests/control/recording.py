@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from agents.protocol.codec import decode
 from agents.protocol.records import GenerationRecord
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
-from agents.store.interface import Changed, Store, StoreError
+from agents.store.interface import Changed, Entry, Store, StoreError
 from tests.control.cluster import Cluster
 
 LOOK_S = 0.02
@@ -61,9 +61,14 @@ def recording(cluster: Cluster) -> Iterator[Recording]:
             if not recorded.counts or recorded.counts[-1][1:] != count:
                 recorded.counts.append((time.monotonic(), *count))
 
+    def note(_: int, key: str, entry: Entry | None) -> None:
+        if entry is not None and key.endswith("/gen"):
+            recorded.records.append(decode(GenerationRecord, entry.value))
+
+    following = follow_store(cluster.heads[0].store_url, Keys("test").jobs, ended, note)
     threads = [
         threading.Thread(target=look_at_counts),
-        threading.Thread(target=lambda: asyncio.run(_look_at_store(cluster, recorded, ended))),
+        threading.Thread(target=asyncio.run, args=(following,)),
     ]
     for thread in threads:
         thread.start()
@@ -75,36 +80,36 @@ def recording(cluster: Cluster) -> Iterator[Recording]:
             thread.join()
 
 
-async def _look_at_store(cluster: Cluster, recorded: Recording, ended: threading.Event) -> None:
-    store = await open_store(cluster.heads[0].store_url)
-    task = asyncio.create_task(_follow(store, recorded))
+NoteChange = Callable[[int, str, Entry | None], None]
+"""Takes the revision of a change, its key, and what the key has since; ``None``: it was deleted."""
+
+
+async def follow_store(url: str, prefix: str, ended: threading.Event, note: NoteChange) -> None:
+    """Tell what a store has, then what changes, until ``ended``."""
+    store = await open_store(url)
+    task = asyncio.create_task(_follow(store, prefix, note))
     while not ended.is_set() and not task.done():
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
     if task.done():
         task.result()
     task.cancel()
     await store.close()
 
 
-async def _follow(store: Store, recorded: Recording) -> None:
-    keys, after = Keys("test"), 0
+async def _follow(store: Store, prefix: str, note: NoteChange) -> None:
+    after = 0
     while True:
         with contextlib.suppress(
             StoreError
         ):  # The store is down; resume after the last revision seen.
             if not after:
-                first = await store.snapshot(keys.jobs)
-                texts = [entry.value for entry in first.entries if _is_gen(entry.key)]
-                recorded.records += [decode(GenerationRecord, text) for text in texts]
+                first = await store.snapshot(prefix)
+                for entry in first.entries:
+                    note(entry.modified, entry.key, entry)
                 after = first.revision
-            async for news in store.watch(keys.jobs, after=after):
+            async for news in store.watch(prefix, after=after):
                 assert isinstance(news, Changed)
                 after = news.revision
                 for change in news.changes:
-                    if _is_gen(change.key) and change.entry is not None:
-                        recorded.records.append(decode(GenerationRecord, change.entry.value))
+                    note(after, change.key, change.entry)
         await asyncio.sleep(0.1)
-
-
-def _is_gen(key: str) -> bool:
-    return key.endswith("/gen")

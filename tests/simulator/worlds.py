@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -17,6 +18,7 @@ from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.hardware.catalogue import Catalogue, load_catalogue
+from simulator.hardware.types import DistanceLimits, Link
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.families import build_model
@@ -98,6 +100,22 @@ def every_pool(catalogue: Catalogue | None = None) -> Cluster:
             for gpu in GPUS
         ),
         catalogue=catalogue or load_catalogue(),
+    )
+
+
+def with_links(
+    catalogue: Catalogue,
+    link: Callable[[Link], Link],
+    reach: Callable[[DistanceLimits], DistanceLimits],
+) -> Catalogue:
+    """The catalogue with other links: inside machines and between them."""
+    return replace(
+        catalogue,
+        machines={
+            name: replace(m, intra_link=link(m.intra_link), nic=link(m.nic))
+            for name, m in catalogue.machines.items()
+        },
+        distance_limits={name: reach(each) for name, each in catalogue.distance_limits.items()},
     )
 
 

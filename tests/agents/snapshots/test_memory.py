@@ -213,13 +213,22 @@ class Served:
         async with self.session.get(url, headers=headers) as reply:
             return reply.status, await reply.read()
 
-    async def put(self, path: str, data: bytes, *, key: ClusterKey = KEY, size: int | None = None):
+    async def put(self, path: str, data: bytes, *, key: ClusterKey = KEY):
         header, _ = sign_request(key, RECEIVER, "PUT", path, b"", at=time.time())
         headers = {REQUEST_HEADER: header}
-        if size is not None:
-            headers["Content-Length"] = str(size)
         async with self.session.put(f"{self.base}{path}", data=data, headers=headers) as reply:
             return reply.status, (await reply.read()).decode()
+
+    async def begin_put(self, size: int, body: str, *, until: bytes):
+        """Announce so many bytes and send some; return the answer, and the connection."""
+        path = "/v1/memory/job/1-3/7.snap?header=0"
+        header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(
+            f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+            f"{REQUEST_HEADER}: {header}\r\n\r\n{body}".encode()
+        )
+        return (await reader.readuntil(until)).decode(), writer
 
 
 @pytest.fixture
@@ -353,14 +362,7 @@ async def test_the_room_of_a_replica_is_allocated_beside_the_event_loop(served, 
 
 async def test_the_room_of_a_replica_is_freed_when_its_sender_stops(served, monkeypatch):
     monkeypatch.setattr("agents.snapshots.http.SILENT_S", 0.2)
-    path = "/v1/memory/job/1-3/7.snap?header=0"
-    header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(
-        f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n"
-        f"{REQUEST_HEADER}: {header}\r\n\r\nthe first bytes".encode()
-    )
-    said = (await reader.readuntil(b"for 0.2 s\n")).decode()
+    said, writer = await served.begin_put(5000, "the first bytes", until=b"for 0.2 s\n")
     assert said.startswith("HTTP/1.1 408 ")
     assert list(served.memory.folder.rglob("*.part")) == []
     writer.close()
@@ -408,14 +410,7 @@ async def test_a_replica_is_checked_in_parts(served, tmp_path, monkeypatch):
 
 
 async def test_a_replica_without_room_is_refused_with_the_sizes(served):
-    path = "/v1/memory/job/1-3/7.snap?header=0"
-    header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(
-        f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 60}\r\n"
-        f"{REQUEST_HEADER}: {header}\r\n\r\n".encode()
-    )
-    said = (await reader.readuntil(b"are free\n")).decode()
+    said, writer = await served.begin_put(1 << 60, "", until=b"are free\n")
     assert said.startswith("HTTP/1.1 507 ")
     assert f"{(1 << 60) / 2**20:,.1f} MiB are needed" in said
     writer.close()

@@ -48,6 +48,15 @@ def renting_sailord(folder: Path, config: str) -> Iterator[LocalFolders]:
     place.remove()
 
 
+@contextlib.contextmanager
+def traced_sailord(folder: Path, config: str, trace: str) -> Iterator[LocalFolders]:
+    """Run a sailord whose pools have what this trace says, for ``TRACE`` in its lines."""
+    (folder / "trace.toml").write_text(trace)
+    config = config.replace("TRACE", str(folder / "trace.toml"))
+    with renting_sailord(folder / "c", config) as place:
+        yield place
+
+
 wait_until = partial(processes.wait_until, within_s=150.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sailord.client import Client
 from sailord.local.paths import LocalFolders
-from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
+from tests.sailord.providers.emulated_cluster import cards, traced_sailord, wait_until
 
 STEPS = 30
 """A step is predicted to take 4.6 s, and takes a fraction of that on most computers."""
@@ -50,10 +50,7 @@ rest_max_s = 4.0
 
 @pytest.fixture
 def place(tmp_path_factory) -> Iterator[LocalFolders]:
-    folder = tmp_path_factory.mktemp("due")
-    (folder / "trace.toml").write_text(TRACE_FILE)
-    config = CONFIG.replace("TRACE", str(folder / "trace.toml"))
-    with renting_sailord(folder / "c", config) as place:
+    with traced_sailord(tmp_path_factory.mktemp("due"), CONFIG, TRACE_FILE) as place:
         yield place
 
 

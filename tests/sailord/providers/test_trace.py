@@ -22,7 +22,7 @@ from sailord.providers.interface import (
 )
 from sailord.providers.trace import TraceProvider
 from simulator.traces.trace import Interval, Trace
-from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
+from tests.sailord.providers.emulated_cluster import cards, traced_sailord, wait_until
 
 A, B = Pool("a", "m", "gpu", 2, True), Pool("b", "m", "gpu", 2, True)
 TRACE = Trace("t", (Interval(0, 10, (4, 0)), Interval(10, 20, (2, 4)), Interval(20, 30, (0, 2))))
@@ -128,10 +128,7 @@ rest_max_s = 4.0
 
 @pytest.fixture
 def place(tmp_path_factory) -> Iterator[LocalFolders]:
-    folder = tmp_path_factory.mktemp("trace")
-    (folder / "trace.toml").write_text(TRACE_FILE)
-    config = CONFIG.replace("TRACE", str(folder / "trace.toml"))
-    with renting_sailord(folder / "c", config) as place:
+    with traced_sailord(tmp_path_factory.mktemp("trace"), CONFIG, TRACE_FILE) as place:
         yield place
 
 

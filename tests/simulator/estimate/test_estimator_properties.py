@@ -33,6 +33,7 @@ from tests.simulator.worlds import (
     recomputed_layers,
     small_model,
     stage,
+    with_links,
     with_shares,
     world_and_plan,
     world_of,
@@ -430,7 +431,6 @@ def test_equal_pipelines_take_as_long_as_one_without_sync_costs(examples: int) -
     for seed in cases("collapse", examples):
         rng = random.Random(seed)
         drawn = random_world(rng)
-        catalogue = drawn.cluster.catalogue
 
         def boundless(link: Link) -> Link:
             return replace(
@@ -442,18 +442,12 @@ def test_equal_pipelines_take_as_long_as_one_without_sync_costs(examples: int) -
                 step_s=0.0,
             )
 
-        links = replace(
-            catalogue,
-            machines={
-                name: replace(m, intra_link=boundless(m.intra_link), nic=boundless(m.nic))
-                for name, m in catalogue.machines.items()
-            },
-            distance_limits={
-                distance: replace(
-                    reach, latency_s=0.0, flow_bytes_per_s=None, aggregate_bytes_per_s=None
-                )
-                for distance, reach in catalogue.distance_limits.items()
-            },
+        links = with_links(
+            drawn.cluster.catalogue,
+            boundless,
+            lambda reach: replace(
+                reach, latency_s=0.0, flow_bytes_per_s=None, aggregate_bytes_per_s=None
+            ),
         )
         world = world_of(
             replace(drawn.job, zero=0),

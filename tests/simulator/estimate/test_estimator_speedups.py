@@ -17,7 +17,7 @@ from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.profile import Profile, Timing
 from simulator.network.curves import Curve
 from simulator.network.network import Network
-from tests.simulator.worlds import cases, every_pool, world_and_plan, world_of
+from tests.simulator.worlds import cases, every_pool, with_links, world_and_plan, world_of
 
 ROUNDING = 1e-12
 
@@ -33,23 +33,19 @@ def faster_link(link: Link) -> Link:
 
 def faster_links(catalogue: Catalogue) -> Catalogue:
     """Every link carries twice as much, inside machines and between them."""
-    return replace(
+
+    def twice(rate: float | None) -> float | None:
+        return None if rate is None else 2 * rate
+
+    return with_links(
         catalogue,
-        machines={
-            name: replace(m, intra_link=faster_link(m.intra_link), nic=faster_link(m.nic))
-            for name, m in catalogue.machines.items()
-        },
-        distance_limits={
-            distance: replace(
-                reach,
-                latency_s=reach.latency_s / 2,
-                flow_bytes_per_s=None if (flow := reach.flow_bytes_per_s) is None else 2 * flow,
-                aggregate_bytes_per_s=None
-                if (aggregate := reach.aggregate_bytes_per_s) is None
-                else 2 * aggregate,
-            )
-            for distance, reach in catalogue.distance_limits.items()
-        },
+        faster_link,
+        lambda reach: replace(
+            reach,
+            latency_s=reach.latency_s / 2,
+            flow_bytes_per_s=twice(reach.flow_bytes_per_s),
+            aggregate_bytes_per_s=twice(reach.aggregate_bytes_per_s),
+        ),
     )
 
 

@@ -253,17 +253,21 @@ def test_forward_and_backward_flops_equal_pytorchs(name: str) -> None:
     assert 2 * flops == backward.get_total_flops()
 
 
+def ends_of(model: Model, batch: int, sequence: int) -> tuple[int, int, Tensor, Tensor]:
+    """Return batch, sequence, what the embedding reads and what the head is to say."""
+    if model.family == "vit":
+        images, labels = torch.randn(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.long)
+        return batch, model.sequence_max, images, labels
+    tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    return batch, sequence, tokens, tokens
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_head_and_embedding_flops_equal_pytorchs(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  # needs torch
 
     model = MODELS[name]()
-    vision = model.family == "vit"
-    batch, sequence = 3, model.sequence_max if vision else 17
-    inputs = (
-        torch.randn(batch, 3, 32, 32) if vision else torch.zeros(batch, sequence, dtype=torch.long)
-    )
-    targets = torch.zeros((batch,) if vision else (batch, sequence), dtype=torch.long)
+    batch, sequence, inputs, targets = ends_of(model, 3, 17)
     with FlopCounterMode(display=False) as counted:
         embedding(model, weights_of(model.layers[0]), inputs)
         x = hidden_states(model, batch, sequence)
@@ -325,11 +329,7 @@ def test_the_transient_peak_of_a_block_is_what_pytorch_allocates(
 def test_the_transient_peak_of_embedding_and_head_is_what_pytorch_allocates(name: str) -> None:
     model = MODELS[name]()
     vision = model.family == "vit"
-    batch, sequence = 4, model.sequence_max if vision else 40
-    inputs = (
-        torch.randn(batch, 3, 32, 32) if vision else torch.zeros(batch, sequence, dtype=torch.long)
-    )
-    targets = torch.zeros((batch,) if vision else (batch, sequence), dtype=torch.long)
+    batch, sequence, inputs, targets = ends_of(model, 4, 40)
     x = hidden_states(model, batch, sequence)
     runs: tuple[tuple[int, Callable[[Weights, Tensor], Tensor]], ...] = (
         (-1, lambda w, x: head(model, w, x, targets)),

@@ -291,17 +291,20 @@ def test_time_left_ends_at_the_deadline() -> None:
         seconds_left(replace(job, steps=None), now)
 
 
+TWO_POOLS = "".join(
+    f'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 1\ngpus = 2\n'
+    f"spot = {spot}\nprice_usd_per_gpu_hour = {usd}\n"
+    for spot, usd in (("false", 3.0), ("true", 1.0))
+)
+"""On demand, and spot."""
+
+
 def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
     tmp_path: Path,
 ) -> None:
     due = datetime.now(UTC) + timedelta(days=20)
     objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
-    pools = "".join(
-        f'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 1\ngpus = 2\n'
-        f"spot = {spot}\nprice_usd_per_gpu_hour = {usd}\n"
-        for spot, usd in (("false", 3.0), ("true", 1.0))
-    )
-    result = run(tmp_path, "--json", objective=objective, training="steps = 100", pools=pools)
+    result = run(tmp_path, "--json", objective=objective, training="steps = 100", pools=TWO_POOLS)
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     told, estimate = found["deadline"], found["estimate"]
@@ -315,7 +318,7 @@ def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
     # Half of 20 days is more than the job needs: spot alone, at a third of the price.
     assert mix["expected_usd"] == pytest.approx(mix["most_usd"] / 3)
     assert mix["is_guaranteed"]
-    text = run(tmp_path, objective=objective, training="steps = 100", pools=pools).output
+    text = run(tmp_path, objective=objective, training="steps = 100", pools=TWO_POOLS).output
     assert "deadline    in 20.0 days: met, " in text
     assert "mixture     spot while there is any" in text
     assert "if spot is there 50% of the time, at most" in text
@@ -361,14 +364,9 @@ def test_a_mixture_counts_on_the_spot_machines_of_the_trace(tmp_path: Path) -> N
     assert spot_availability(past, pools[:1]) == 0
     due = datetime.now(UTC) + timedelta(minutes=10)
     objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
-    text = "".join(
-        f'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 1\ngpus = 2\n'
-        f"spot = {spot}\nprice_usd_per_gpu_hour = {usd}\n"
-        for spot, usd in (("false", 3.0), ("true", 1.0))
-    )
     trace = tmp_path / "past.toml"
     trace.write_text("end_s = 400\n[[event]]\ntime_s = 40\nspot = true\ngpus = 0\n")
-    given = {"objective": objective, "training": "steps = 100", "pools": text}
+    given = {"objective": objective, "training": "steps = 100", "pools": TWO_POOLS}
     told = run(tmp_path, "--trace", str(trace), **given).output
     assert "if spot is there 10% of the time (as in past), at most" in told
 
