@@ -18,6 +18,7 @@ from agents.daemon.allowed_uris import MOUNTS
 from agents.work import public_https
 from agents.work.mounts import MountError, _copy
 from sailord.authority import Authority
+from tests.local_http import QuietHandler
 
 PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"
 """The first stands for an address of the internet."""
@@ -36,10 +37,10 @@ class Server(http.server.ThreadingHTTPServer):
         return self.server_address[1]
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Server
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         self.server.asked.append(self.path)
         where = self.server.leads_to.get(self.path)
         self.send_response(200 if where is None else 302)
@@ -49,12 +50,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", "6")
         self.end_headers()
         self.wfile.write(b"secret")
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @contextmanager

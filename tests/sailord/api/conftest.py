@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
-import threading
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
+from tests.local_http import LocalServer, QuietHandler
 from tests.processes import wait_until
 from tests.sailord.daemon.running import Place
 
@@ -17,19 +16,17 @@ SECRET = "a-webhook-secret-of-ours"
 ALERT_TOKEN = "an-alertmanager-token"
 
 
-class Receiver(http.server.ThreadingHTTPServer):
+class Receiver(LocalServer):
     """Takes webhooks; refuses the first, to see that it comes again."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Take)
+        super().__init__(_Take)
         self.taken: list[tuple[str, bytes]] = []
         self.refused: list[bytes] = []
 
 
-class _Take(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+class _Take(QuietHandler):
+    def reply(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self.server.refused:
             self.server.refused.append(body)
@@ -39,17 +36,12 @@ class _Take(http.server.BaseHTTPRequestHandler):
             self.send_response(204)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Silence."""
-
 
 @pytest.fixture(scope="module")
 def receiver():
     server = Receiver()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import json
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -15,29 +13,27 @@ import pytest
 from sailord import client as client_module
 from sailord.client import PAUSE_S_FIRST, PAUSE_S_MAX, Client, Reconnector, ServerProblem
 from sailord.local.paths import free_port
+from tests.local_http import LocalServer, QuietHandler
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, ROOT
 
 
-class Scripted(http.server.ThreadingHTTPServer):
+class Scripted(LocalServer):
     """Answers each request as the next line of a script says, and the last one forever."""
 
-    daemon_threads = True
-
     def __init__(self, *script: tuple[int, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
+        super().__init__(_Answer)
         self.script, self.asked = list(script), list[str]()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def client(self) -> Client:
         return Client(f"http://127.0.0.1:{self.server_port}")
 
 
-class _Answer(http.server.BaseHTTPRequestHandler):
+class _Answer(QuietHandler):
     server: Scripted
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         said = self.server.script[0]
         if len(self.server.script) > 1:
             self.server.script.pop(0)
@@ -47,9 +43,6 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
         self.end_headers()
         self.wfile.write(said[1])
-
-    def log_message(self, *_: object) -> None:
-        """Silence."""
 
 
 def event(id_: int) -> bytes:
@@ -79,8 +72,7 @@ def serve():
 
     yield start
     for each in made:
-        each.shutdown()
-        each.server_close()
+        each.close()
 
 
 def test_follower_resumes_after_the_last_id(serve, pauses):

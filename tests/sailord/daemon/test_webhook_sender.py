@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import random
 import signal
-import threading
 import time
 from typing import Any
 
 import pytest
 
 from sailord.notify.webhook_signature import sign
+from tests.local_http import LocalServer, QuietHandler
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, Place
 
@@ -21,19 +20,16 @@ pytestmark = pytest.mark.slow
 SECRET = "a-receiver-secret-of-ours"
 
 
-class Receiver(http.server.ThreadingHTTPServer):
+class Receiver(LocalServer):
     """Takes messages while it is willing, and answers 503 otherwise."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Take)
+        super().__init__(_Take)
         self.is_willing = True
         self.taken: list[dict[str, object]] = []
         self.traces: list[dict[str, Any]] = []
         """Sent to the same address as an OpenTelemetry collector's."""
         self.refused = 0
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -43,10 +39,10 @@ class Receiver(http.server.ThreadingHTTPServer):
         return [each["id"] for each in list(self.taken)]
 
 
-class _Take(http.server.BaseHTTPRequestHandler):
+class _Take(QuietHandler):
     server: Receiver
 
-    def do_POST(self) -> None:
+    def reply(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/in/v1/traces":
             self.server.traces.append(json.loads(body))
@@ -63,17 +59,13 @@ class _Take(http.server.BaseHTTPRequestHandler):
         self.send_response(204 if self.server.is_willing else 503)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Silence."""
-
 
 @pytest.fixture
 def receivers():
     found = [Receiver(), Receiver()]
     yield found
     for each in found:
-        each.shutdown()
-        each.server_close()
+        each.close()
 
 
 @pytest.fixture

@@ -14,12 +14,10 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import pytest
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.local_http import LocalServer, QuietHandler
 from tests.worker.training_runs import alone, trained
 from worker.checkpoint import snapshot_file
 from worker.data.sources.open_data import open_data
@@ -395,51 +394,35 @@ class Agents:
 
     def close_server(self, node: str) -> None:
         """Serve a node's snapshots no longer, as when its agent is killed."""
-        self._servers[node].shutdown()
-        self._servers[node].server_close()
+        self._servers[node].close()
 
 
 @contextmanager
 def snapshot_server(memory: Path) -> Iterator[int]:
     """Serve one node's snapshots; yields the port."""
-    server = _snapshot_server(memory)
-    try:
+    with closing(_snapshot_server(memory)) as server:
         yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
-def _snapshot_server(memory: Path) -> ThreadingHTTPServer:
+def _snapshot_server(memory: Path) -> LocalServer:
     """Return an HTTP server for a node's snapshots."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def reply(self) -> None:
             assert self.headers["Sailor-Ticket"] == "t"
             _, _, _, job, point, *file = self.path.split("/")
             folder = memory / job / point
             if not file:
                 found = {e.path.name: e.header for e in snapshot_file.sealed_files(folder)}
-                self._answer(200, snapshot_file.listing(found))
+                self.answer(200, snapshot_file.listing(found))
                 return
             first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
             content = (folder / file[0]).read_bytes()[first : last + 1]
-            self._answer(206, content)
+            self.answer(206, content, "application/octet-stream")
 
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    return server
+    return LocalServer(Handler)
 
 
 def write_copy(

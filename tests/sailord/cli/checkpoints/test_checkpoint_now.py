@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import json
-import threading
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +17,7 @@ from sailord.cli.main import main
 from sailord.core.model.commands import Note, Settled
 from sailord.core.model.rule import Step
 from sailord.core.rules.checkpoint_rules import follow_checkpoint_order
+from tests.local_http import LocalServer, QuietHandler
 from tests.sailord.core.states import JOB, active_of, durable, job, state
 
 MINE = "mine"
@@ -34,15 +34,14 @@ def settled(step: int, order: str = MINE) -> Note:
     return Note(text, JOB, settled=Settled((order,), step))
 
 
-class Head(http.server.ThreadingHTTPServer):
+class Head(LocalServer):
     """Answers as a sailord whose job's newest step is durable already."""
 
     def __init__(self, note: Note) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(Answer)
         self.note, self.events = note, [event(7, settled(20))]
         self.troubles: list[str] = []
         self.is_slow, self.told = False, None
-        threading.Thread(target=self.serve_forever).start()
 
     def answer(self, method: str, path: str, after: int) -> Any:
         if path == "/v1/events":
@@ -62,35 +61,23 @@ class Head(http.server.ThreadingHTTPServer):
         return {"state": "running", "durable": {"point": {"step": 40}}}
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
+class Answer(QuietHandler):
     server: Head
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         url = urlsplit(self.path)
         after = int(parse_qs(url.query).get("after", ["0"])[0])
         body = json.dumps(self.server.answer(self.command, url.path, after)).encode()
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET  # noqa: N815 - the name that http.server looks for
-
-    def log_message(self, *_: object) -> None:
-        """Silence."""
+        self.answer(200, body)
 
 
 def now(note: Note, *troubles: str) -> Result:
     head = Head(note)
     head.troubles, head.is_slow = [*troubles, *[""] * 9], bool(troubles)
-    try:
+    with contextlib.closing(head):
         server = f"http://127.0.0.1:{head.server_port}"
         return CliRunner().invoke(main, ["checkpoint", "now", JOB, "--server", server])
-    finally:
-        head.shutdown()
-        head.server_close()
 
 
 def noted(*, uri: str | None, step: int) -> Note:

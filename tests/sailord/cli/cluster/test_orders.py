@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sailord.cli.main import main
+from tests.local_http import LocalServer, QuietHandler
 from tests.sailord.daemon.running import ROOT
 
 Reply = tuple[int, str, bytes] | None
@@ -21,11 +20,11 @@ Reply = tuple[int, str, bytes] | None
 JOBS = {"jobs": [{"id": "tale", "state": "running"}]}
 
 
-class Head(http.server.ThreadingHTTPServer):
+class Head(LocalServer):
     """Answers as it is told to, and remembers what was asked."""
 
     def __init__(self, reply: Callable[[str, str, Any], Reply]) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(Answer)
         self.reply = reply
         self.asked: list[tuple[str, str, Any]] = []
 
@@ -34,10 +33,10 @@ class Head(http.server.ThreadingHTTPServer):
         return [(path, body) for method, path, body in self.asked if method == "POST"]
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
+class Answer(QuietHandler):
     server: Head
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         asked = self.command, self.path, json.loads(raw) if raw else None
         self.server.asked.append(asked)
@@ -46,29 +45,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, kind, body = reply
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET  # noqa: N815 - the name in http.server
-
-    def log_message(self, format: str, *_: Any) -> None:  # http.server's name
-        """Keep the test's output clean."""
+        self.answer(status, body, kind)
 
 
-@contextlib.contextmanager
-def head(reply: Callable[[str, str, Any], Reply]) -> Iterator[Head]:
-    server = Head(reply)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def head(reply: Callable[[str, str, Any], Reply]) -> AbstractContextManager[Head]:
+    return closing(Head(reply))
 
 
 def said(value: object, status: int = 200) -> Reply:
