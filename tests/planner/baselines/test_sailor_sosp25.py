@@ -29,12 +29,11 @@ from simulator.arrays import Floats
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import load_catalogue
-from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Plan
-from tests.planner.baselines.small_case import pool, small_case
+from tests.planner.baselines.small_case import checked_plans, pool, small_case
 
 PRESETS = {"OPT-350": "opt-350m", "GPT-Neo-2.7": "gpt-neo-2.7b"}
 USD_PER_HOUR = {"A100-40": 3.74, "V100-16": 2.8, "GH-96": 11.06}
@@ -253,12 +252,9 @@ def test_proposals_are_valid_or_explained(mode: Mode) -> None:
         pool("V100-16", 3, per_machine=4, zone="us-west1-b"),
     )
     proposals = SailorPaperPlanner().proposals(case, mode)
-    seconds = [proposal.seconds for proposal in proposals]
     assert len(proposals) > 10
-    assert seconds == sorted(seconds)
-    assert math.isfinite(seconds[0])
-    plans = [proposal.plan for proposal in proposals if proposal.plan is not None]
-    assert all(check_plan(plan, case.job, case.cluster) == () for plan in plans)
+    assert math.isfinite(proposals[0].seconds)
+    plans = checked_plans(case, proposals)
     assert all(proposal.plan or "takes more" in proposal.why_not for proposal in proposals)
     assert max(len({s.place.gpu for p in plan.pipelines for s in p.stages}) for plan in plans) == 2
 
