@@ -24,8 +24,6 @@ class PlannerNode(Located):
     gpus: int
     """Devices 0 to ``gpus - 1`` are usable."""
     spot: bool = False
-    domain: str = ""
-    """Failure domain within the zone, such as a rack; empty if unknown."""
 
 
 def nodes_of(cluster: Cluster) -> tuple[PlannerNode, ...]:

@@ -42,9 +42,6 @@ class MachineLayout:
         found = (self.nodes[number] for number in self.node.tolist())
         return dict(zip(self.groups.ids, found, strict=True))
 
-    def same_node(self, one: GroupId, other: GroupId) -> bool:
-        return self.node_of[one] == self.node_of[other]
-
 
 def lay_out(plan: Plan, machines_of: Callable[[Place, int], Machines]) -> MachineLayout:
     """Assign each device group the machine that the plan names, else the next free one.

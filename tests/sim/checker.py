@@ -79,7 +79,7 @@ class Checker:
         self.opened: dict[tuple[JobId, int], Opened] = {}
         self.failures_max = self.term_max = 0
         self.pids = 0
-        self.commits = self.yields = self.ends = 0
+        self.commits = self.ends = 0
         self.quarantined: set[NodeId] = set()
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
@@ -377,7 +377,6 @@ class Checker:
 
     def _check_yield(self, job: JobRecord) -> None:
         """Check that a held job lost no step to the next one that a known, living node holds."""
-        self.yields += 1
         record, durable = self._records.get(job.id), self._durables.get(job.id)
         if record is None:
             return

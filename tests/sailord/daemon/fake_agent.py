@@ -67,7 +67,6 @@ class FakeAgent:
     sealed: tuple[Sealed, ...] = ()
     number: int = 0
     heard: Fence = field(default_factory=lambda: Fence(0, 0))
-    aborts: int = 0
 
     async def run(self) -> None:
         app = web.Application()
@@ -175,7 +174,6 @@ class FakeAgent:
             text = encode(self._report())
         elif request.path == "/v1/abort":
             self.heard = max(self.heard, decode(Abort, body).fence)
-            self.aborts += 1
         elif request.path.startswith("/v1/logs"):
             parts = () if request.query else (OutputPart(0, "step by step\n"),)
             text = encode(Output((0,), parts, "0:process:13"))

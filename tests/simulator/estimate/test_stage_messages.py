@@ -251,10 +251,8 @@ def test_machines_are_filled_stage_by_stage() -> None:
 
 def test_named_nodes_are_used_as_given() -> None:
     plan = Plan(1, (pipeline((at("x"), 1), (at("y"), 1)), pipeline((at("x"), 1), (at("x"), 1))))
-    layout = lay_out(plan, lambda *_: ((4, 1),))
-    assert layout.same_node((0, 0, 0), (1, 0, 0))
-    assert not layout.same_node((0, 0, 0), (0, 1, 0))
-    assert layout.same_node((1, 0, 0), (1, 1, 0))
+    nodes = lay_out(plan, lambda *_: ((4, 1),)).node_of
+    assert nodes[0, 0, 0] == nodes[1, 0, 0] == nodes[1, 1, 0] != nodes[0, 1, 0]
 
 
 def test_a_pipeline_of_two_machines_waits_for_its_messages() -> None:

@@ -72,10 +72,6 @@ class PieceMap:
             for spec in specs
         }
 
-    def shape_of(self, tensor: TensorId) -> tuple[int, ...]:
-        """Return the full shape of a tensor, with padding; of a scalar, one row."""
-        return self.specs[tensor][1].shape or (1,)
-
     def piece_bytes(self) -> Iterator[tuple[PieceKey, int]]:
         """Yield every piece of the job with its size, in the order of files."""
         layers = len(self.job.model.layers)

@@ -126,10 +126,6 @@ def without_the_last(self, x):
     return self.blocks[1](self.blocks[0](x))
 
 
-def samples_last(self, x):
-    return chained(self, self.blocks[0](x).T)
-
-
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
