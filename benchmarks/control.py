@@ -56,6 +56,7 @@ from agents.rpc.signing import ClusterKey
 from agents.store.factory import open_store
 from benchmarks.machine import TARGET_MISSED, report_stolen_time
 from sailord.local.paths import free_port
+from tests.control import cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = b"k" * 64
@@ -72,21 +73,7 @@ CONNECTIONS = 20
 PROCESSES = 2
 LAYERS, PIECES, STAGES = 27, 2, 9
 """The job's layers and pieces; each node holds the layers of one stage."""
-JOB = """
-[model]
-family = "gpt2"
-layers = 24
-hidden = 1024
-heads = 16
-vocab = 50272
-sequence = 1024
-
-[training]
-global_batch = 16384
-sequence = 1024
-precision = "fp32"
-max_tp = 1
-"""
+JOB = cluster.JOB.replace("batch = 128", "batch = 16384").replace("max_tp = 2", "max_tp = 1")
 
 
 class Agent:

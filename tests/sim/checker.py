@@ -79,7 +79,7 @@ class Checker:
         self.opened: dict[tuple[JobId, int], Opened] = {}
         self.failures_max = self.term_max = 0
         self.pids = 0
-        self.commits = self.ends = 0
+        self.commits = 0
         self.quarantined: set[NodeId] = set()
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
@@ -135,7 +135,6 @@ class Checker:
             return
         job, durable = before.job, after.durables.get(was.job)
         if job.saving.uri is None or (durable and durable.point.step >= (job.steps or 0)):
-            self.ends += 1
             return
         wanted = was.checkpointing.securing
         assert wanted is not None and wanted.until <= after.now, (  # noqa: PT018 # one sentence

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
@@ -59,6 +61,16 @@ def language_model(
         config, experts_implementation=experts
     ).double()
     return model
+
+
+def save_small_job(folder: Path) -> None:
+    """Save a LLaMA of two blocks, and tokens to train it on."""
+    model = language_model("llama", num_hidden_layers=2).float()
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.save_pretrained(folder / "llama")
+    draw = np.random.default_rng(1)
+    # Token 0 is padding to transformers, whose embedding has no gradient.
+    np.save(folder / "tokens.npy", draw.integers(1, VOCABULARY, 300).astype(np.uint16))
 
 
 def image_model() -> nn.Module:

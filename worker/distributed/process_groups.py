@@ -166,15 +166,18 @@ class ProcessTransport:
 
     def _await(self, pending: PendingOperation, doing: str) -> None:
         """Wait on the host, even where a wait blocks only the device."""
+        self._poll(pending.is_done, doing)
+        pending.wait()
+        self.check()
+
+    def _poll(self, is_done: Callable[[], bool], doing: str) -> None:
         deadline = time.monotonic() + self.deadline_s
-        while not pending.is_done():
+        while not is_done():
             self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
                 self._give_up(doing)
             time.sleep(_POLL_S)
-        pending.wait()
-        self.check()
 
     def _open(self, name: str, ranks: tuple[int, ...]) -> None:
         store = PrefixStore(name, self._store)
@@ -232,13 +235,7 @@ class ProcessTransport:
         """Wait until all members open the group; torch's own wait would not notice a death."""
         store.set(f"present/{self.rank}", "")
         names = [f"present/{rank}" for rank in ranks]
-        deadline = time.monotonic() + self.deadline_s
-        while not store.check(names):
-            self._check_cancelled()
-            self.check()
-            if time.monotonic() > deadline:
-                self._give_up(doing)
-            time.sleep(_POLL_S)
+        self._poll(lambda: store.check(names), doing)
 
     # ---- transfers -------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from agents.protocol.records import (
     Report,
     Restore,
     Sealed,
+    Uploaded,
 )
 
 JOB = JobId("job")
@@ -29,7 +30,11 @@ NODE = NodeRecord(ME, "machine", "zone", "box", "A100-40", 1, "here:1", "ready")
 G = GenerationRecord(
     JOB, 3, "open", "plan", (ME, PEER), Restore(Point(10, 2), "memory"), TERM, "a reason"
 )
+G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
+WITHOUT_US = replace(G4, members=(PEER,))
+CLOSED = replace(G, state="closed")
 RUNS = Gang(3, "running", step=40, advanced_at=NOW - 1)
+FAILED = replace(RUNS, taking="failed", failure="no memory")
 SEALED = (Sealed(Point(40, 3), (Holding(0, 0, 1),)),)
 
 
@@ -54,6 +59,14 @@ def state(gang: Gang | None = RUNS, **others: Any) -> State:
 def idle(**others: Any) -> State:
     """Return an agent without workers and without a generation to join."""
     return state(None, **{"left": 3, **others})
+
+
+def aborted(at: float = NOW) -> Gang:
+    return replace(RUNS, abort_sent_at=at)
+
+
+def vote(step: int, of: int = 3) -> Uploaded:
+    return Uploaded(Point(step, of), f"{of}-{step}", 1, "", (Holding(0, 0, 1),))
 
 
 def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:

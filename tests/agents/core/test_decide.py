@@ -35,8 +35,11 @@ from agents.core.model import (
     Ticked,
     UnfitChanged,
 )
-from agents.protocol.records import Fence, Holding, Order, Point, Restore, Uploaded
+from agents.protocol.records import Fence, Order
 from tests.agents.core.life import (
+    CLOSED,
+    FAILED,
+    G4,
     JOB,
     ME,
     NODE,
@@ -45,30 +48,20 @@ from tests.agents.core.life import (
     PEER,
     RUNS,
     TERM,
+    WITHOUT_US,
     G,
+    aborted,
     act,
     idle,
     said,
     state,
 )
 
-G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
-WITHOUT_US = replace(G4, members=(PEER,))
-CLOSED = replace(G, state="closed")
 STOPPING = replace(G, state="stopping", stop_at=41)
-FAILED = replace(RUNS, taking="failed", failure="no memory")
 JOINING = replace(NODE, state="joining")
 LEAVING = replace(NODE, state="draining", leaves_at=NOW + 30)
 PREEMPTED = Order("n1", "preempt", ME, NOW + 30, "the machine announced its end")
 KEPT = Order("n1-withdrawn", "withdraw", ME, None, "notice withdrawn", of_notice=True)
-
-
-def aborted(at: float = NOW) -> Gang:
-    return replace(RUNS, abort_sent_at=at)
-
-
-def vote(step: int, of: int = 3) -> Uploaded:
-    return Uploaded(Point(step, of), f"{of}-{step}", 1, "", (Holding(0, 0, 1),))
 
 
 Row = tuple[str, State, Event, Gang | None, tuple[Command, ...]]

@@ -15,29 +15,23 @@ from agents.core.model import (
     Ticked,
     UploadDone,
 )
-from agents.protocol.records import Fence, Holding, Point, Restore, Uploaded
+from agents.protocol.records import Fence, Point
 from tests.agents.core.life import (
+    CLOSED,
     JOB,
     NOW,
     OTHER,
-    PEER,
     RUNS,
     SEALED,
     TERM,
+    WITHOUT_US,
     G,
     act,
     idle,
     said,
     state,
+    vote,
 )
-
-G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
-WITHOUT_US = replace(G4, members=(PEER,))
-CLOSED = replace(G, state="closed")
-
-
-def vote(step: int, of: int = 3) -> Uploaded:
-    return Uploaded(Point(step, of), f"{of}-{step}", 1, "", (Holding(0, 0, 1),))
 
 
 def test_the_next_job_starts_without_the_state_of_the_last() -> None:

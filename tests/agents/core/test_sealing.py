@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agents.core.model import Command, Event, Gang, GangReported, KillGang, State, Ticked
-from agents.protocol.records import Point, Restore, Sealing
-from tests.agents.core.life import NOW, RUNS, G, act, said, state
+from agents.protocol.records import Sealing
+from tests.agents.core.life import FAILED, G4, NOW, aborted, act, said, state
 
-G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
-FAILED = replace(RUNS, taking="failed", failure="no memory")
 SEALS, ENDLESS = Sealing(40, 4.0), Sealing(40, 1e9)
-
-
-def aborted(at: float) -> Gang:
-    return replace(RUNS, abort_sent_at=at)
 
 
 ROWS: list[tuple[str, State, Event, Gang | None, tuple[Command, ...]]] = [

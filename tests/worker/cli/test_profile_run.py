@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -18,7 +17,7 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.profile_file import read_profile
-from tests.worker.hf_families import VOCABULARY, language_model
+from tests.worker.hf_families import save_small_job
 from tests.worker.small_run import write
 from worker.cli.profile_run import ProfileOptions, ProgressLine, profile
 from worker.layer_profiles import busy
@@ -93,11 +92,7 @@ def test_a_file_of_another_model_is_left_as_it_was(
 def test_a_model_of_transformers_is_measured(
     profiled: Callable[..., Profile], tmp_path: Path
 ) -> None:
-    model = language_model("llama", num_hidden_layers=2).float()
-    model.config.architectures = ["LlamaForCausalLM"]
-    model.save_pretrained(tmp_path / "llama")
-    draw = np.random.default_rng(1)
-    np.save(tmp_path / "tokens.npy", draw.integers(1, VOCABULARY, 300).astype(np.uint16))
+    save_small_job(tmp_path)
     (tmp_path / "job.toml").write_text(
         '[model]\nhf = "llama"\n[training]\nglobal_batch = 8\nsequence = 12\n'
         'precision = "bf16"\nmax_tp = 2\n[data]\ntokens = "tokens.npy"\n'

@@ -113,6 +113,19 @@ def test_ranks_of_two_versions_fail_and_it_is_no_bug_of_the_job(tmp_path: Path) 
     assert not failed["is_bug"]
 
 
+def told_run(folder: Path):
+    """Return a run, what it reports, and an event that it has reported a loss."""
+    reports: list[dict[str, object]] = []
+    broken = threading.Event()
+
+    def report(status, _):
+        reports.append(status)
+        if status["taking"] == "broken":
+            broken.set()
+
+    return run_of(folder, report), reports, broken
+
+
 @pytest.mark.parametrize(
     ("error", "is_reusable"),
     [(RuntimeError("CUDA error: unspecified launch failure"), False), (OSError("full"), True)],
@@ -121,14 +134,7 @@ def test_survivor_whose_last_seal_fails_still_reports_the_loss(
     tmp_path: Path, error: Exception, is_reusable: bool
 ) -> None:
     """Earlier snapshots stay; it is no bug of the job."""
-    reports, broken = [], threading.Event()
-
-    def report(status, _):
-        reports.append(status)
-        if status["taking"] == "broken":
-            broken.set()
-
-    run = run_of(tmp_path, report)
+    run, reports, broken = told_run(tmp_path)
 
     def lose(_):
         raise PeerLostError(1, "vote")
@@ -180,14 +186,8 @@ OPENED: Any = SimpleNamespace(job=None, plan=None)
 def test_loss_while_ranks_meet_is_reported_before_a_slow_fetch_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, broken, reports = SlowFetch(monkeypatch), threading.Event(), []
-
-    def report(status, _):
-        reports.append(status)
-        if status["taking"] == "broken":
-            broken.set()
-
-    run = run_of(tmp_path, report)
+    slow = SlowFetch(monkeypatch)
+    run, reports, broken = told_run(tmp_path)
 
     def lose():
         slow.begun.wait()

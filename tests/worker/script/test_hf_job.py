@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
-from tests.worker.hf_families import VOCABULARY, image_model, language_model
+from tests.worker.hf_families import image_model, save_small_job
 from tests.worker.small_run import PLAN, stage
 from worker.script.open_job import open_job
 
@@ -42,12 +41,7 @@ def write(folder, model, *, sequence=12, data='[data]\ntokens = "tokens.npy"\n')
 @pytest.fixture
 def place(tmp_path):
     """Return a folder with a LLaMA of two blocks and a text."""
-    model = language_model("llama", num_hidden_layers=2).float()
-    model.config.architectures = ["LlamaForCausalLM"]
-    model.save_pretrained(tmp_path / "llama")
-    draw = np.random.default_rng(1)
-    # Token 0 is padding to transformers, whose embedding has no gradient.
-    np.save(tmp_path / "tokens.npy", draw.integers(1, VOCABULARY, 300).astype(np.uint16))
+    save_small_job(tmp_path)
     return tmp_path
 
 
