@@ -71,6 +71,16 @@ def lost_steps(cluster: Cluster) -> list[str]:
     return [t for t in cluster.history() if " lost): " in t and " 0 steps lost): " not in t]
 
 
+def goes_on(cluster: Cluster, generation: int, workers: dict[str, dict[str, int]]) -> None:
+    """Assert that the same workers train on, and that the job can be moved again."""
+    step = cluster.count()[1]
+    wait_until(lambda: cluster.is_running(beyond=step))
+    assert cluster.count()[0] == generation
+    assert cluster.workers() == workers
+    move(cluster, "b")
+    assert cluster.count()[0] == generation + 1
+
+
 def test_head_is_rebuilt_from_an_older_backup(cluster):
     cluster.begin("a", "b")
     back_up(cluster)
@@ -83,12 +93,7 @@ def test_head_is_rebuilt_from_an_older_backup(cluster):
         destroy_head(cluster)
         cluster.wait_steps()
         restore(cluster)
-        step = cluster.count()[1]
-        wait_until(lambda: cluster.is_running(beyond=step))
-        assert cluster.count()[0] == generation
-        assert cluster.workers() == workers
-        move(cluster, "b")
-        assert cluster.count()[0] == generation + 1
+        goes_on(cluster, generation, workers)
     assert lost_steps(cluster) == []
     recorded.check_steps()  # The store's records go from the backup's to the recovered one.
 
@@ -217,12 +222,7 @@ def test_etcd_is_restored_from_an_older_snapshot(on_etcd):
         etcd.start()
         cluster.heads[0].start()
         wait_until(lambda: is_leader(cluster.head))
-        step = cluster.count()[1]
-        wait_until(lambda: cluster.is_running(beyond=step))
-        assert cluster.count()[0] == generation
-        assert cluster.workers() == workers
-        move(cluster, "b")
-        assert cluster.count()[0] == generation + 1
+        goes_on(cluster, generation, workers)
     recorded.check_steps()
     assert lost_steps(cluster) == []
 

@@ -24,6 +24,17 @@ UNSEEN_USD = 0.2
 """What the dearest machine costs while a request may be in doubt."""
 
 
+def keeps_books(run: Run, seed: int) -> None:
+    """Assert that no more was spent than allowed, and that the books say what."""
+    assert run.overspent <= 0, (seed, run.overspent, run.policy)
+    assert run.doubled == 0, (seed, run.doubled, "requested again")
+    assert run.unspent_usd <= 0, (seed, run.unspent_usd, "a budget ended for money never spent")
+    assert run.too_dear_s <= run.policy.look_s, seed
+    # Only what came and went while no sailord was there is in no book.
+    assert spent_usd(run.state) == pytest.approx(run.bill(of_known=True), abs=1e-6), seed
+    assert run.bill() - run.bill(of_known=True) <= run.away_usd + UNSEEN_USD, seed
+
+
 def play(seed: int) -> Run:
     """Forty minutes of trouble, and then calm."""
     usd_max = (None, 4.0, 12.0)[seed % 3]
@@ -63,13 +74,7 @@ def judge(seed: int) -> None:
     assert run.state.asks == {}, seed
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
-    assert run.overspent <= 0, (seed, run.overspent, run.policy)
-    assert run.doubled == 0, (seed, run.doubled, "requested again")
-    assert run.unspent_usd <= 0, (seed, run.unspent_usd, "a budget ended for money never spent")
-    assert run.too_dear_s <= run.policy.look_s, seed
-    # Only what came and went while no sailord was there is in no book.
-    assert spent_usd(run.state) == pytest.approx(run.bill(of_known=True), abs=1e-6), seed
-    assert run.bill() - run.bill(of_known=True) <= run.away_usd + UNSEEN_USD, seed
+    keeps_books(run, seed)
 
 
 @pytest.mark.slow

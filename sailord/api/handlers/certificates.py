@@ -40,12 +40,8 @@ class CertificateView:
 
 async def certificates(request: web.Request) -> web.StreamResponse:
     """Sign an agent's certificate, or return the list of revoked ones; the answer is signed too."""
-    return await answer_signed(
-        request,
-        request.app[CONTEXT].verifier,
-        _answer,
-        refuse=refuse_signature,
-    )
+    verifier = request.app[CONTEXT].verifier
+    return await answer_signed(request, verifier, _answer, refuse=refuse_signature)
 
 
 async def _answer(request: web.Request) -> web.Response:

@@ -67,12 +67,8 @@ async def put_part(request: web.Request) -> web.Response:
 
 async def read_part(request: web.Request) -> web.StreamResponse:
     """Return one slice of a package to an agent; the request and the answer are signed."""
-    return await answer_signed(
-        request,
-        request.app[CONTEXT].verifier,
-        _read_part,
-        refuse=refuse_signature,
-    )
+    verifier = request.app[CONTEXT].verifier
+    return await answer_signed(request, verifier, _read_part, refuse=refuse_signature)
 
 
 async def _read_part(request: web.Request) -> web.Response:
