@@ -16,6 +16,7 @@ from typing import Any
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
 from tests.processes import wait_for
+from tests.sailord.local.running import job_of
 from worker.profiling.compute_time import SLOW
 
 TIMES_SLOWER = 10
@@ -37,9 +38,7 @@ def tell(folder: Path) -> dict[str, Any]:
         text = place.job("exact.toml").replace("layers = 6", "layers = 3")  # Two devices hold it.
         client.ask("POST", "/v1/jobs", {"job": text, "id": "exact"})
 
-        def job() -> dict[str, Any]:
-            found: dict[str, Any] = client.ask("GET", "/v1/status")["job"] or {"step": 0}
-            return found
+        job = partial(job_of, client)
 
         def is_measured() -> bool:
             measured = client.ask("GET", TIMELINE)["measured"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,26 @@ from tests.processes import SAILORCTL, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHIN_S = 60.0
+
+
+def run_python(*words: object, cwd: Path = ROOT) -> str:
+    """Run Python to its end; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def told_by(module: str, *words: object) -> Any:
+    """Return what a module beside this one prints last, as JSON, in a process of its own."""
+    return json.loads(run_python("-m", f"tests.sailord.local.{module}", *words).splitlines()[-1])
+
+
+def job_of(client: Client) -> dict[str, Any]:
+    """Return the job that runs; before there is one, its step is 0."""
+    found: dict[str, Any] = client.ask("GET", "/v1/status")["job"] or {"step": 0}
+    return found
 
 
 @dataclass(eq=False)

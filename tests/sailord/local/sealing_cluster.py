@@ -18,6 +18,7 @@ from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
 from tests.fakes.slow_worker import SEAL_S, STEP_S
 from tests.processes import wait_for
+from tests.sailord.local.running import job_of
 
 MACHINES = (("large", "zone-a"),) * 2
 EVERY = 8
@@ -37,10 +38,7 @@ def tell(folder: Path) -> dict[str, Any]:
         text = f"{job_text}\n[checkpoint]\nmemory_every = {EVERY}\n"
         client.ask("POST", "/v1/jobs", {"job": text, "id": "exact"})
 
-        def job() -> dict[str, Any]:
-            found: dict[str, Any] = client.ask("GET", "/v1/status")["job"] or {"step": 0}
-            return found
-
+        job = partial(job_of, client)
         wait = partial(wait_for, within_s=WITHIN_S, told=job, every_s=0.02)
         wait("it does not train", lambda: job()["step"] > EVERY and job()["step"] % EVERY == AFTER)
         killed_at = job()["step"]

@@ -16,6 +16,7 @@ from typing import Any
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
 from tests.processes import wait_for
+from tests.sailord.local.running import job_of
 from worker.profiling.compute_time import SLOW
 
 MACHINES = (*(("large", "zone-a"),) * 2, *(("large", "zone-b"),) * 2)
@@ -46,9 +47,7 @@ def tell(folder: Path) -> dict[str, Any]:
         cluster.start()
         client.ask("POST", "/v1/jobs", {"job": place.job("exact.toml"), "id": "exact"})
 
-        def job() -> dict[str, Any]:
-            found: dict[str, Any] = client.ask("GET", "/v1/status")["job"] or {"step": 0}
-            return found
+        job = partial(job_of, client)
 
         def nodes() -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = client.ask("GET", "/v1/nodes")["nodes"]

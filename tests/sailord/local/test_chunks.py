@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sailord.local.running import ROOT
+from tests.sailord.local.running import told_by
 
 pytestmark = pytest.mark.slow
 
 
 def lose(folder: Path, nodes: int, *events: str) -> dict[str, Any]:
     """Lose nodes under a job with chunks; its losses are bit-equal to those without events."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.sailord.local.chunked_cluster"),
-            *(str(folder), str(nodes), *events),
-        ],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    told: dict[str, Any] = told_by("chunked_cluster", folder, nodes, *events)
     assert told["steps"] > 0
     assert told["difference"] == 0.0
     return told

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 
-from tests.sailord.local.running import ROOT
+from tests.sailord.local.running import told_by
 
 pytestmark = pytest.mark.slow
 
 
 def test_stages_of_a_pipeline_show_when_their_passes_ran(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sailord.local.measured_cluster", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = told_by("measured_cluster", folder)
     whole, measured = told["whole"], told["whole"]["measured"]
     assert 0 <= measured["step"] <= told["step"]
     (predicted,) = whole["timeline"]["pipelines"]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 from safetensors.numpy import load_file
 
-from tests.sailord.local.running import ROOT
+from tests.sailord.local.running import run_python, told_by
 from tests.sailord.local.travel_cluster import FAILS_ON_B1
 
 pytestmark = pytest.mark.slow
@@ -65,14 +63,6 @@ def block(width):
 """
 
 
-def run(*words, cwd=ROOT):
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     "words_of_tls", [pytest.param((), marks=pytest.mark.at_length), ("tls",)], ids=["plain", "tls"]
 )
@@ -84,7 +74,7 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     (script.parent / "width.txt").write_text("32")
     own, saved = shutil.copytree(script.parent, folder.parent / "own"), folder.parent / "saved"
     words = ("-m", "worker", "run", "--job", script, "--json", "--save", saved, "--", "40")
-    lines = run(*words, cwd=script.parent).splitlines()
+    lines = run_python(*words, cwd=script.parent).splitlines()
     steps, evaluations = [], {}
     for line in map(json.loads, lines):
         if "evaluation" in line:
@@ -92,11 +82,7 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
         else:
             steps.append(line)
     alone = {str(line["step"] + 1): line["loss"] for line in steps}
-    told = json.loads(
-        run("-m", "tests.sailord.local.script_cluster", folder, script, *words_of_tls).splitlines()[
-            -1
-        ]
-    )
+    told = told_by("script_cluster", folder, script, *words_of_tls)
     certified = {name.partition("/")[0] for name in told["certified"]}
     assert certified == ({"sailord", "agent"} if words_of_tls else set())
     assert told["state"] == "done"
@@ -114,7 +100,7 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)
     durable, out = folder.parent / "durable", folder.parent / "out"
     export = ("-m", "sailord.cli.main", "checkpoint", "export", "own", "--at", durable, "--to", out)
-    run(*export, "--job", own / "train.py", cwd=own)
+    run_python(*export, "--job", own / "train.py", cwd=own)
     weights = load_file(saved / "model.safetensors")
     for name, value in load_file(out / "model.safetensors").items():
         assert abs(value - weights.pop(name)).max() < 1e-4
@@ -122,7 +108,7 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
 
 
 def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
-    told = json.loads(run("-m", "tests.sailord.local.travel_cluster", folder.parent))
+    told = told_by("travel_cluster", folder.parent)
     one, two, raises = told["one"], told["two"], told["raises"]
     # The setup fails on one node: said once, with node, command, exit code and last line.
     assert one["state"] == "done", one

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.sailord.local.running import ROOT
+from tests.sailord.local.running import told_by
 
 pytestmark = pytest.mark.slow
 
 
 def test_step_that_survivors_seal_for_seconds_is_not_lost(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sailord.local.sealing_cluster", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = told_by("sealing_cluster", folder)
     assert told["point"]["step"] >= told["killed_at"], "the leader began from the snapshot before"
     assert [move["steps_lost"] for move in told["moves"]] == [0, 0]

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.sailord.local.running import ROOT
+from tests.sailord.local.running import told_by
 
 pytestmark = pytest.mark.at_length
 
 
 def test_a_node_that_becomes_slow_is_planned_around_with_nothing_lost(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sailord.local.straggler_cluster", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = told_by("straggler_cluster", folder)
     assert "a2" in told["before"], "it helped"
     assert set(told["after"]) == set(told["before"]) - {"a2"}
     assert told["reason"].startswith("a2 is slow: it computes ")
