@@ -236,10 +236,8 @@ async def test_an_order_over_http_begins_a_round_that_the_view_follows(world):
     profiler, agents = world()
     app: Any = web.Application()
     told: list[str] = []
-    announcer = SimpleNamespace(tell_given=lambda said, *_: told.append(said))
-    app[CONTEXT] = SimpleNamespace(
-        network=profiler, state=None, controller=SimpleNamespace(announcer=announcer)
-    )
+    cluster = SimpleNamespace(tell_given=lambda said, _: told.append(said))
+    app[CONTEXT] = SimpleNamespace(network=profiler, cluster=cluster)
     request = make_mocked_request("POST", "/v1/network", app=app)
     begun = await measure_network(request)
     view = json.loads(begun.body)

@@ -27,9 +27,10 @@ async def test_a_node_reports_for_itself_alone(certificate, status):
     unreadable = SimpleNamespace(clear=lambda _: None)
     api = SimpleNamespace(
         own_gateway=SimpleNamespace(unreadable=unreadable),
-        state=SimpleNamespace(term=1),
-        controller=SimpleNamespace(
-            inbox=SimpleNamespace(put_report=taken.append), answer_to=lambda _: ReportReply(1)
+        cluster=SimpleNamespace(
+            state=SimpleNamespace(term=1),
+            put_report=taken.append,
+            answer_to=lambda _: ReportReply(1),
         ),
     )
 

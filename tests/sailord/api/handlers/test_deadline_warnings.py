@@ -66,10 +66,8 @@ def test_a_deadline_and_a_budget_are_for_the_steps_left(begun: int) -> None:
         cluster_file=None, profiles=None, measured_links=None,
         capacity=SimpleNamespace(usd_per_hour_max=None),
     )  # fmt: skip
-    effects = SimpleNamespace(planner=SimpleNamespace(ask_end=ask_end))
-    api: Any = SimpleNamespace(
-        config=config, capacity=None, controller=SimpleNamespace(effects=effects)
-    )
+    cluster = SimpleNamespace(planner=SimpleNamespace(ask_end=ask_end))
+    api: Any = SimpleNamespace(config=config, capacity=None, cluster=cluster)
     record = JobRecord(JobId("j"), "queued", steps=1000, saving=PLACE, deadline=7200.0,
                        bill=Bill(usd_max=100.0), begun=begun)  # fmt: skip
     assert asyncio.run(limit_warnings(api, record, "spec")) == ()

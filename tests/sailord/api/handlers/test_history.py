@@ -28,13 +28,11 @@ def test_history_without_the_store_has_orders_and_summaries_and_marks_details():
         feed.add(FeedEvent(number, 1.0, kind, f"a text of {kind}", job=JOB, is_detail=is_detail))
     feed.add(FeedEvent(9, 1.0, "order", "of another job", job="other"))
     gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
-    controller = SimpleNamespace(
-        announcer=Announcer(gateway, feed, Outbox(gateway)),
-        cluster=SimpleNamespace(store=SimpleNamespace(unavailable_since=3.0)),
+    cluster = SimpleNamespace(
+        history_of=Announcer(gateway, feed, Outbox(gateway)).history_in_memory,
+        store=SimpleNamespace(unavailable_since=3.0),
     )
-    api: Any = SimpleNamespace(
-        gateway=SimpleNamespace(read_history=unavailable), controller=controller
-    )
+    api: Any = SimpleNamespace(gateway=SimpleNamespace(read_history=unavailable), cluster=cluster)
     lines, since = asyncio.run(_read_history(api, JOB))
     assert since == 3.0
     assert [(line.id, line.is_detail) for line in lines] == [

@@ -16,8 +16,7 @@ from tests.sailord.core.states import NOW, state
 
 def asked_for(name: str, feed: Feed) -> Any:
     """A request about a node, as far as the handler reads one."""
-    controller = SimpleNamespace(announcer=SimpleNamespace(feed=feed))
-    context = SimpleNamespace(last_led=state(), controller=controller)
+    context = SimpleNamespace(cluster=SimpleNamespace(last_led=state(), feed=feed))
     return SimpleNamespace(app={CONTEXT: context}, match_info={"node": name})
 
 

@@ -43,8 +43,7 @@ def predicted(*nodes: str) -> dict[str, Any]:
 
 def api(agents: Agents) -> Any:
     """What the handler reads of the context."""
-    controller = SimpleNamespace(effects=SimpleNamespace(agents=agents))
-    return SimpleNamespace(last_led=state(), controller=controller)
+    return SimpleNamespace(cluster=SimpleNamespace(last_led=state(), agents=agents))
 
 
 @pytest.fixture
