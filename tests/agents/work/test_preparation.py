@@ -414,7 +414,6 @@ async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node,
         )
 
 
-@pytest.mark.asyncio
 async def test_data_of_a_job_without_a_script_is_linked_in_a_folder_of_its_own(tmp_path, node):
     (tmp_path / "corpus.bin").write_text("tokens")
     node.text = f'[model]\n[data.mounts]\n"inner/corpus.bin" = "{tmp_path}/corpus.bin"\n'

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-
 import numpy as np
+import pytest
+import torch
 from torch import nn
 
 from worker.data.generator_turns import turn
 from worker.models.random_numbers.generator_states import GeneratorStates
-
-pytestmark = pytest.mark.torch
 
 GLOBAL = np.random.default_rng(1)
 

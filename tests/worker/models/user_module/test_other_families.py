@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
-transformers = pytest.importorskip("transformers", reason="their models are the oracle")
+import torch
+import transformers
 
 from simulator.documents.problems import InputError
 from tests.conftest import the_first_quick
 from tests.worker.hf_families import VOCABULARY, all_in_fp64, images, sentences
 from tests.worker.module_runs import assert_close, plain_loop, recipe_of, trained
 from tests.worker.training_runs import alone, plan_of
-
-pytestmark = pytest.mark.torch
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": VOCABULARY}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
