@@ -191,7 +191,7 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
         if goal == "cost":
             objective = replace(asker.job.objective, max_usd_total=None)
             asker = replace(asker, job=replace(asker.job, objective=objective))
-        best = asker.ask(nodes, proves=False)
+        best = asker.ask(nodes, goal=goal, proves=False)
     except InputError as error:
         return "; ".join(map(str, error.problems))
     if best.estimate is None:
@@ -232,7 +232,7 @@ def _choices(
 
 
 def _choice(
-    request: CapacityRequest, pools: tuple[PoolSupply, ...]
+    request: CapacityRequest, pools: tuple[PoolSupply, ...], goal: Goal | None = None
 ) -> tuple[MachineChoice | None, str]:
     """The best plan on machines of these pools, or why there is none."""
     asked = replace(request, pools=pools, on_demand_min=max(request.on_demand_min, 1))
@@ -240,7 +240,7 @@ def _choice(
     if not nodes:
         return None, "none can be had"
     try:
-        best = _Asker.of(asked).ask(nodes, proves=False)
+        best = _Asker.of(asked).ask(nodes, goal=goal, proves=False)
     except InputError as error:
         return None, "; ".join(map(str, error.problems))
     if best.plan is None or best.estimate is None:
