@@ -39,7 +39,7 @@ def asked(*nodes, jobs=None, records=(G,)):
         SimpleNamespace(keys=Keys("test"), store=SimpleNamespace(get=nothing)),
         Agents(),
     )
-    records = StoredRecords(
+    stored = StoredRecords(
         1,
         nodes=(),
         jobs=(job(),) if jobs is None else jobs,
@@ -48,7 +48,7 @@ def asked(*nodes, jobs=None, records=(G,)):
         orders=(),
     )
     recovery = Recovery(gateway, agents)
-    assert not asyncio.run(recovery.recover(records, state(None, *nodes)))
+    assert not asyncio.run(recovery.recover(stored, state(None, *nodes)))
     return agents.asked, recovery.unknown
 
 
