@@ -255,7 +255,7 @@ def test_second_drain_keeps_the_first_start() -> None:
 def test_snapshots_of_another_job_are_ignored() -> None:
     theirs = node(B, report(B, "idle", job=JobId("other")))
     now = state(None, node(A), theirs)
-    assert {id_ for id_, _ in in_memory(now, active_of(now))} == {A}
+    assert {id_ for id_, _ in in_memory(now, active_of(now).job)} == {A}
 
 
 def test_failure_counts_from_its_first_report() -> None:

@@ -437,7 +437,7 @@ def test_reporting_node_without_a_lease_still_holds_snapshots() -> None:
     silent = replace(away, heard_at=NOW - 5)
     for b, is_there in ((away, True), (silent, False)):
         now = state(None, node(A), b)
-        assert (B in {id_ for id_, _ in in_memory(now, active_of(now))}) is is_there
+        assert (B in {id_ for id_, _ in in_memory(now, active_of(now).job)}) is is_there
 
 
 def test_older_checkpoint_that_a_generation_opens_from_becomes_the_newest() -> None:
