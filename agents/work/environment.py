@@ -132,7 +132,9 @@ def make_environment(environment: Path) -> None:
     venv.EnvBuilder(symlinks=True, with_pip=not has_pip).create(environment)
     # A virtual environment over another one would see the system's packages, not the other's.
     below = [*site.getsitepackages(), str(Path(agents.__file__).resolve().parents[1])]
-    lines = "".join(f"import site; site.addsitedir({each!r})\n" for each in below)
+    # In its own Python only: a worker has such packages, and after an upgrade newer ones.
+    begin = f"import site, sys; sys.prefix == {str(environment)!r} and site.addsitedir"
+    lines = "".join(f"{begin}({each!r})\n" for each in below)
     (packages_of(environment) / "_sailor.pth").write_text(lines, encoding="utf-8")
     if has_pip:
         script = environment / "bin" / "pip"

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import select
+import subprocess
+import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +24,7 @@ from agents.work.environment import READ_BYTES, SetupError, _Log, hidden_of, set
 from agents.work.secrets import SecretsError, find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, worker_view
 from agents.workers.fork_client import ForkClient
+from tests.agents.running import ROOT
 from tests.agents.work.wheels import wheel
 
 INSTALL = "pip install -q --no-index --no-deps ./*.whl"
@@ -219,6 +222,29 @@ async def test_two_jobs_with_different_versions_do_not_meet(tmp_path):
     seen = await fork(tmp_path, **works)
     assert {name: each["tiny"] for name, each in seen.items()} == {"job1.0": "1.0", "job2.0": "2.0"}
     assert seen["job2.0"]["cwd"] == works["job2.0"]["folder"]
+
+
+async def test_a_worker_of_a_newer_version_takes_no_package_of_the_older_one(
+    tmp_path, folder, monkeypatch
+):
+    """An upgrade leaves environments as they are; each version has its own packages."""
+    older, newer = tmp_path / "older", tmp_path / "newer"
+    for place in (older, newer):
+        place.mkdir()
+        (place / "of_the_node.py").write_text(f"PLACE = {place.name!r}\n")
+    below = [*environment.site.getsitepackages(), str(older)]
+    monkeypatch.setattr(environment.site, "getsitepackages", lambda: below)
+    say = "import of_the_node; print(of_the_node.PLACE)"
+    await set_up(folder, (f"python -c '{say}' > said",), {})
+    assert (folder.files / "said").read_text() == "older\n"
+    enters = "import json, sys; from worker.control.work_folder import enter; "
+    command = [sys.executable, "-c", f"{enters}enter(json.loads(sys.argv[1])); {say}"]
+    done = subprocess.run(
+        [*command, json.dumps(worker_view(folder, {}))],
+        env={**os.environ, "PYTHONPATH": f"{newer}:{ROOT}"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "newer\n"
 
 
 @pytest.mark.slow
