@@ -39,11 +39,15 @@ def targets(mounts: Mapping[str, str], cache: Path) -> dict[str, Path]:
 
 def check_paths(mounts: Mapping[str, str]) -> None:
     """Raise ``MountError`` unless the folders and files of the node are there."""
-    missing = [
-        f"{name} ({where})"
-        for name, where in mounts.items()
-        if "://" not in where and not Path(where).exists()
-    ]
+    missing = []
+    for name, where in mounts.items():
+        if "://" in where:
+            continue
+        try:
+            os.stat(where)
+        except OSError as error:  # A dead mount has errors of its own.
+            why = "" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
+            missing.append(f"{name} ({where}{why})")
     if missing:
         raise MountError(f"data is missing on this node: {', '.join(missing)}; mount it there")
 

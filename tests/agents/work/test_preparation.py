@@ -408,6 +408,13 @@ async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node,
         assert (folder / "single").read_text() == "a single file"
         there.rename(tmp_path / "elsewhere")
         assert await node.preparation.view(JOB) == why, "looked at before each generation"
+        (tmp_path / "elsewhere").rename(there)
+        while not isinstance(await node.preparation.view(JOB), dict):
+            await asyncio.sleep(0)
+        there.rename(tmp_path / "elsewhere")
+        there.symlink_to("x" * 300)  # Fails otherwise than by its absence, as a dead mount does.
+        why = f"inner/corpus ({there}: File name too long); mount it there"
+        assert await node.preparation.view(JOB) == f"data is missing on this node: {why}"
         mount("gone")
         assert f"data gone cannot be copied from file://{tmp_path}/no: " in (
             await node.preparation.view(JOB)
