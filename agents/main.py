@@ -35,6 +35,7 @@ from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import notify
 from agents.daemon.version import own_version
 from agents.devices.monitor import listen_for_xids, wait_broken
+from agents.devices.nvml import REBOOT, DriverError
 from agents.devices.probe import Devices, probe, read_emulated, self_test
 from agents.last_answer import LastAnswer
 from agents.links.http import LinkRoutes
@@ -76,6 +77,7 @@ LEAVE_S = 10.0
 SHUTDOWN_LEFT_S = 5.0
 """The last part of the time until the machine is off, for the end of workers and agent."""
 RETEST_S = 5.0
+ASK_DRIVER = f"look whether `nvidia-smi` answers; if a device is lost, {REBOOT}"
 
 CONFIG = click.option(
     "--config",
@@ -111,6 +113,9 @@ def run(config: Path, emulate: str | None) -> None:
         for problem in error.problems:
             click.echo(f"error: {problem}", err=True)
         sys.exit(INVALID_INPUT)
+    except DriverError as error:
+        click.echo(f"error: devices: {error}; {ASK_DRIVER}", err=True)
+        sys.exit(FAILED)  # A driver that is still being loaded answers the next start.
 
 
 @main.command()
@@ -136,6 +141,8 @@ def check(config: Path) -> None:
             click.echo(f"{found}; the store is {loaded.store}")
         except InputError as error:
             problems.take(error)
+        except DriverError as error:
+            problems.add("devices", str(error), ASK_DRIVER)
     for problem in problems.found:
         click.echo(f"error: {problem}", err=True)
     if problems.found:

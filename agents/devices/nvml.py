@@ -18,6 +18,10 @@ class DriverError(Exception):
     """The driver did not answer; the message says why."""
 
 
+class DriverMissing(DriverError):  # noqa: N818 - names the state of the machine
+    """There is no driver, or no package to ask it: to wait does not help."""
+
+
 class DeviceLost(DriverError):  # noqa: N818 - names the state of the device
     """A device has dropped off the bus, or needs a reset."""
 
@@ -48,7 +52,7 @@ def query_driver(nvml: Any = None) -> tuple[DeviceFacts, ...]:
         try:
             nvml = import_module("pynvml")
         except ImportError:
-            raise DriverError("the package nvidia-ml-py is not installed") from None
+            raise DriverMissing("the package nvidia-ml-py is not installed") from None
     try:
         nvml.nvmlInit()
         try:
@@ -57,7 +61,7 @@ def query_driver(nvml: Any = None) -> tuple[DeviceFacts, ...]:
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError_LibraryNotFound:
-        raise DriverError("no NVIDIA driver is installed: libnvidia-ml is not found") from None
+        raise DriverMissing("no NVIDIA driver is installed: libnvidia-ml is not found") from None
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
         raise DeviceLost(f"the NVIDIA driver reports: {error}") from None
     except nvml.NVMLError as error:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.devices.cuda_trial import try_cuda
-from agents.devices.nvml import REBOOT, RESET, DeviceFacts, DriverError, query_driver
+from agents.devices.nvml import (
+    REBOOT,
+    RESET,
+    DeviceFacts,
+    DriverError,
+    DriverMissing,
+    query_driver,
+)
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue
 
@@ -52,10 +59,13 @@ def read_emulated(text: str, catalogue: Catalogue, *, place: str = "--emulate") 
 
 
 def probe(catalogue: Catalogue) -> Devices:
-    """Find the devices; ``InputError`` if there are none that can be used."""
+    """Find the devices; ``InputError`` if there are none that can be used.
+
+    ``DriverError``: the driver does not answer, which may pass.
+    """
     try:
         facts = query_driver()
-    except DriverError as error:
+    except DriverMissing as error:
         raise InputError(Problem("devices", str(error), NO_DEVICE)) from None
     return recognise(facts, catalogue)
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pynvml
 import pytest
+from click.testing import CliRunner
 
 from agents.devices.nvml import DriverError, query_driver
 from agents.devices.probe import Devices, faults, read_emulated, recognise, self_test
+from agents.main import FAILED, INVALID_INPUT, main
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from tests.agents.running import ROOT
@@ -152,6 +154,19 @@ def has_driver() -> bool:
     except DriverError:
         return False
     return True
+
+
+def test_a_driver_that_does_not_answer_is_asked_by_the_next_start(tmp_path, monkeypatch):
+    """At boot its module may still be loaded; after exit code 2 systemd starts nothing again."""
+    config = tmp_path / "agent.toml"
+    config.write_text('cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///x"\n')
+    absent = Recorded(A100, refuses=pynvml.NVMLError_DriverNotLoaded)
+    monkeypatch.setattr("agents.devices.nvml.import_module", lambda _: absent)
+    monkeypatch.setattr("agents.main.begin_log", lambda *_: None)
+    for command, code in (("run", FAILED), ("check", INVALID_INPUT)):
+        done = CliRunner().invoke(main, [command, "--config", str(config)])
+        assert done.exit_code == code
+        assert "devices: the NVIDIA driver reports: Driver Not Loaded; look whether" in done.stderr
 
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver")
