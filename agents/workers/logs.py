@@ -46,11 +46,15 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
     try:
         with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
-            first = max(0, end - size) if begin is None else min(begin, end)
+            if begin is not None and begin > end:
+                begin = 0  # It was made anew.
+            first = max(0, end - size) if begin is None else begin
             with contextlib.suppress(OSError):  # No data follows.
                 first = file.seek(first, os.SEEK_DATA)
             file.seek(first)
             data = file.read(size)
+    except FileNotFoundError:
+        return "", 0  # It may come again, as that of a setup that is tried once more.
     except OSError:
         return "", begin or 0
     if begin is None and first > 0:  # Drop the part of a line.

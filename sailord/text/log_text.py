@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from sailord.text.units import clock
@@ -29,13 +30,17 @@ def _line(line: str) -> str:
         return line
     if not isinstance(said, dict) or not isinstance(said.get("step"), int):
         return line
+    if not isinstance(said.get("evaluation", {}), dict):
+        return line  # The script's own.
     return _said(said) + "\n"
 
 
 def _said(said: Mapping[str, Any]) -> str:
     """A step or an evaluation: when, which, and its figures with four digits."""
-    at = said.get("at")
-    begin = f"{clock(at)}  " if isinstance(at, int | float) else ""
+    at, begin = said.get("at"), ""
+    if isinstance(at, int | float):
+        with suppress(ValueError, OverflowError, OSError):  # A script may count milliseconds.
+            begin = f"{clock(at)}  "
     about = f"step {said['step']}" + (f" of {said['job']}" if said.get("job") else "")
     figures = said.get("evaluation", {name: said[name] for name in said if name not in _TOLD})
     words = [_word(name, value) for name, value in figures.items()]

@@ -17,4 +17,5 @@ def printable(text: str, keep: str = "\n\t") -> str:
     )
 
 
-_CONTROLS = ("Cc", "Cf", "Zl", "Zp")
+_CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Also halves of surrogate pairs, as in a file's name that is no UTF-8: none can be printed."""

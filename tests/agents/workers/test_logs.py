@@ -73,6 +73,20 @@ def test_the_output_of_a_ranks_next_process_is_read_from_its_beginning(tmp_path:
     assert texts(read_output(outputs, None, mark)) == {0: "new\n", 1: "more\n"}
 
 
+def test_a_file_that_is_made_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
+    """As the log of a setup that is tried once more."""
+    path = process(tmp_path, "key", "a first attempt\n")
+    mark = read_output({0: path}, None, "").mark
+    path.unlink()
+    process(tmp_path, "key", "again\n")
+    assert texts(read_output({0: path}, None, mark)) == {0: "again\n"}
+    mark = read_output({0: path}, None, mark).mark
+    path.unlink()
+    mark = read_output({0: path}, None, mark).mark
+    process(tmp_path, "key", "and a longer attempt\n")
+    assert texts(read_output({0: path}, None, mark)) == {0: "and a longer attempt\n"}
+
+
 def test_all_ranks_are_listed_whichever_is_requested(tmp_path: Path) -> None:
     outputs = {0: process(tmp_path, "j.1.0", "a\n"), 3: tmp_path / "gone" / "output"}
     found = read_output(outputs, 77, "")

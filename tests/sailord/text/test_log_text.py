@@ -42,3 +42,11 @@ def test_speeds_are_shown_per_second():
         '{"job": "j", "step": 20, "samples_per_s": 34.4, "tokens_per_s": 2201, "seconds": 0.465}\n'
     )
     assert log_text(line) == "step 20 of j: 34.4 samples/s, 2,201 tokens/s, 0.465 s\n"
+
+
+def test_steps_that_a_script_prints_in_a_form_of_its_own_are_no_error():
+    milliseconds = '{"step": 3, "at": 1795595087780, "loss": 2.5}\n'
+    assert log_text(milliseconds) == "step 3: loss 2.5\n"
+    assert log_text('{"step": 3, "at": NaN}\n') == "step 3: \n"
+    for line in ('{"step": 3, "evaluation": 0.5}\n', '{"step": 3, "evaluation": null}\n'):
+        assert log_text(line) == line

@@ -17,6 +17,7 @@ CLIPBOARD = "\x1b]52;c;cm0gLXJmIC8=\x07"
         ("1 %\r2 %\r\nend\tx\n", "1 %\n2 %\nend\tx\n"),
         ("caf\u00e9 \u2192 \u2500", "caf\u00e9 \u2192 \u2500"),
         ("in\u202everted", "in?verted"),
+        ("caf\udce9.jpg", "caf?.jpg"),  # A file's name that is no UTF-8.
     ],
 )
 def test_control_characters_are_replaced(text: str, shown: str) -> None:
