@@ -76,7 +76,8 @@ class SnapshotMemory:
         with contextlib.suppress(FileNotFoundError):  # A folder may be deleted meanwhile.
             for pid, path in snapshot_file.unfinished_files(self.folder):
                 if has_ended(pid) or (before and pid == os.getpid()):
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # A job may have made a folder of that name.
+                        path.unlink()
 
     def look(self, path: Path) -> SnapshotFile | None:
         """Read the header of a file that was just sealed; ``None``: it is not sealed."""

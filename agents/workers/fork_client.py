@@ -86,8 +86,7 @@ class ForkClient:
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
         """Fork a worker; its ``process.json`` is written before it runs."""
         await self._ask({"ask": "fork", "folder": str(home), "spec": spec})
-        born = json.loads(read_plain(home / "process.json"))
-        return ProcessId(born["pid"], born["start"])
+        return _born(home)
 
     def open(self, id_: ProcessId) -> ProcessHandle | None:
         """Open a process that was forked; ``None``: it has ended."""
@@ -100,8 +99,7 @@ class ForkClient:
         about = {"command": command, "cwd": str(cwd), "variables": dict(variables)}
         asked = {"ask": "run", "folder": str(home), **about}
         await asyncio.to_thread(self._ask_with, asked, output)
-        born = json.loads(read_plain(home / "process.json"))
-        return ForkedCommand(self, home, ProcessId(born["pid"], born["start"]))
+        return ForkedCommand(self, home, _born(home))
 
     async def kill_all(self, home: Path) -> None:
         """Kill the processes of a folder, and all their descendants."""
@@ -192,6 +190,15 @@ class ForkClient:
         if self.is_service:
             return service_socket(self.folder)
         return self.folder / "fork_server.sock"
+
+
+def _born(home: Path) -> ProcessId:
+    """Read which process was forked; ``ValueError`` if a job has replaced the file."""
+    born = json.loads(read_plain(home / "process.json"))
+    try:
+        return ProcessId(int(born["pid"]), int(born["start"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{home}/process.json names no process ({error})") from None
 
 
 def _checked(line: bytes) -> dict[str, Any]:

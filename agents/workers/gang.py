@@ -105,10 +105,10 @@ class WorkerGang:
         self._tasks.start(self._keep_fork_server())
 
     def _adopt(self, home: Path) -> None:
-        born = json.loads(read_plain(home / "process.json"))
+        born = _read_spec(home / "process.json", "pid", "start")
         spec, was_reused = born, (home / "seat.json").exists()
         if was_reused:
-            spec = json.loads(read_plain(home / "seat.json"))
+            spec = _read_spec(home / "seat.json")
         member = self._watch(home, ProcessId(born["pid"], born["start"]), spec)
         if member is not None and was_reused:
             member.orders["join"] = join_order(spec)  # It may not have received it.
@@ -397,3 +397,13 @@ class WorkerGang:
         if is_over:
             self.dismiss_all()
             await self.fork_client.close()
+
+
+def _read_spec(path: Path, *more: str) -> dict[str, Any]:
+    """Read a worker's spec; ``ValueError`` if it is none: a job may have replaced the file."""
+    spec = json.loads(read_plain(path))
+    numbers = ("generation", "rank", "device", *more)
+    is_spec = isinstance(spec, dict) and isinstance(spec.get("job"), str)
+    if not is_spec or any(type(spec.get(name)) is not int for name in numbers):
+        raise ValueError(f"{path} is no spec of a worker")
+    return dict(spec)

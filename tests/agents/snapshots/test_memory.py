@@ -94,6 +94,14 @@ def test_unfinished_files_of_dead_processes_are_deleted(tmp_path):
     assert own.exists()
 
 
+def test_a_folder_with_the_name_of_an_unfinished_file_does_not_keep_an_agent_from_starting(
+    tmp_path,
+):
+    folder = tmp_path / "job" / snapshot_file.part_name(1, 0, 2**22 + 1, 1)
+    folder.mkdir(parents=True)
+    SnapshotMemory(tmp_path).open()
+
+
 def test_unfinished_files_of_a_process_that_is_not_reaped_yet_are_deleted(tmp_path):
     """On a busy machine the fork server reaps late, and nothing looks at the files again."""
     memory = SnapshotMemory(tmp_path)

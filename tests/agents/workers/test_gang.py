@@ -66,3 +66,24 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
     assert isinstance(failed, GangReported)
     assert isinstance(ended, GangExited)
     assert failed.failure == ended.failure == why
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("text", ["[]", "{}", '{"job": "j", "generation": 3, "rank": "x"}', "{"])
+async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(tmp_path, text):
+    async def nothing() -> None: ...
+
+    home = tmp_path / "process" / "j.3.0"
+    home.mkdir(parents=True)
+    (home / "process.json").write_text(text)
+    client: Any = SimpleNamespace(
+        is_service=False, wait_settled=nothing, ensure_running=nothing, orphan_s=60.0,
+        close=nothing,
+    )  # fmt: skip
+    told: list[Event] = []
+    gang = WorkerGang(tmp_path, client, Clock(), told.append)
+    await gang.open(JobId("j"), 3, 1)
+    await gang.close(is_over=True)
+    (ended,) = told
+    assert isinstance(ended, GangExited)
+    assert gang.members == []
