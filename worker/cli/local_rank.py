@@ -36,7 +36,7 @@ from worker.profiling.timeline import Recorder
 from worker.script.open_job import open_module
 from worker.script.script_error import print_script_traceback
 from worker.training.full_tensors import RankTensors, rank_tensors
-from worker.training.step_report import StepReport
+from worker.training.step_report import StepReport, finite
 from worker.training.trainer import NotANumberError, RankTrainer
 
 DEADLINE_S = 600.0
@@ -115,7 +115,8 @@ def _train(
             trainer.log(report)
             found = trainer.evaluate_if_due()
             if found is not None and rank == 0:
-                send({"kind": "evaluation", "step": report.step, "metrics": found})
+                metrics = finite(found)  # JSON has no other numbers.
+                send({"kind": "evaluation", "step": report.step, "metrics": metrics})
         trainer.end_log()
         with recorder.span("end"):
             if spec.pieces is not None:

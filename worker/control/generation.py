@@ -45,7 +45,7 @@ from worker.layout.tensor_table import holdings_for
 from worker.profiling.fault_injection import FAIL_POINT, Milestone, parse_fail_point
 from worker.profiling.kept_steps import timer_of_rank
 from worker.profiling.timeline import Recorder
-from worker.script.script_error import print_script_traceback, script_line, sentence
+from worker.script.script_error import in_brief, print_script_traceback, script_line, sentence
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.step_report import StepReport, finite
 from worker.training.trainer import NotANumberError, RankTrainer
@@ -427,8 +427,8 @@ class GenerationRun:
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
         self._after_loss.end()
-        failure = redact(failure)
-        print(failure, flush=True)
+        print(failure := redact(failure), flush=True)
+        failure = in_brief(failure)
         if self._transport is not None:
             self._transport.abort(failure)
         self._extra_status |= {"failure": failure, "is_bug": is_bug}

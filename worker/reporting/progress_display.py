@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +45,16 @@ class ProgressDisplay:
         self._show(f"{_bar(self._done / self.steps)} {self._done} of {self.steps}, {_rate(line)}, "
                    f"{_about(left_s)} left")  # fmt: skip
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+    def evaluation(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Print the metrics of an evaluation."""
         if self.as_json:
             print(json.dumps({"step": step, "evaluation": metrics}), flush=True)
             return
         self._show("")
-        figures = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items())
+        figures = "  ".join(
+            f"{name} none" if value is None else f"{name} {value:.5f}"
+            for name, value in metrics.items()
+        )
         print(f"evaluation after step {step}: {figures}", flush=True)
 
     def finish(self, ranks: list[dict[str, Any]]) -> None:

@@ -432,7 +432,9 @@ class Recipe:
         """Return digests of the settings that the described job does not hold."""
         groups = {name: self.group_of(name) for name in self._trained.values()}
         order = {"shuffle": self.shuffled, "drop_last": self.drop_last}
+        count = None if self.eval_dataset is None else sizes_of(self.eval_dataset)
         more = {**order, "eval_every": self.eval_every, "metrics": self.metric_names}
+        more["number of samples to evaluate"] = count
         return settings_digests(groups, self.settings.schedules, **more)
 
     def _evaluated(self) -> list[Any]:

@@ -20,6 +20,7 @@ _LIBRARIES = (
     f"{sysconfig.get_path('stdlib')}{os.sep}",
 )
 MESSAGE_MAX = 300
+FAILURE_MAX = 2_000
 
 
 def script_line(error: BaseException) -> str | None:
@@ -43,6 +44,11 @@ def sentence(error: BaseException, hide: Callable[[str], str] = str) -> str:
     notes = (hide(each).partition("\n")[0] for each in getattr(error, "__notes__", ()))
     where = ", ".join([*(() if line is None else (line,)), *notes])
     return f"{what} ({where})" if where else what
+
+
+def in_brief(failure: str) -> str:
+    """Return what a status says of a failure, whose text may have any length; a log has it all."""
+    return " ".join(failure.splitlines())[:FAILURE_MAX]
 
 
 def script_traceback(error: BaseException) -> str:

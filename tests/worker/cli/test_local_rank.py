@@ -53,6 +53,26 @@ def test_timeline_on_a_gpu_waits_for_the_computing_stream_alone(monkeypatch):
     assert [len(each["spans"]) for each in sent] == [1]
 
 
+def test_figures_of_an_evaluation_that_are_not_finite_are_no_json(monkeypatch):
+    class Trained:
+        def __init__(self, *_, **__):
+            self.step = lambda: SimpleNamespace(step=0, line=dict)
+            self.evaluate_if_due = lambda: {"loss": float("nan"), "accuracy": 0.5}
+            self.log = self.end_log = self.close = lambda *_: None
+
+    monkeypatch.setattr(local_rank, "RankTrainer", Trained)
+    monkeypatch.setattr(local_rank, "_data_and_module", lambda _: (None, None))
+    spec = SimpleNamespace(
+        plan=SimpleNamespace(device_count=1), job=None, weights=None, steps=1, beginning=None,
+        pieces=None, listening=SimpleNamespace(close=lambda: None),
+    )  # fmt: skip
+    sent = []
+    local_rank._train(
+        spec, 0, sent.append, device=torch.device("cpu"), recorder=local_rank.Recorder(0)
+    )
+    assert sent[1]["metrics"] == {"loss": None, "accuracy": 0.5}
+
+
 def test_errors_of_a_script_are_left_as_they_are():
     about = (
         SimpleNamespace(abort=[].append),

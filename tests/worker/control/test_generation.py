@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from simulator.documents.problems import InputError, Problem
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.control import generation, state_fetch, work_folder
 from worker.control.assignment import Assignment
@@ -16,6 +17,7 @@ from worker.control.generation import GenerationRun
 from worker.control.state_fetch import StateFetch
 from worker.distributed.interface import PeerLostError
 from worker.distributed.rank_protocol import OtherCodeError
+from worker.script.script_error import FAILURE_MAX
 from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.step_report import StepReport
 
@@ -124,6 +126,23 @@ def told_run(folder: Path):
             broken.set()
 
     return run_of(folder, report), reports, broken
+
+
+def test_a_failure_of_any_length_is_one_short_line_in_the_status(tmp_path: Path, capsys) -> None:
+    """An agent reads no line of more than 1 MiB, and would never hear of the failure."""
+    reports: list[dict[str, Any]] = []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+    run._ended.set()
+
+    def refuse(_):
+        keys = "\n".join(f"Missing key layer.{n}" for n in range(100_000))
+        raise InputError(Problem("train.py:3", f"RuntimeError: {keys}"))
+
+    assert run.run(refuse)
+    (failed,) = [status for status in reports if status["taking"] == "failed"]
+    assert failed["failure"].startswith("train.py:3: RuntimeError: Missing key layer.0 Missing key")
+    assert len(failed["failure"]) == FAILURE_MAX
+    assert "Missing key layer.99999" in capsys.readouterr().out, "the log has all of it"
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,9 @@ def test_json_is_printed_as_it_is(capsys):
     said = capsys.readouterr()
     assert json.loads(said.out) == LINE
     assert said.err == ""
+
+
+def test_a_figure_of_an_evaluation_that_is_not_finite_is_none(capsys):
+    with ProgressDisplay(4, as_json=False) as display:
+        display.evaluation(3, {"loss": None, "accuracy": 0.5})
+    assert capsys.readouterr().out == "evaluation after step 3: loss none  accuracy 0.50000\n"

@@ -91,6 +91,18 @@ def test_other_settings_have_other_digests(script, was, becomes, expected):
     assert [name for name in found if found[name] != other[name]] == [expected]
 
 
+def test_another_number_of_samples_to_evaluate_is_another_setting(script):
+    """Ranks would wait for each other in the middle of an evaluation."""
+    found = []
+    for count in (11, 12):
+        text = SCRIPT.replace('name="small",', f'name="small", eval_dataset=data[:{count}],')
+        script.write_text(text)
+        found.append(load_script(script).settings_digests())
+    one, other = found
+    names = [name for name in one if one[name] != other[name]]
+    assert names == ["number of samples to evaluate"]
+
+
 def test_the_last_digits_of_a_cosine_are_no_difference():
     one, other = [1.0, 5e-12, 0.0], [1.0, 5e-12 + 1e-16, -1e-17]
     assert settings_digests({}, [one]) == settings_digests({}, [other])
