@@ -74,9 +74,10 @@ class AfterLoss:
         step_report = self.trainer.roll_forward()
         if step_report is not None:
             report_step(step_report)
-            self.trainer.log(step_report)
         if self.trainer.progress.step > self.restored_step:
             self.snapshots.seal_if_complete()
+        if step_report is not None:  # Last: a script's logger may be slow or fail.
+            self.trainer.log(step_report)
 
     def end(self) -> None:
         """Announce nothing from here on: what was announced is sealed, or cannot be."""

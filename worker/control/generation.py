@@ -314,15 +314,16 @@ class GenerationRun:
         if has_begun:
             self._set_state("running")
         if self.assignment.restore.source != "start":
-            # A loss may have interrupted the evaluation of this step: repeat it.
+            # The evaluation of this step was put off by a stop, or a loss may have interrupted it.
             self._evaluate_if_due(trainer)
         while not is_stopping:
             step_report = trainer.step()
             snapshots.after_step()
             self._report_step(step_report)
             trainer.log(step_report)
-            self._evaluate_if_due(trainer)
             is_done = steps is not None and trainer.progress.step >= steps
+            # Who goes on from an ordered stop evaluates: a notice leaves no time for that.
+            self._evaluate_if_due(trainer, waits=is_done or not step_report.stop)
             is_stopping = step_report.stop or is_done
         if is_done and has_begun:
             trainer.end_log()
@@ -361,8 +362,8 @@ class GenerationRun:
         print(json.dumps(line), flush=True)
         self.report(self._status(), False)
 
-    def _evaluate_if_due(self, trainer: TrainingEngine) -> None:
-        found = trainer.evaluate_if_due()
+    def _evaluate_if_due(self, trainer: TrainingEngine, *, waits: bool = True) -> None:
+        found = trainer.evaluate_if_due() if waits else None
         self._extra_status["unlogged"] = redact(trainer.unlogged)
         if found is not None and self.assignment.rank == 0:
             metrics = finite(found)
@@ -395,7 +396,7 @@ class GenerationRun:
             self._after_loss.save(self._report_step)
         except Exception as second:
             # Earlier snapshots stay; the original failure is still reported.
-            print(f"the last step is not saved: {sentence(second, redact)}", flush=True)
+            print(f"the last step is not saved or logged: {sentence(second, redact)}", flush=True)
             self._is_reusable = isinstance(second, OSError)
         self._after_loss.end()
         if not self._ended.is_set():

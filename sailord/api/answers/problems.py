@@ -61,7 +61,8 @@ def problems_of(
     views = tuple(nodes)
     jobs = (*_job_problems(job, views, risks), *_yielded(paused))
     kept = [f"{name} cannot drain: {why}" for name, why in stuck.items()]
-    return (*_service_problems(service), *jobs, *kept, *_node_problems(views, now))
+    of_nodes = (*_twins(views), *_node_problems(views, now))
+    return (*_service_problems(service), *jobs, *kept, *of_nodes)
 
 
 def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
@@ -132,6 +133,18 @@ def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
     named = ((cure, [n.name for n in nodes if n.state == state]) for cure, state in cures.items())
     found = [cure.format(name=names[0]) for cure, names in named if names]
     return found or ["mend its cause, or add nodes"]
+
+
+def _twins(nodes: Iterable[NodeView]) -> Iterator[str]:
+    """Yield names that several machines have: an order is for the one that joined last."""
+    places: dict[str, set[str]] = {}
+    for node in nodes:
+        if node.address and node.state not in ("suspect", "lost"):
+            places.setdefault(node.name, set()).add(node.address)
+    for name, found in places.items():
+        if len(found) > 1:
+            where = ", ".join(sorted(found))
+            yield f"several machines have the name {name} ({where}); set name in their agent.toml"
 
 
 def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:

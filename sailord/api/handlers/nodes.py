@@ -54,7 +54,7 @@ async def order_node(request: web.Request) -> web.Response:
 def nodes_of(request: web.Request) -> list[Node]:
     """The node in the path, by id or name; answered with 404 if there is none.
 
-    Several nodes may have one name: a node that rejoined has a new id.
+    Several nodes may have one name: a node that rejoined has a new id. The present one comes first.
     """
     name = request.match_info["node"]
     nodes = request.app[CONTEXT].cluster.last_led.nodes.values()
@@ -67,7 +67,7 @@ def nodes_of(request: web.Request) -> list[Node]:
             raise Refusal(404, Problem(name, f"no such node any more: {last.text}", cure))
         known = nearest(name[:64], (node.record.name for node in nodes))
         raise Refusal(404, Problem(name[:64], "no such node", known))
-    return found
+    return sorted(found, key=lambda node: (node.is_lost, -node.since))
 
 
 async def logs(request: web.Request) -> web.Response:

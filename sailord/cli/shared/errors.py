@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -66,6 +67,8 @@ class Group(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         if sys.stdout is None:  # Started with stdout closed.
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for all our life
+        elif isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # Letters that its encoding lacks.
         return super().main(*args, **kwargs)
 
 

@@ -92,3 +92,11 @@ def test_step_that_is_finished_after_the_loss_reaches_the_scripts_loggers():
     rank = Rank((5, 3.0), rolled="step 5")
     rank.after.save(rank.logged.append)
     assert rank.logged == ["step 5", "step 5"], "the agent, then the loggers"
+
+
+def test_loggers_get_a_step_that_is_finished_after_the_loss_once_it_is_sealed():
+    """A service that does not answer would hold up the seal until the agent ends the rank."""
+    rank = Rank((5, 3.0), rolled="step 5")
+    rank.on_seal = lambda: rank.logged.append("sealed")
+    rank.after.save(lambda _: None)
+    assert rank.logged == ["sealed", "step 5"]

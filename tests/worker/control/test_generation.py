@@ -39,6 +39,32 @@ def run_of(tmp_path: Path, report: Any) -> GenerationRun:
     return GenerationRun(assignment, report)
 
 
+def training(run: GenerationRun, *, steps: int | None = None) -> SimpleNamespace:
+    """Give a run a trainer whose next step, the fourth, is the last one before a stop."""
+    step = StepReport(3, 1.0, 1.0, 4, 0.5, "h", 4, 0.1, skipped=False, skipped_steps=0, stop=True)
+    trainer = SimpleNamespace(
+        job=SimpleNamespace(steps=steps, sequence=1),
+        progress=SimpleNamespace(step=3),
+        log=lambda _: None,
+        evaluate_if_due=lambda: None,
+        end_log=lambda: None,
+        unlogged="",
+    )
+
+    def last_step() -> StepReport:
+        trainer.progress.step = 4
+        return step
+
+    trainer.step = last_step
+    run._trainer = trainer
+    run._snapshots = SimpleNamespace(
+        after_step=lambda: None,
+        stalls=SimpleNamespace(stall_s=None, late_s=None, settle_s=None),
+        seal_at_stop=lambda **_: None,
+    )
+    return trainer
+
+
 def test_contradicted_rank_withdraws_before_it_closes_and_reports_its_node(
     tmp_path: Path,
 ) -> None:
@@ -73,32 +99,25 @@ def test_failed_logger_is_reported_without_the_secrets_of_the_job(
     monkeypatch.setattr(work_folder, "_hidden", {"s3cret"})
     reports: list[dict[str, Any]] = []
     run = run_of(tmp_path, lambda status, _: reports.append(status))
-    step = StepReport(3, 1.0, 1.0, 4, 0.5, "h", 4, 0.1, skipped=False, skipped_steps=0, stop=True)
-    trainer = SimpleNamespace(
-        job=SimpleNamespace(steps=None, sequence=1),
-        progress=SimpleNamespace(step=4),
-        log=lambda _: None,
-        evaluate_if_due=lambda: None,
-        unlogged="",
-    )
-    run._trainer = trainer
+    trainer = training(run, steps=4)
 
     def fail(*_: object) -> None:
         trainer.unlogged = "WandB is not used any more: OSError: no such key: s3cret"
 
-    def last_step() -> StepReport:
-        setattr(trainer, fails, fail)
-        return step
-
-    trainer.step = last_step
-    run._snapshots = SimpleNamespace(
-        after_step=lambda: None,
-        stalls=SimpleNamespace(stall_s=None, late_s=None, settle_s=None),
-        seal_at_stop=lambda **_: None,
-    )
+    setattr(trainer, fails, fail)
     run._train()
     assert reports[-1]["taking"] == "stopped"
     assert reports[-1]["unlogged"] == "WandB is not used any more: OSError: no such key: ***"
+
+
+@pytest.mark.parametrize(("steps", "evaluated"), [(None, [3]), (4, [3, 4])])
+def test_an_evaluation_does_not_put_off_an_ordered_stop(tmp_path: Path, steps, evaluated):
+    """A notice leaves no time for it; the next generation begins with it, as after a loss."""
+    run = run_of(tmp_path, lambda *_: None)
+    trainer, found = training(run, steps=steps), []
+    trainer.evaluate_if_due = lambda: found.append(trainer.progress.step)
+    run._train()
+    assert found == evaluated
 
 
 def test_ranks_of_two_versions_fail_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:

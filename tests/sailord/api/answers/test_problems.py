@@ -46,6 +46,15 @@ def test_doctor_lists_nothing_for_a_healthy_cluster() -> None:
     assert told(replace(WELL, refusals=refused)) == ()
 
 
+def test_doctor_names_machines_with_one_name() -> None:
+    """One of them restarted is none: its old life is lost, or was at the same address."""
+    other = replace(NODE, id="a.2", address="h:2")
+    (found,) = told(WELL, NODE, other)
+    assert found == "several machines have the name a (h:1, h:2); set name in their agent.toml"
+    assert told(WELL, NODE, replace(other, address="h:1")) == ()
+    assert told(WELL, NODE, replace(other, state="lost", spot=True)) == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

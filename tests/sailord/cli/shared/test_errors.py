@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
+import click
 import pytest
 from click.testing import CliRunner
 
 from sailord.cli.main import main
+from sailord.cli.shared.errors import Group
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,11 @@ def test_unknown_command_that_resembles_none_is_answered_without_a_guess():
         assert done.exit_code == 2
         assert "Did you mean" not in done.stderr
         assert f"No such command '{word}'" in done.stderr
+
+
+def test_letters_that_the_encoding_of_a_terminal_lacks_are_no_error(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1"))
+    command = click.Command("say", callback=lambda: click.echo("\u00b15 % \u2192"))
+    Group(commands={"say": command}).main(["say"], standalone_mode=False)
+    assert raw.getvalue() == "\u00b15 % ?\n".encode("latin-1")
