@@ -43,7 +43,7 @@ export function moodOf(node, part, job) {
 export function renderMap(doc, onSelect) {
   const parts = partsByNode(doc.plan);
   const ids = Object.keys(doc.nodes ?? {});
-  const isCompact = ids.length > COMPACT_FROM;
+  const isCompact = ids.length >= COMPACT_FROM;
   const byZone = new Map();
   for (const id of ids) {
     const zone = doc.kinds[doc.nodes[id].kind]?.[0] || "unknown zone";

@@ -62,7 +62,10 @@ export async function follow(on) {
           await on.state("denied", said ? said.what : "the token is refused");
           continue;
         }
-        if (!reply.ok) throw new Error((await reply.json()).problems?.[0]?.what ?? `status ${reply.status}`);
+        if (!reply.ok) {
+          const said = (await reply.json()).problems?.[0];
+          throw Object.assign(new Error(), { refusal: said ? `${said.place}: ${said.what}` : `status ${reply.status}` });
+        }
         on.begin();
         const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
         let text = "";
@@ -81,7 +84,7 @@ export async function follow(on) {
         stop.abort();
       }
     } catch (error) {
-      why = error.name === "AbortError" ? `nothing was heard for ${SILENT_S} s` : "sailord does not answer";
+      why = error.refusal ? `sailord refuses: ${error.refusal}` : error.name === "AbortError" ? `nothing was heard for ${SILENT_S} s` : "sailord does not answer";
     }
     on.state("lost", why);
     const pause = PAUSES_S[Math.min(failures, PAUSES_S.length - 1)];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,7 +192,23 @@ def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
 
 def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> None:
     async def play(tab: Tab) -> None:
-        await tab.wait("document.querySelectorAll('.compact .node[data-works=yes]').length === 128")
+        await tab.wait("document.querySelectorAll('.compact .node[data-works=yes]').length === 120")
         await check_rules(tab)
 
-    watch(tmp_path, MadeUp(128), play)
+    watch(tmp_path, MadeUp(120), play)
+
+
+def test_a_stream_that_is_refused_says_why(tmp_path: Path) -> None:
+    """A leader that answers 429 or 503 is there, and says what to wait for."""
+    refused = {"problems": [{"place": "requests", "what": "too many at once", "cure": "wait"}]}
+    script = (
+        "import('/page/stream.js').then(({ follow }) => new Promise((resolve) => {"
+        f"  window.fetch = async () => new Response('{json.dumps(refused)}', {{ status: 429 }});"
+        "  follow({ begin() {}, event() {}, state: (name, why) => resolve([name, why]) });"
+        "}))"
+    )
+
+    async def play(tab: Tab) -> None:
+        assert await tab.run(script) == ["lost", "sailord refuses: requests: too many at once"]
+
+    watch(tmp_path, MadeUp(8), play)
