@@ -229,13 +229,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             config.orphan_s,
             is_service=config.worker_folder is not None,
         )
-        gang = WorkerGang(
-            config.shared,
-            fork_client,
-            clock,
-            feed,
-            ended=memory.delete_unfinished,
-        )
+        gang = WorkerGang(config.shared, fork_client, clock, feed, ended=memory.delete_unfinished)
         packages = PackageFetcher(
             config.shared / "work" / "packages", client, registration.package_sources
         )

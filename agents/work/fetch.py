@@ -35,9 +35,9 @@ class PackageFetcher:
         return self.folder / str(package)
 
     async def fetch(self, package: Package) -> Path:
-        """Return the file of a package; fetch and check it if it is not there."""
+        """Return the file of a package; fetch and check it if it is not there, or damaged."""
         path = self.path(package)
-        if not path.exists():
+        if not path.exists() or await asyncio.to_thread(package_of, path) != package:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 sources = list(await self.sources())

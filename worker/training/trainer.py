@@ -8,10 +8,10 @@ learning rate, and updates its weights (``optimizer``).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -65,9 +65,11 @@ _LAST_VOTES_S = 0.25
 class NotANumberError(RuntimeError):
     """The loss or a gradient is not finite, and neither a smaller loss scale nor skipping helps."""
 
-    def __init__(self, step: int, *, layer: int, rank: int | None, skipped: int = 0) -> None:
+    def __init__(self, step: int, *, layer: int | None, rank: int | None, skipped: int = 0) -> None:
         self.step, self.layer, self.rank = step, layer, rank
-        if rank is None:
+        if layer is None:
+            what = "the loss is not finite, though every output was when it was computed again"
+        elif rank is None:
             what = f"the gradient of layer {layer} is not finite"
         else:
             what = f"the output of layer {layer} is not finite on rank {rank}, the first such layer"
@@ -460,6 +462,5 @@ class RankTrainer:
         if named is not None:
             layer, rank = named
             raise NotANumberError(step, layer=layer, rank=rank, skipped=skipped)
-        squares = totals.squares.items()
-        layer = next(layer for layer, square in squares if not math.isfinite(square))
-        raise NotANumberError(step, layer=max(layer, 0), rank=None, skipped=skipped)
+        bad = [max(layer, 0) for layer, square in totals.squares.items() if not isfinite(square)]
+        raise NotANumberError(step, layer=bad[0] if bad else None, rank=None, skipped=skipped)

@@ -237,8 +237,8 @@ async def test_a_worker_of_a_newer_version_takes_no_package_of_the_older_one(
     say = "import of_the_node; print(of_the_node.PLACE)"
     await set_up(folder, (f"python -c '{say}' > said",), {})
     assert (folder.files / "said").read_text() == "older\n"
-    enters = "import json, sys; from worker.control.work_folder import enter; "
-    command = [sys.executable, "-c", f"{enters}enter(json.loads(sys.argv[1])); {say}"]
+    enters = "import json, sys; from worker.control.work_folder import enter_job; "
+    command = [sys.executable, "-c", f"{enters}enter_job(json.loads(sys.argv[1])); {say}"]
     done = subprocess.run(
         [*command, json.dumps(worker_view(folder, {}))],
         env={**os.environ, "PYTHONPATH": f"{newer}:{ROOT}"},

@@ -48,6 +48,15 @@ async def test_a_package_that_differs_from_its_name_is_not_kept(tmp_path, source
     assert list(fetcher.folder.iterdir()) == []
 
 
+async def test_a_package_that_the_disk_has_damaged_is_fetched_again(tmp_path, sources, fetcher):
+    archive = packed(tmp_path, train=b"1")
+    package = package_of(archive)
+    sources.packages = {"leader:1": {str(package): archive}}
+    path = await fetcher.fetch(package)
+    path.write_bytes(bytes(package.size))
+    assert package_of(await fetcher.fetch(package)) == package
+
+
 async def test_a_package_that_no_one_has_is_named_with_the_last_reason(sources, fetcher):
     sources.packages = {"leader:1": {}}
     with pytest.raises(FetchError, match=r"cannot be fetched: other:1.*refused"):

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, Sealing
@@ -68,7 +70,6 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
     assert failed.failure == ended.failure == why
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("text", ["[]", "{}", '{"job": "j", "generation": 3, "rank": "x"}', "{"])
 async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(tmp_path, text):
     async def nothing() -> None: ...

@@ -33,6 +33,7 @@ from worker.training.precision import (
     loss_seed,
     precision_of,
 )
+from worker.training.step_vote import StepVote
 from worker.training.trainer import NotANumberError, RankTrainer, TrainingProgress
 
 MIXED = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
@@ -239,6 +240,22 @@ def test_non_finite_gradient_names_its_layer():
         parameter = trainer.buffers[2].parameters[0]
         parameter.register_hook(lambda gradient: gradient * math.inf)
         with pytest.raises(NotANumberError, match="the gradient of layer 2 is not finite"):
+            trainer.step()
+
+    run_as_threads(1, body)
+
+
+def test_a_non_finite_loss_that_does_not_repeat_is_said_to_be_that(monkeypatch):
+    job, cast = small_job(tied=False, skip_nonfinite=0), StepVote.cast
+
+    def infinite(*about):
+        return replace(cast(*about), loss_sum=math.inf)
+
+    monkeypatch.setattr(StepVote, "cast", infinite)
+
+    def body(transport):
+        trainer = RankTrainer(job, alone(job), 0, transport, SomeLabels(job))
+        with pytest.raises(NotANumberError, match="step 0: the loss is not finite, though every"):
             trainer.step()
 
     run_as_threads(1, body)
