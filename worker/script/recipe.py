@@ -433,9 +433,9 @@ class Recipe:
         groups = {name: self.group_of(name) for name in self._trained.values()}
         order = {"shuffle": self.shuffled, "drop_last": self.drop_last}
         count = None if self.eval_dataset is None else sizes_of(self.eval_dataset)
-        more = {**order, "eval_every": self.eval_every, "metrics": self.metric_names}
-        more["number of samples to evaluate"] = count
-        return settings_digests(groups, self.settings.schedules, **more)
+        about = {"eval_every": self.eval_every, "metrics": self.metric_names}
+        more = {"number of samples to evaluate": count}
+        return settings_digests(groups, self.settings.schedules, **order, **about, **more)
 
     def _evaluated(self) -> list[Any]:
         """Load a batch of the evaluation, and return samples for a check of its metrics."""

@@ -462,5 +462,6 @@ class RankTrainer:
         if named is not None:
             layer, rank = named
             raise NotANumberError(step, layer=layer, rank=rank, skipped=skipped)
-        bad = [max(layer, 0) for layer, square in totals.squares.items() if not isfinite(square)]
-        raise NotANumberError(step, layer=bad[0] if bad else None, rank=None, skipped=skipped)
+        squares = totals.squares.items()
+        first = next((max(layer, 0) for layer, square in squares if not isfinite(square)), None)
+        raise NotANumberError(step, layer=first, rank=None, skipped=skipped)
