@@ -107,11 +107,11 @@ def test_the_store_itself_listens_on_the_loopback_device_only(rank_store):
     assert secret_of(rank_store.address)
 
 
-@pytest.mark.parametrize(("ours", "drained"), [(4, "the node of rank 0"), (0, "this node")])
+@pytest.mark.parametrize(("ours", "drained"), [(99, "the node of rank 0"), (0, "this node")])
 def test_ranks_of_two_versions_refuse_each_other(rank_store, monkeypatch, ours, drained):
+    first = f"rank 0 Sailor {own_version()} (ranks' protocol {rank_protocol.SPEAKS})"
     monkeypatch.setattr(rank_protocol, "SPEAKS", ours)
     monkeypatch.setattr(rank_protocol, "VERSION", "9.9")
-    first = f"rank 0 Sailor {own_version()} (ranks' protocol 3)"
     with pytest.raises(OtherCodeError) as raised:
         join(rank_store, 1)
     assert str(raised.value) == (
