@@ -199,7 +199,7 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
             case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
                 id_ = NodeId(order.life) or lives.get(order.target, NodeId(order.target))
                 if id_ != order.life and (id_ != order.target or id_ not in state.nodes):
-                    # Also of a name that no node has: who has it later is not meant.
+                    # Fixed also if no node has the name: a later node with it must not drain.
                     commands.append(GiveOrder(replace(order, life=id_)))
                 marks[id_] = (*marks.get(id_, ()), order)
                 node = marked.get(id_) or state.nodes.get(id_)

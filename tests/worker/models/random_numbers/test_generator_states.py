@@ -1,4 +1,4 @@
-"""Draws from generators are noticed, whoever made them."""
+"""Draws from generators that a module keeps, holds in a closure or shares are noticed."""
 
 from __future__ import annotations
 
