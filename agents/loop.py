@@ -67,9 +67,9 @@ def describe(state: State) -> str:
         return f"not ready: {state.why_not or state.fault or 'its devices are tested'}{trouble}"
     if not state.is_registered:
         return f"not ready: it is not registered yet{trouble}"
-    standing = state.node.state if state.node.state != "ready" else ""
+    before = "" if state.node.state == "ready" else f"{state.node.state}, "
     doing = "ready for work" if gang is None else f"{gang.taking}: {work}"
-    return f"{standing}{standing and ', '}{doing}{trouble}"
+    return f"{before}{doing}{trouble}"
 
 
 @dataclass(eq=False)

@@ -93,6 +93,7 @@ class State:
     options: Options = field(default_factory=Options)
     now: float = 0.0
     heard: Fence = UNHEARD
+    """The highest fence that was seen in the store or in a leader's message."""
     record: GenerationRecord | None = None
     """The newest generation in the store; ``None``: there is none."""
     job: JobId | None = None
@@ -109,6 +110,7 @@ class State:
     uploaded: tuple[Uploaded, ...] = ()
     """The job's objects that this node has uploaded."""
     trouble: str = ""
+    """Why the job's snapshots are not replicated or uploaded; empty: they are."""
     unfit: str = ""
     """Why the live job cannot run on this node, or not yet; empty: it can."""
     unfit_for: JobId | None = None
@@ -129,7 +131,9 @@ class State:
     is_leaving: bool = False
     """The agent was asked to exit, and does so when no worker needs it."""
     notices: frozenset[str] = frozenset()
+    """The ids of notices that were given and not withdrawn."""
     reports: int = 0
+    """How many were sent."""
     last_report: Report | None = None
     reported_at: float = float("-inf")
 

@@ -26,9 +26,8 @@ async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
     """Limit files that other processes append to, and this process's own log, forever."""
     while True:
         for path in [*files(), *own_log()]:
-            with contextlib.suppress(
-                OSError
-            ):  # It was deleted, or its file system cannot free blocks.
+            # It was deleted, or its file system cannot free blocks.
+            with contextlib.suppress(OSError):
                 bound(path)
         await asyncio.sleep(BOUND_S)
 

@@ -155,8 +155,9 @@ class GenerationRecord:
     worths: tuple[tuple[str, float], ...] = ()
     """What one GPU of each kind is worth to the job, relative to the fastest; see ``Proposal``."""
     step_s: float = 0.0
+    """Seconds of a step, as predicted or, if longer, as measured, for time limits; 0: unknown."""
     predicted_s: float = 0.0
-    """Of a step: its time limit's basis (as measured, if longer), and predicted; 0: unknown."""
+    """Predicted seconds of a step; 0: unknown."""
     wait_s: float = 600.0
     """How long a rank waits for a peer that is not known to be lost."""
     stop_at: int | None = None

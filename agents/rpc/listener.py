@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from agents.daemon.tasks import Tasks
-from agents.rpc.strangers import EvictableConnection, StrangerLimits, place_of
+from agents.rpc.strangers import EvictableConnection, StrangerLimits, charged_address
 from agents.rpc.tls import HANDSHAKE, Tls, explain
 
 log = structlog.get_logger("tls")
@@ -50,7 +50,7 @@ class _Refusals:
     """Failures that were not logged since the last line."""
 
     def note(self, peer: object, why: str) -> None:
-        now, key = time.monotonic(), (place_of(peer), why)
+        now, key = time.monotonic(), (charged_address(peer), why)
         if now - self._minute >= MINUTE_S:
             self._minute, self._lines = now, 0
             self._quiet_until = {k: end for k, end in self._quiet_until.items() if now < end}
@@ -140,7 +140,7 @@ class Listener:
                 loop.call_later(PAUSE_S, self._listen)
                 self.strangers.evict(EVICTED)
                 return
-            if self.strangers.admits(place_of(peer)):
+            if self.strangers.admits(charged_address(peer)):
                 wire.setblocking(False)
                 self._tasks.start(self._connect(wire, peer))
             else:
@@ -152,7 +152,7 @@ class Listener:
     async def _connect(self, wire: socket.socket, peer: object) -> None:
         server = self.runner.server
         assert server is not None, "the runner is set up"
-        context, place, task = None, place_of(peer), asyncio.current_task()
+        context, place, task = None, charged_address(peer), asyncio.current_task()
         assert task is not None
         if self.tls is not None:
             context = self.tls.server

@@ -97,7 +97,7 @@ class EvictableConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection among the strangers'."""
         super().connection_made(transport)
-        self.address = place_of(transport.get_extra_info("peername"))
+        self.address = charged_address(transport.get_extra_info("peername"))
         self.strangers.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -182,7 +182,7 @@ class StrangerLimits:
             self._logged_s, self._logged = now, total
 
 
-def place_of(peer: object) -> str:
+def charged_address(peer: object) -> str:
     """Return the address that is charged: of IPv6 the /64 network, which one sender may have."""
     text = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     if ":" not in text:

@@ -32,6 +32,7 @@ from simulator.spec.job import (
     Objective,
     Optimizer,
     Preference,
+    RateSchedule,
     RecomputePolicy,
     UpdateSettings,
 )
@@ -43,7 +44,7 @@ PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 ALLOWED: tuple[Allowed, ...] = get_args(Allowed)
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
-SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
+RATE_SCHEDULES: tuple[RateSchedule, ...] = get_args(RateSchedule)
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 SOFTMAXES: tuple[Literal["fused", "fp32"], ...] = ("fused", "fp32")
@@ -157,7 +158,7 @@ def _training(table: Table) -> dict[str, Any]:
             momentum=table.number("momentum", default=0.9, least=0, below=1),
             nesterov=table.flag("nesterov", default=False),
         ),
-        "schedule": table.choice("schedule", SCHEDULES, default="constant"),
+        "schedule": table.choice("schedule", RATE_SCHEDULES, default="constant"),
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),
         "clip_norm": table.number("clip_norm", above=0),
         "skip_nonfinite": table.integer("skip_nonfinite", default=3, least=0),

@@ -13,6 +13,8 @@ RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
 Preference = Literal["simple", "fastest"]
 Allowed = Literal["interleaved", "sequence", "micro-batch-per-pipeline"]
+RateSchedule = Literal["constant", "cosine", "linear"]
+"""How the learning rate goes on after the warm-up."""
 DataKind = Literal["synthetic", "tokens", "images"]
 Engine = Literal["sailor", "deepspeed"]
 
@@ -141,7 +143,7 @@ class Job:
     learning_rate: float = 3e-4
     learning_rate_min: float = 0.0
     """The rate at which a decaying schedule ends."""
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    schedule: RateSchedule = "constant"
     warmup_steps: int = 0
     update: UpdateSettings = field(default_factory=UpdateSettings)
     clip_norm: float | None = None

@@ -27,7 +27,7 @@ STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
 """Ways to run a stage after which it stops; three kinds have millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
 """GPUs that are left in each zone of a region, by kind."""
-KindOrder = tuple[str, ...]
+RegionOrder = tuple[str, ...]
 """Regions that stages go through."""
 
 
@@ -80,7 +80,7 @@ class _Walk:
     goal: Sosp25Goal
     mode: Mode
     regions: dict[str, tuple[int, ...]] = field(init=False)
-    orders: list[KindOrder] = field(init=False)
+    orders: list[RegionOrder] = field(init=False)
     known: dict[object, PipelineTail | None] = field(default_factory=dict)
     stages: dict[object, PipelineTail] = field(default_factory=dict)
     times: dict[object, float] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         replicas: int,
-        order: KindOrder,
+        order: RegionOrder,
         left: Left,
         usd_max: float,
     ) -> PipelineTail | None:
@@ -186,7 +186,7 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         replicas: int,
-        order: KindOrder,
+        order: RegionOrder,
         left: Left,
         usd_max: float,
     ) -> PipelineTail | None:
@@ -213,7 +213,7 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         replicas: int,
-        order: KindOrder,
+        order: RegionOrder,
         left: Left,
         usd_max: float,
     ) -> PipelineTail | None:
@@ -238,10 +238,10 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         replicas: int,
-        order: KindOrder,
+        order: RegionOrder,
         left: Left,
         usd_max: float,
-    ) -> Iterator[tuple[float, int, PipelineTail, KindOrder, Left]]:
+    ) -> Iterator[tuple[float, int, PipelineTail, RegionOrder, Left]]:
         """Ways to run stage ``s``: a bound of the time, the stage, and the GPUs left after it."""
         before = math.nan
         most = math.ceil(self.inputs.global_batch / (shape.b * replicas))
@@ -275,7 +275,7 @@ class _Walk:
         shape: Sosp25Shape,
         s: int,
         stage: PipelineTail,
-        order: KindOrder,
+        order: RegionOrder,
         left: Left,
         usd_max: float,
     ) -> PipelineTail | None:
