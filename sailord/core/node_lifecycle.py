@@ -45,38 +45,8 @@ def observe_nodes(
         each: why_incompatible(each, other_is="its agent", this_is="sailord") for each in protocols
     }
     for record in seen.values():
-        known = node = state.nodes.get(record.id)
-        if node is None:
-            node = _new_node(state, record)
-        elif record.state == "ready" and node.record.state == "joining":
-            node = replace(node, since=state.now)
-        draining = node.exclusion.draining_since
-        if record.state == "draining" and draining is None:
-            draining = state.now
-        elif record.state != "draining" and node.record.state == "draining":
-            # A false alarm, or a new start: the agent itself withdrew it, unless it was ordered.
-            is_over = not node.exclusion.is_drain_ordered
-            draining = None if is_over else draining
-            node = replace(node, returned_at=state.now if is_over else node.returned_at)
-        # An earlier notice may have said when the node leaves; its own record may not.
-        is_told = draining is not None and record.leaves_at is None
-        told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-        foreign = version_problems[record.protocol]
-        if (told, None, draining, foreign) != (
-            *(node.record, node.absent_since, node.exclusion.draining_since),
-            node.exclusion.foreign,
-        ):
-            has_moved = told.address != node.record.address
-            if has_moved or node.absent_since is not None:
-                # The last probe went to another address, or came before it was back.
-                node = replace(node, probed_at=None)
-            node = replace(
-                node,
-                record=told,
-                standing=standing.lease_seen(node.standing, has_moved=has_moved),
-                exclusion=replace(node.exclusion, draining_since=draining, foreign=foreign),
-            )
-        if node is not known:
+        node = _with_lease(state, record, version_problems[record.protocol])
+        if node is not state.nodes.get(record.id):
             fresh[record.id] = node
     names = {record.name: record.id for record in (*elsewhere, *seen.values())}
     for id_, node in state.nodes.items():
@@ -93,6 +63,41 @@ def observe_nodes(
         elif node.absent_since is None:
             fresh[id_] = replace(node, standing=standing.lease_ended(node.standing, state.now))
     return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
+
+
+def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
+    """Return a node that has a lease; the same object if nothing has changed."""
+    node = state.nodes.get(record.id)
+    if node is None:
+        node = _new_node(state, record)
+    elif record.state == "ready" and node.record.state == "joining":
+        node = replace(node, since=state.now)
+    draining = node.exclusion.draining_since
+    if record.state == "draining" and draining is None:
+        draining = state.now
+    elif record.state != "draining" and node.record.state == "draining":
+        # A false alarm, or a new start: the agent itself withdrew it, unless it was ordered.
+        is_over = not node.exclusion.is_drain_ordered
+        draining = None if is_over else draining
+        node = replace(node, returned_at=state.now if is_over else node.returned_at)
+    # An earlier notice may have said when the node leaves; its own record may not.
+    is_told = draining is not None and record.leaves_at is None
+    told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
+    if (told, None, draining, version_problem) == (
+        *(node.record, node.absent_since, node.exclusion.draining_since),
+        node.exclusion.foreign,
+    ):
+        return node
+    has_moved = told.address != node.record.address
+    if has_moved or node.absent_since is not None:
+        # The last probe went to another address, or came before it was back.
+        node = replace(node, probed_at=None)
+    return replace(
+        node,
+        record=told,
+        standing=standing.lease_seen(node.standing, has_moved=has_moved),
+        exclusion=replace(node.exclusion, draining_since=draining, foreign=version_problem),
+    )
 
 
 def grant_grace(state: State, members: Iterable[NodeId]) -> State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeGuard
 
@@ -34,61 +35,20 @@ def network_from_json(
 
 def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> MeasuredNetwork:
     problems = Problems()
-    curves = _read_curves(raw, place, problems)
+    entries = _read_curves(raw, place, problems)
     sizes = raw.get("sizes_bytes")
     if not _is_growing(sizes):
         problems.add(f"{place}: sizes_bytes", "must be a growing list of positive numbers")
     problems.raise_if_any()
     assert isinstance(sizes, list)
-    sizes_bytes = tuple(float(size) for size in sizes)
-
-    def curve(identifier: int, flows: int, where: str) -> Curve | None:
-        entry = curves.get(identifier)
-        if entry is None or len(entry["bandwidth_GBps"]) != len(sizes_bytes):
-            problems.add(
-                where, f"names curve {identifier!r}, which is missing or of a wrong length"
-            )
-            return None
-        coefficients = entry.get("coeffs")
-        return curve_from_bandwidths(
-            flows,
-            sizes_bytes=sizes_bytes,
-            bytes_per_s=tuple(value * 1e9 for value in entry["bandwidth_GBps"]),
-            polynomial=tuple(coefficients) if coefficients else None,
-            is_tcp=entry.get("transport") == "tcp",
-            relative_error=_band(entry),
-        )
-
-    raw_between: dict[tuple[LinkEnd, LinkEnd], dict[tuple[int, int], Curve]] = {}
-    trusted: dict[tuple[LinkEnd, LinkEnd], dict[int, Curve]] = {}
-    for index, entry in enumerate(raw.get("inter_node", [])):
-        where = f"{place}: inter_node[{index}]"
-        sides = [entry[side] for side in ("from", "to")]
-        ends = [(side["zone"], catalogue.gpu_name(side["gpu_type"])) for side in sides]
-        counts = (int(sides[0]["gpus"]), int(sides[1]["gpus"]))
-        for side, count in zip(("from", "to"), counts, strict=True):
-            _check_count(count, f"{where}.{side}.gpus", problems)
-        if min(counts) < 1:
-            continue
-        found = curve(entry["curve"], min(counts), where)
-        if found is not None:
-            raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
-        # A file may mark an entry as doubtful and suggest another curve.
-        better = curve(entry.get("suggested_curve", entry["curve"]), min(counts), where)
-        if better is not None and counts[0] == counts[1]:
-            trusted.setdefault((ends[0], ends[1]), {})[counts[0]] = better
-    within: dict[str, dict[int, Curve]] = {}
-    for index, entry in enumerate(raw.get("intra_node", [])):
-        gpus = int(entry["gpus"])
-        _check_count(gpus, f"{place}: intra_node[{index}].gpus", problems)
-        found = curve(entry["curve"], max(gpus // 2, 1), f"{place}: intra_node[{index}]")
-        if found is not None:
-            within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
+    curves = _FileCurves(entries, tuple(float(size) for size in sizes), problems)
+    raw_between, trusted = _between_machines(raw, curves, place, catalogue)
+    within = _within_machines(raw, curves, place, catalogue)
     egress = raw.get("egress_usd_per_GB", {}).get("zone_to_zone", {})
     prices = raw.get("gpu_price_usd_per_hour", {}).get("simulations_constants_GPU_PRICES", {})
     for section, table in (("egress_usd_per_GB", egress), ("gpu_price_usd_per_hour", prices)):
-        for row, entries in table.items():
-            for column, usd in entries.items():
+        for row, columns in table.items():
+            for column, usd in columns.items():
                 if not 0 <= float(usd) < math.inf:
                     at = f"{place}: {section}, {row} and {column}"
                     problems.add(at, f"is {usd}", "give a price of at least 0")
@@ -114,6 +74,78 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
             for gpu, count in raw.get("gpus_per_node", {}).items()
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _FileCurves:
+    """The curves of a file, and the sizes that all of them have."""
+
+    entries: Mapping[int, Any]
+    """By the identifier that links name."""
+    sizes_bytes: tuple[float, ...]
+    problems: Problems
+
+    def find(self, identifier: int, flows: int, where: str) -> Curve | None:
+        """Return a curve for this number of flows; ``None`` after a mistake, which is reported."""
+        entry = self.entries.get(identifier)
+        if entry is None or len(entry["bandwidth_GBps"]) != len(self.sizes_bytes):
+            what = f"names curve {identifier!r}, which is missing or of a wrong length"
+            self.problems.add(where, what)
+            return None
+        coefficients = entry.get("coeffs")
+        return curve_from_bandwidths(
+            flows,
+            sizes_bytes=self.sizes_bytes,
+            bytes_per_s=tuple(value * 1e9 for value in entry["bandwidth_GBps"]),
+            polynomial=tuple(coefficients) if coefficients else None,
+            is_tcp=entry.get("transport") == "tcp",
+            relative_error=_band(entry),
+        )
+
+
+_RawLinks = dict[tuple[LinkEnd, LinkEnd], dict[tuple[int, int], Curve]]
+"""Curves by both ends, and the numbers of GPUs there."""
+_TrustedLinks = dict[tuple[LinkEnd, LinkEnd], dict[int, Curve]]
+"""Curves by both ends, and the number of GPUs at each."""
+
+
+def _between_machines(
+    raw: Mapping[str, Any], curves: _FileCurves, place: str, catalogue: Catalogue
+) -> tuple[_RawLinks, _TrustedLinks]:
+    """Read the links between machines: as measured, and as the file trusts them."""
+    raw_between: _RawLinks = {}
+    trusted: _TrustedLinks = {}
+    for index, entry in enumerate(raw.get("inter_node", [])):
+        where = f"{place}: inter_node[{index}]"
+        sides = [entry[side] for side in ("from", "to")]
+        ends = [(side["zone"], catalogue.gpu_name(side["gpu_type"])) for side in sides]
+        counts = (int(sides[0]["gpus"]), int(sides[1]["gpus"]))
+        for side, count in zip(("from", "to"), counts, strict=True):
+            _check_count(count, f"{where}.{side}.gpus", curves.problems)
+        if min(counts) < 1:
+            continue
+        found = curves.find(entry["curve"], min(counts), where)
+        if found is not None:
+            raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
+        # A file may mark an entry as doubtful and suggest another curve.
+        better = curves.find(entry.get("suggested_curve", entry["curve"]), min(counts), where)
+        if better is not None and counts[0] == counts[1]:
+            trusted.setdefault((ends[0], ends[1]), {})[counts[0]] = better
+    return raw_between, trusted
+
+
+def _within_machines(
+    raw: Mapping[str, Any], curves: _FileCurves, place: str, catalogue: Catalogue
+) -> dict[str, dict[int, Curve]]:
+    """Read the links inside machines, by GPU kind and number of GPUs."""
+    within: dict[str, dict[int, Curve]] = {}
+    for index, entry in enumerate(raw.get("intra_node", [])):
+        where, gpus = f"{place}: intra_node[{index}]", int(entry["gpus"])
+        _check_count(gpus, f"{where}.gpus", curves.problems)
+        found = curves.find(entry["curve"], max(gpus // 2, 1), where)
+        if found is not None:
+            within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
+    return within
 
 
 def _check_count(gpus: int, where: str, problems: Problems) -> None:

@@ -36,6 +36,7 @@ class NodeNeed:
     copies: int
     """One snapshot's replicas of other nodes' pieces."""
     files: int
+    """How many files of snapshots each rank has."""
 
     @property
     def now(self) -> int:

@@ -77,20 +77,14 @@ class Trainer:
             **{"batch_size": (batch_size, 1), "steps": (steps, 1), "eval_every": (eval_every, 1)},
             **{"skip_nonfinite": (skip_nonfinite, 0), "max_tp": (max_tp, 1), "seed": (seed, 0)},
         }
-        for argument, (count, least) in counts.items():
-            if count is not None and not _is_whole(count, least):
-                cure = f"give a whole number of at least {least}"
-                problems.add("Trainer", f"has {argument}={count!r}", cure)
+        _check_counts(counts, problems)
         if epochs is not None and not (_is_above_0(epochs) and epochs < math.inf):
             problems.add("Trainer", f"has epochs={epochs!r}", "give a number above 0")
         if clip_norm is not None and not _is_above_0(clip_norm):
             cure = "give the largest norm of a gradient, or None to clip nothing"
             problems.add("Trainer", f"has clip_norm={clip_norm!r}", cure)
-        chosen = {"precision": (precision, Precision), "recompute": (recompute, RecomputePolicy)}
-        for argument, (value, known) in chosen.items():
-            if value not in get_args(known):
-                cure = f"give one of {', '.join(get_args(known))}"
-                problems.add("Trainer", f"has {argument}={value!r}", cure)
+        _check_word("precision", precision, get_args(Precision), problems)
+        _check_word("recompute", recompute, get_args(RecomputePolicy), problems)
         if (steps is None) == (epochs is None):
             problems.add("Trainer", "needs steps or epochs", "give one of the two")
         if "loss" in (metrics or {}):
@@ -192,6 +186,20 @@ class Trainer:
         rank.end_log()
         rank.close()
         recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
+
+
+def _check_counts(counts: Mapping[str, tuple[Any, int]], problems: Problems) -> None:
+    """Check arguments that are whole numbers, each against the least that it may be."""
+    for argument, (count, least) in counts.items():
+        if count is not None and not _is_whole(count, least):
+            cure = f"give a whole number of at least {least}"
+            problems.add("Trainer", f"has {argument}={count!r}", cure)
+
+
+def _check_word(argument: str, value: Any, known: Sequence[str], problems: Problems) -> None:
+    if value not in known:
+        cure = f"give one of {', '.join(known)}"
+        problems.add("Trainer", f"has {argument}={value!r}", cure)
 
 
 def _is_whole(value: Any, least: int) -> bool:

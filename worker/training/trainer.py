@@ -21,7 +21,7 @@ from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.data.data_files import check_identity, identity_of
 from worker.data.datasets.map_dataset import MapData
-from worker.distributed.interface import Transport
+from worker.distributed.interface import Collective, Transport
 from worker.layout.rank_layout import (
     TIED,
     Chunk,
@@ -151,33 +151,7 @@ class RankTrainer:
         opened = {ranks: transport.group(ranks) for ranks in groups if rank in ranks}
         context = MicroBatchContext()
         group = opened.get(self.place.tp_ranks) if self.place.tp > 1 else None
-        layers: Sequence[HeldLayer]
-        if module is None:
-            layers = build_layers(
-                job,
-                self.place.layers,
-                tp=self.place.tp,
-                tp_index=self.place.index,
-                group=group,
-                context=context,
-                dtype=self.precision.master,
-                device=self.device,
-                weights=weights,
-                shares_tokens=plan.sequence_parallel,
-            )
-        else:
-            layers = build_module_layers(
-                module,
-                job,
-                self.place.layers,
-                tp=self.place.tp,
-                tp_index=self.place.index,
-                group=group,
-                context=context,
-                master=self.precision.master,
-                compute=self.precision.compute,
-                device=self.device,
-            )
+        layers = self._held_layers(group, context, weights)
         held = atoms_held(tp=self.place.tp, index=self.place.index, atoms=job.max_tp)
         self.buffers: Mapping[int, LayerBuffer] = layer_buffers(
             layers,
@@ -234,6 +208,39 @@ class RankTrainer:
             of_module=module is not None,
             steps=job.steps,
             loaders=job.data.num_workers,
+        )
+
+    def _held_layers(
+        self,
+        group: Collective | None,
+        context: MicroBatchContext,
+        weights: Callable[[int], ShardValues] | None,
+    ) -> Sequence[HeldLayer]:
+        """Build what this rank holds of its layers: of the script's module, or of a family."""
+        if self._module is None:
+            return build_layers(
+                self.job,
+                self.place.layers,
+                tp=self.place.tp,
+                tp_index=self.place.index,
+                group=group,
+                context=context,
+                dtype=self.precision.master,
+                device=self.device,
+                weights=weights,
+                shares_tokens=self.plan.sequence_parallel,
+            )
+        return build_module_layers(
+            self._module,
+            self.job,
+            self.place.layers,
+            tp=self.place.tp,
+            tp_index=self.place.index,
+            group=group,
+            context=context,
+            master=self.precision.master,
+            compute=self.precision.compute,
+            device=self.device,
         )
 
     def step(self) -> StepReport:

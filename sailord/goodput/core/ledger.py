@@ -79,9 +79,9 @@ class UsageSample:
     bill_gpu_us: int | None = None
     """The GPU microseconds on that bill."""
     job: JobId | None = None
-    """The job that has the cluster, ..."""
+    """The job that has what no other job has."""
     beside: tuple[OtherJobLoads, ...] = ()
-    """... but for what others have."""
+    """What the other jobs have."""
 
 
 @dataclass(frozen=True, slots=True)

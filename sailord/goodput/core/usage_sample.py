@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from agents.protocol.records import PREPARING, GenerationRecord, JobId, NodeId, NodeRecord, Report
 from sailord.capacity.core.model import CapacityState
@@ -77,6 +77,17 @@ def renting_of(capacity: CapacityState, now: float) -> Renting:
     )
 
 
+@dataclass(slots=True)
+class _Sums:
+    """A ``CauseLoad`` while GPUs are added to it."""
+
+    gpus: int = 0
+    usd_per_hour: float = 0.0
+    rented_usd_per_hour: float = 0.0
+    unpriced_gpus: int = 0
+    rented_gpus: int = 0
+
+
 def sample_usage(
     state: State,
     price: PriceOf,
@@ -97,16 +108,19 @@ def sample_usage(
     members = _members(active)
     by_name = {each.name: each for each in renting.instances}
     ended_nodes = renting.ended_nodes - by_name.keys()
-    found: dict[Cause, list[float]] = {}
+    found: dict[Cause, _Sums] = {}
 
     def add(cause: Cause, gpus: int, usd_per_hour: float | None, *, is_rented: bool) -> None:
-        sums = found.setdefault(cause, [0, 0.0, 0.0, 0, 0])
-        sums[0] += gpus
-        sums[4] += gpus if is_rented else 0
+        sums = found.setdefault(cause, _Sums())
+        sums.gpus += gpus
+        if is_rented:
+            sums.rented_gpus += gpus
         if usd_per_hour is None:
-            sums[3] += gpus
+            sums.unpriced_gpus += gpus
+        elif is_rented:
+            sums.rented_usd_per_hour += usd_per_hour
         else:
-            sums[2 if is_rented else 1] += usd_per_hour
+            sums.usd_per_hour += usd_per_hour
 
     newest = newest_lives(state) if lives is None else lives
     for id_, node in ((id_, node) for id_, node in state.nodes.items() if id_ in newest):
@@ -123,10 +137,7 @@ def sample_usage(
         gone: Cause = "lost" if each.has_joined else "booting"
         cause = "leaving" if each.is_leaving else gone
         add(cause, each.gpus, each.usd_per_hour, is_rented=True)
-    loads = tuple(
-        CauseLoad(cause, int(gpus), usd, rented_usd, int(unpriced), int(rented))
-        for cause, (gpus, usd, rented_usd, unpriced, rented) in sorted(found.items())
-    )
+    loads = tuple(CauseLoad(cause, **asdict(found[cause])) for cause in sorted(found))
     step = _step_of(state, active) if active is not None and goes_on else None
     bills = renting.bill_usd, renting.bill_gpu_us
     job = None if active is None else active.job
