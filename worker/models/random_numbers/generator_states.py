@@ -66,9 +66,14 @@ class GeneratorStates:
             return self.read() if is_mine else None
 
     def moved_since(self, before: States | None) -> Moved:
-        """Return which have moved, unless it may have been another thread that used them."""
-        after = self.read()
-        if before is None or after.turns != before.turns:
+        """Return which have moved, unless it may have been another thread that used them.
+
+        While another thread has its turn, they are not read: torch holds a generator's lock while
+        it makes the tensor of its state. If a garbage collection in there gives way to a thread
+        that waits for the same lock, both wait for ever.
+        """
+        after = None if before is None else self.read_if_free()
+        if before is None or after is None or after.turns != before.turns:
             return Moved()
         return Moved(after.of_torch != before.of_torch, after.of_others != before.of_others)
 

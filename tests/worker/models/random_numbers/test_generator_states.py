@@ -58,6 +58,14 @@ def test_what_another_thread_may_have_drawn_is_not_counted():
     assert states.moved_since(before) == (False, False)
 
 
+def test_states_are_not_read_while_another_thread_has_its_turn(monkeypatch):
+    states = GeneratorStates(nn.Identity())
+    before = states.read_if_free()
+    monkeypatch.setattr(GeneratorStates, "read", lambda _: pytest.fail("it may wait for ever"))
+    with turn():
+        assert states.moved_since(before) == (False, False)
+
+
 def test_generators_of_python_and_numpy_that_return_to_their_state_have_not_moved():
     states = GeneratorStates(nn.Identity())
     before, python, numbers = states.read(), random.getstate(), np.random.get_state()
