@@ -1,4 +1,4 @@
-"""The preemption of docs/operations.md end to end: only Google Cloud is fake."""
+"""A preemption and its replacement end to end: only Google Cloud is fake."""
 
 from __future__ import annotations
 
