@@ -1,9 +1,9 @@
-"""Reads and writes sailord's records in the store; a leader's writes, except lines of a
-history, are fenced by its term.
+"""Reads and writes sailord's records in the store.
 
-Everything is read in one snapshot. A write with unknown outcome is settled by reading. A record
-that cannot be read is passed over, and never overwritten or deleted; a record that is written anew
-keeps the fields that a newer version added (ADR 70).
+A leader's writes, except lines of a history, are fenced by its term. Everything is read in one
+snapshot. A write with unknown outcome is settled by reading. A record that cannot be read is passed
+over, and never overwritten or deleted; a record that is written anew keeps the fields that a newer
+version added (ADR 70).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text of jobs and files without what a terminal takes for an order (escape sequences)."""
+"""Takes escape sequences, which a terminal would obey, out of the text of jobs and files."""
 
 from __future__ import annotations
 

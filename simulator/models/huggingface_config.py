@@ -1,4 +1,4 @@
-"""The config.json of Hugging Face for a model of a known family, so that exports load."""
+"""Write a Hugging Face ``config.json`` for a model of a known family, so that exports load."""
 
 from __future__ import annotations
 

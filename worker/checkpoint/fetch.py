@@ -1,5 +1,4 @@
-"""Fetches the pieces that a rank needs: from its own node, from peers' agents, from durable
-storage.
+"""Fetches the pieces that a rank needs: from its own node, peers' agents, or durable storage.
 
 Every source first lists its files and then serves their bytes. A piece is taken from the first
 source whose bytes match the checksum. Problems with other sources are collected and reported if no

@@ -21,8 +21,8 @@ from simulator.layer_costs.profile_file import profile_to_json, read_profile
 from simulator.spec.job import Job
 from worker.atomic_file import replace_file
 from worker.cli.own_output import printing_to_stderr
-from worker.layer_profiles.busy import why_busy
 from worker.layer_profiles.device import Device, open_device
+from worker.layer_profiles.device_users import why_busy
 from worker.layer_profiles.measure import LayerFigures
 from worker.layer_profiles.profile_job import Request, profile_job
 from worker.script.open_job import names_module, open_job

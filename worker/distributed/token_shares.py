@@ -1,6 +1,6 @@
-"""Shares of the tokens of activations (batch, tokens, ...): rank i of n has the i-th n-th of them.
+"""Shares of the tokens of activations (batch, tokens, ...) under sequence parallelism.
 
-Under sequence parallelism the ranks of a stage hold activations so between split parts.
+Between split parts, rank i of the n ranks of a stage holds the i-th of n equal slices.
 """
 
 from __future__ import annotations

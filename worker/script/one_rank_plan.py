@@ -1,4 +1,4 @@
-"""The plan of a run without one."""
+"""The plan of a run that names none: all layers on one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MICRO_BATCH_MAX = 8
 
 
 def one_rank_plan(job: Job) -> Plan:
-    """Return the plan of a run without one: all layers on one device, in small micro batches."""
+    """Return a plan with all layers on one device, in small micro batches."""
     fits = (n for n in range(_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
     allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
     size = next(allowed, None) or next(fits)

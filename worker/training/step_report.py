@@ -1,4 +1,4 @@
-"""What a step says of itself."""
+"""The report of a step: loss, norm, samples and seconds, as printed and logged."""
 
 from __future__ import annotations
 

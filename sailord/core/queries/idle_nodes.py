@@ -1,4 +1,4 @@
-"""Which nodes the plan leaves unused though a plan could use them, and when they are looked at."""
+"""Which usable nodes the plan leaves idle, and when all nodes are planned for again."""
 
 from __future__ import annotations
 

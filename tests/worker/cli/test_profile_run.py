@@ -20,7 +20,7 @@ from simulator.layer_costs.profile_file import read_profile
 from tests.worker.hf_families import save_small_job
 from tests.worker.small_run import write
 from worker.cli.profile_run import ProfileOptions, ProgressLine, profile
-from worker.layer_profiles import busy
+from worker.layer_profiles import device_users
 from worker.layer_profiles.measure import LayerFigures
 
 OPTIONS = ProfileOptions(
@@ -168,7 +168,8 @@ def test_a_device_in_use_is_refused(
     profiled: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
-    monkeypatch.setattr(busy, "training_workers", lambda: iter(()))  # Others may train here.
+    # Others may train here.
+    monkeypatch.setattr(device_users, "training_workers", lambda: iter(()))
     monkeypatch.setattr("os.getloadavg", lambda: (1e9, 0.0, 0.0))
     with pytest.raises(InputError, match=r"is in use by a load of .*--force"):
         profiled(force=False)

@@ -1,4 +1,4 @@
-"""Products with any number of outputs at the speed of a round one.
+"""Linear layers with any number of outputs, computed with as many as GPUs are fast with.
 
 A GPU's fast kernels for 16-bit and TF32 products need rows whose length is a multiple of 16 bytes.
 A vocabulary of 50,257 makes logits that are not, and on an H100 such a head took more than twice as

@@ -1,4 +1,4 @@
-"""Why a device is in use: measuring it would measure other programs, and disturb them."""
+"""Finds what else uses a device: a measurement would include other programs, and disturb them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from worker.layer_profiles.busy import cpu_users, gpu_users, training_workers
+from worker.layer_profiles.device_users import cpu_users, gpu_users, training_workers
 
 
 def test_a_loaded_cpu_is_busy() -> None:
