@@ -127,8 +127,10 @@ class AgentConnection:
     def _receive(self) -> None:
         assert self._socket is not None
         wait_s = _PROGRESS_S if self._changed else _REPEAT_S
-        line = self._socket.fileno()
-        ready, _, _ = select.select([line, self._woken], [], [], wait_s)
+        line, poll = self._socket.fileno(), select.poll()  # select() knows no number above 1023.
+        for each in (line, self._woken):
+            poll.register(each, select.POLLIN)
+        ready = [each for each, _ in poll.poll(wait_s * 1000)]
         if self._woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken, 4096)

@@ -15,6 +15,7 @@ from typing import Any
 from worker.control.agent_connection import AgentConnection, AgentMessage
 from worker.control.assignment import Assignment, JobCache
 from worker.control.generation import GenerationRun
+from worker.control.lossy_output import lose_what_cannot_be_written
 from worker.control.preload import preload
 from worker.control.work_folder import enter_job
 
@@ -77,6 +78,7 @@ def main(spec: Mapping[str, Any]) -> int:
     """Run a worker and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    lose_what_cannot_be_written()
     enter_job(spec.get("work", {}))
     return GenerationLoop(spec).run()
 

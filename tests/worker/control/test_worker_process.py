@@ -222,6 +222,16 @@ def test_missing_room_is_reported_before_training_with_the_bytes(agents):
     assert process.status["is_bug"]
 
 
+def test_a_full_disk_ends_no_training(agents):
+    """What a worker prints is lost, and its status says where it is."""
+    home = agents.root / "process" / "1.0"
+    home.mkdir(parents=True)
+    (home / "output").symlink_to("/dev/full")
+    agents.output = lambda _: "it ended"
+    agents.start(ALONE, 1)
+    agents.wait_taking(1, "running", step=3)
+
+
 def test_too_small_device_is_reported_before_the_first_step(agents):
     peak = {"tensors": 90 << 20, "context": 10 << 20}
     agents.start(ALONE, 1, peak=peak, device_bytes=(100 << 20) - 1)
