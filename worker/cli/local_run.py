@@ -94,11 +94,11 @@ def train_alone(options: RunOptions) -> None:
         body = partial(train, spec, board=board)
         with results.progress:
             run_ranks(body, ranks=ranks, board=board, on_message=results.on_message)
+        if spec.pieces is not None and options.save is not None:
+            _save(spec, ranks, spec.pieces, options.save)  # First: no other output may cost it.
         results.progress.finish(_summary(places, results, spec.device))
         if options.timeline is not None:
             _write_timeline(options.timeline, places, results)
-        if spec.pieces is not None and options.save is not None:
-            _save(spec, ranks, spec.pieces, options.save)
 
 
 def _module_job(options: RunOptions) -> Job:

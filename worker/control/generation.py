@@ -325,7 +325,7 @@ class GenerationRun:
             # Who goes on from an ordered stop evaluates: a notice leaves no time for that.
             self._evaluate_if_due(trainer, waits=is_done or not step_report.stop)
             is_stopping = step_report.stop or is_done
-        if is_done and has_begun:
+        if is_done:  # Also if a loss has interrupted the last evaluation, which was repeated now.
             trainer.end_log()
         self._milestone("stopping")
         # A generation that begins at the last step seals it, too: only its own can become durable.

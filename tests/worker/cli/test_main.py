@@ -220,10 +220,12 @@ def test_closed_output_pipe_ends_all_ranks(warm, files):
     assert (done.code, done.err, done.left) == (128 + signal.SIGPIPE, "", [])
 
 
-def test_full_disk_is_reported_in_a_sentence(warm, files):
-    done = run(warm, files, "--steps", "1", "--timeline", "/dev/full")
+def test_full_disk_is_reported_in_a_sentence_and_costs_no_trained_weights(warm, files):
+    more = "--timeline", "/dev/full", "--save", files / "out"
+    done = run(warm, files, "--steps", "1", *more)
     said = done.err.splitlines()[-1]
     assert (done.code, said) == (1, "error: /dev/full: cannot be written: No space left on device")
+    assert (files / "out" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

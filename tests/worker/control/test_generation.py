@@ -120,6 +120,20 @@ def test_an_evaluation_does_not_put_off_an_ordered_stop(tmp_path: Path, steps, e
     assert found == evaluated
 
 
+@pytest.mark.parametrize(("steps", "ends"), [(None, 0), (4, 1), (3, 1)])
+def test_loggers_are_told_of_the_end_also_where_a_loss_has_interrupted_the_last_evaluation(
+    tmp_path: Path, steps, ends: int
+):
+    """The generation that begins at the last step repeats that, and a logger may open for it."""
+    run = run_of(tmp_path, lambda *_: None)
+    trainer, told = training(run, steps=steps), []
+    trainer.evaluate_if_due = lambda: told.append("evaluated")
+    trainer.end_log = lambda: told.append("ended")
+    run._train()
+    assert told.count("ended") == ends
+    assert told[-1] == "ended" or not ends
+
+
 def test_ranks_of_two_versions_fail_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:
     reports: list[dict[str, Any]] = []
     run = run_of(tmp_path, lambda status, _: reports.append(status))
