@@ -32,8 +32,9 @@ class Reader:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Reader:
-        """Read what the agent gave."""
-        return cls(spec["ticket"], **spec.get("reader", {}))
+        """Read what the agent gave; what a newer one adds is passed over."""
+        said = spec.get("reader", {})
+        return cls(spec["ticket"], said.get("grant", ""), said.get("secret", ""))
 
     @cached_property
     def _key(self) -> Ed25519PrivateKey:

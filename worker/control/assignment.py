@@ -70,12 +70,13 @@ class Assignment:
         """The generation's folder, with plan and job."""
         self.base = Path(spec.get("base") or self.folder)
         """Paths in the job are relative to this folder."""
-        self.restore = RestorePoint(**spec["restore"])
+        restore = spec["restore"]  # Here and below, what a newer agent adds is passed over.
+        self.restore = RestorePoint(restore["step"], restore["generation"], restore["source"])
         self.device = rank_device(spec["device"], spec.get("device_type"))
         self.wait_s = float(spec.get("wait_s", WAIT_S))
         """Seconds that this rank waits for another one that is not known to be lost."""
         peak = spec.get("peak")
-        self.peak = None if peak is None else DevicePeak(**peak)
+        self.peak = None if peak is None else DevicePeak(peak["tensors"], peak["context"])
         """The predicted peak of this rank's device memory; ``None``: no prediction."""
         self.device_bytes: int | None = spec.get("device_bytes")
         """The declared memory of an emulated device; ``None``: the device is real."""
