@@ -140,7 +140,8 @@ class _FusedAttention(TorchFunctionMode):
     ) -> Any:
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        query, key, value = args[:3]
+        given = {**dict(zip(("query", "key", "value"), args, strict=False)), **(kwargs or {})}
+        query, key, value = given["query"], given["key"], given["value"]
         rows = query.numel() // query.shape[-1]
         self._meter.flops += 2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
         return _KeepsNoScores.apply(query, key, value)  # type: ignore[no-untyped-call]  # torch does not type it

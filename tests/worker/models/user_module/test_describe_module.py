@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import sailor
+from worker.models.user_module.trace_costs import pass_costs
 from worker.script.recipe import Recipe
 
 TOKENS = 48
@@ -102,3 +103,12 @@ def test_frozen_weights_keep_less_and_have_no_gradients_of_their_own():
     whole, part = trained.layers[1], frozen.layers[1]
     assert part.kept_bytes(**setup) < 0.8 * whole.kept_bytes(**setup)
     assert part.backward_over_forward() < 1.2 < whole.backward_over_forward() == 2
+
+
+def test_attention_whose_arguments_are_named_costs_the_same():
+    attend = torch.nn.functional.scaled_dot_product_attention
+    hidden = torch.zeros(1, 2, 8, 4, device="meta")
+    by_place = pass_costs(lambda x: attend(x, x, x), hidden, given=())
+    by_name = pass_costs(lambda x: attend(query=x, key=x, value=x), hidden, given=())
+    assert by_name == by_place
+    assert by_name.flops > 0
