@@ -100,6 +100,7 @@ class SnapshotLifecycle:
             is_paused=self._is_leaving_soon,
             done=self.uploaded,
             failed=self.not_uploaded,
+            is_known=lambda job: job in self.cluster.jobs,
         )
 
     def _saving(self, job: JobId) -> Saving:

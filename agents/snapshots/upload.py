@@ -49,6 +49,8 @@ class Uploader:
     """Called when it is uploaded, or with ``None`` when it is not wanted any more."""
     failed: Callable[[SnapshotFile, str], None]
     """Called with the reason when an attempt has failed."""
+    is_known: Callable[[JobId], bool] = lambda _: True
+    """Whether the job was read from the store: an agent that has just started knows none yet."""
     retry_s: float = RETRY_S
     silent_s: float = SILENT_S
     _waiting: asyncio.Queue[SnapshotFile] = field(default_factory=asyncio.Queue)
@@ -71,16 +73,18 @@ class Uploader:
 
     async def _upload(self, snapshot: SnapshotFile) -> Uploaded | None:
         """Retry until it is uploaded, or not wanted any more."""
-        target = self.target(snapshot)
         keys = [piece.key for piece in snapshot.header.pieces if piece.is_written]
-        if target is None or not keys:
+        if not keys:
             return None
         part = snapshot_file.partial_header(snapshot.header, keys)
         backoff = Backoff(self.retry_s, RETRY_S_MAX)
         while self.is_wanted(snapshot):
-            if await self.is_paused():
+            if not self.is_known(snapshot.job) or await self.is_paused():
                 await asyncio.sleep(self.retry_s)
                 continue
+            target = self.target(snapshot)
+            if target is None:
+                return None
             try:
                 await self._send(snapshot, target, part)
             except snapshot_file.SnapshotError as error:

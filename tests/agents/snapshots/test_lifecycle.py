@@ -11,7 +11,7 @@ import pytest
 from agents.core.model import SnapshotsChanged, TroubleChanged
 from agents.daemon.clock import Clock
 from agents.loop import AgentLoop
-from agents.protocol.records import JobId, Point
+from agents.protocol.records import JobId, JobRecord, Point
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.workers.status import WorkerStatus
@@ -44,6 +44,7 @@ class Node:
             memory=memory, workers=any_, cluster=any_, client=any_, clock=Clock(),
             feed=self.hear, state=lambda: state, rate_bytes_s=1e9,
         )  # fmt: skip
+        self.is_known = self.lifecycle.uploader.is_known
         uploader: Any = SimpleNamespace(
             add=lambda file: self.queued.append((file.point.step, file.header.rank)),
             target=lambda file: file.path.name,
@@ -108,6 +109,12 @@ def test_agent_that_restarts_without_workers_uploads_what_the_last_ones_left(
     node.lifecycle.upload_now(JOB, Point(5, 1))
     assert node.queued == queued
     assert node.lifecycle.replicator.is_idle, "its replicas were made then"
+
+
+def test_uploads_wait_until_their_job_was_read(node):
+    assert not node.is_known(JOB)
+    node.workers.jobs[JOB] = JobRecord(JOB, "running")
+    assert node.is_known(JOB)
 
 
 def test_troubles_end_with_their_generation_and_are_reported_again(node):

@@ -144,9 +144,15 @@ class Run:
     is_leaving: bool = False
     ended: int = 0
     silent_s: float = 60.0
+    looks_until_known: int = 0
+    """How often the uploader finds that the job was not read yet."""
 
     async def is_paused(self) -> bool:
         return self.is_leaving
+
+    def is_known(self, _: JobId) -> bool:
+        self.looks_until_known -= 1
+        return self.looks_until_known < 0
 
     def done(self, _: SnapshotFile, vote: Uploaded | None) -> None:
         self.ended += 1
@@ -155,13 +161,14 @@ class Run:
     async def until(self, holds, *snapshots: SnapshotFile) -> None:
         uploading = Uploader(
             node=lambda: NodeId("a.1.2"),
-            uri=lambda _: self.uri,
+            uri=lambda _: self.uri if self.looks_until_known < 0 else None,
             is_wanted=lambda snapshot: (
                 self.is_wanted and self.wanted(snapshot) and snapshot.path.exists()
             ),
             is_paused=self.is_paused,
             done=self.done,
             failed=lambda _, reason: self.troubles.append(reason),
+            is_known=self.is_known,
             retry_s=0.02,
             silent_s=self.silent_s,
         )
@@ -335,6 +342,13 @@ async def test_a_leaving_node_starts_no_upload_until_the_notice_is_withdrawn(tmp
         return bool(run.votes)
 
     await run.until(is_there, snapshot_of(tmp_path / "memory"))
+
+
+async def test_an_upload_waits_until_the_agent_has_read_where_the_job_has_its_checkpoints(tmp_path):
+    """An agent that has just started takes uploads over before it has read the store."""
+    run = Run(f"file://{tmp_path}/far", looks_until_known=3)
+    await run.until(lambda: run.ended, snapshot_of(tmp_path / "memory"))
+    assert [vote.point.step for vote in run.votes] == [5]
 
 
 # ---- with real agents ---------------------------------------------------------------------------
