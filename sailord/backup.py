@@ -21,6 +21,9 @@ async def back_up(config: Config, file: Path) -> int:
     if isinstance(place, Etcd):
         cure = "back etcd up with `etcdctl snapshot save FILE` (docs/operations.md)"
         raise InputError(Problem("store", "is not embedded", cure))
+    if place.kind == "embedded" and file.resolve() == place.path.resolve():
+        # A running sailord would go on writing into the file that was replaced, and lose it all.
+        raise InputError(Problem(str(file), "is the store itself", "name another file"))
     if place.kind == "embedded" and not place.path.exists():
         # To open it would make an empty one, which would replace the last good backup.
         cure = "check state and store in the configuration, or restore a backup first"

@@ -41,6 +41,18 @@ def test_a_missing_store_does_not_replace_a_backup(tmp_path):
     assert not Path(read_address(config.store).path).exists()
 
 
+def test_a_backup_does_not_replace_the_store_itself(tmp_path):
+    """A running sailord would write into a file that has no name any more."""
+    config = load_config(Place(tmp_path).config)
+    config.state.mkdir()
+    place = Path(read_address(config.store).path)
+    SqliteFile(place, history_max=1).close()
+    (tmp_path / "link").symlink_to(place.parent)
+    for named in (place, tmp_path / "link" / place.name):
+        with pytest.raises(InputError, match="is the store itself"):
+            asyncio.run(backup.back_up(config, named))
+
+
 async def test_sailord_waits_for_a_backup_that_reads_the_store(tmp_path, monkeypatch):
     """Else it would exit with the code after which systemd starts it no more."""
     config = load_config(Place(tmp_path).config)
