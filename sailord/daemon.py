@@ -354,7 +354,7 @@ def _assemble(
     )
     cluster, announcer, effects = controller.cluster, controller.announcer, controller.effects
     election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)
-    network = NetworkProfiler(config, cluster, effects.agents)
+    network = NetworkProfiler(config, cluster, effects.agents, clock)
     own = Gateway(store, keys, gateway.unreadable)
     books = Bookkeeper(
         own,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from agents.daemon.clock import Clock
 from agents.daemon.tasks import is_set_within
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes
@@ -56,6 +57,8 @@ class NetworkProfiler:
     config: Config
     cluster: ClusterState
     agents: AgentClient
+    clock: Clock
+    """It never jumps: a round would otherwise measure the same links again and again."""
     history: MeasurementHistory = field(init=False)
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=200))
     verdict: Verdict = NOTHING
@@ -72,7 +75,7 @@ class NetworkProfiler:
     def order_round(self) -> None:
         """Measure every link once now, beside the budget."""
         if self.ordered_at is None:
-            self.ordered_at = time.time()
+            self.ordered_at = self.clock.now()
             self._woken.set()
 
     @property
@@ -81,7 +84,11 @@ class NetworkProfiler:
         if self.ordered_at is None:
             return []
         return open_questions(
-            self.candidates, self._known, self.config.network, time.time(), since=self.ordered_at
+            self.candidates,
+            self._known,
+            self.config.network,
+            self.clock.now(),
+            since=self.ordered_at,
         )
 
     @property
@@ -120,7 +127,7 @@ class NetworkProfiler:
         if self.cluster.term is None:
             self.ordered_at = None
             return None
-        policy, now = self.config.network, time.time()
+        policy, now = self.config.network, self.clock.now()
         if self.ordered_at is not None:
             is_late = now > self.ordered_at + ROUND_S_MAX
             if not is_late and self.open_questions:
@@ -149,7 +156,7 @@ class NetworkProfiler:
             quiet_bytes_per_s=policy.quiet_mbytes_per_s * 1e6,
             look_s=pick.look_s,
         )
-        begun, at = time.monotonic(), time.time()
+        begun, at = time.monotonic(), self.clock.now()
         try:
             body = await self.agents.call(
                 ends[0].record, "POST", "/v1/links/measure", encode(order),

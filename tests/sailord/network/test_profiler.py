@@ -48,14 +48,17 @@ class FakeAgents:
 
     reply: Reply
     now: float = 1e6
+    set_back_s: float = 0.0
+    """By how much the system's clock was set back."""
     takes_s: float = 1.0
     orders: list[tuple[float, str, LinkOrder]] = field(default_factory=list)
     busy: bool = False
 
     def time(self) -> float:
-        return self.now
+        return self.now - self.set_back_s
 
-    monotonic = time
+    def monotonic(self) -> float:
+        return self.now
 
     async def call(
         self, node: NodeRecord, method: str, path: str, body: bytes, *, timeout_s: float
@@ -101,7 +104,8 @@ def world(tmp_path, monkeypatch):
         cluster: Any = SimpleNamespace(term=1, state=state)
         monkeypatch.setattr(profiler_module, "time", agents)
         monkeypatch.setattr(profiler_module, "PAUSE_S", 0.0)
-        return NetworkProfiler(config, cluster, agents), agents
+        clock: Any = SimpleNamespace(now=agents.monotonic)
+        return NetworkProfiler(config, cluster, agents, clock), agents
 
     return start
 
@@ -124,6 +128,15 @@ async def until_round_ends(profiler: NetworkProfiler, agents: FakeAgents) -> Non
 
 def written(folder: Path) -> Any:
     return json.loads((folder / "network.json").read_text())
+
+
+async def test_a_clock_that_is_set_back_has_no_link_measured_twice(world):
+    """Bytes between zones cost money."""
+    profiler, agents = world()
+    profiler.order_round()
+    agents.set_back_s = 3600.0
+    await until_round_ends(profiler, agents)
+    assert len(agents.orders) == QUESTIONS
 
 
 async def test_an_ordered_round_measures_each_link_once_and_writes_the_file(world, tmp_path):
