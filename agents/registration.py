@@ -106,6 +106,7 @@ class Registration:
                 await self._put_node()
             except StoreError:
                 self.feed(StoreFailed(self.clock.now()))
+                await self._renew()  # A full store refuses writes alone.
                 await asyncio.sleep(RETRY_S)
                 continue
             pause_s = self.lease_s / 4

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from agents.protocol.records import (
 from agents.protocol.store_keys import Keys
 from agents.protocol.versions import Protocol
 from agents.registration import Registration, choose
-from agents.store.interface import Put, Store
+from agents.store.interface import Put, Store, StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 
 US, OTHERS = NodeId("a.1"), NodeId("b.1")
@@ -113,6 +114,29 @@ def test_unreadable_job_keeps_its_work_folder_and_its_snapshots(tmp_path):
         assert list(agent.unreadable.found) == [KEYS.state(JOB)]
 
     in_a_store(tmp_path, play)
+
+
+async def test_a_store_that_is_full_still_renews_the_lease_of_a_node_that_changes():
+    """It refuses writes, as of a node that begins to drain, and renews leases all the same."""
+    kept: list[int] = []
+    renewed = asyncio.Event()
+
+    async def refuse(*_: object) -> None:
+        raise StoreUnavailable("no space left")
+
+    async def keep(lease: int) -> bool:
+        kept.append(lease)
+        renewed.set()
+        return True
+
+    full: Any = SimpleNamespace(transact=refuse, keep=keep)
+    agent = Registration(full, KEYS, 9.0, Clock(), [].append, _lease=7)
+    agent.register(NodeRecord(US, "a", "z", "m", "g", 1, "a:1", state="draining"))
+    keeping = asyncio.create_task(agent.keep_registered())
+    async with asyncio.timeout(60):
+        await renewed.wait()
+    keeping.cancel()
+    assert kept == [7]
 
 
 def test_unreadable_node_is_not_among_the_nodes(tmp_path):
