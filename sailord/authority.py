@@ -28,10 +28,10 @@ from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 
 from agents.daemon.credentials import check_mode
 from agents.protocol.names import NAME
-from agents.rpc.certificates import key_pem, new_key, proof_audience
+from agents.rpc.certificates import hash_of_key, key_pem, new_key, proof_audience
 from agents.rpc.identity import ROLES, Identity, read_identity
 from simulator.documents.problems import InputError, Problem
-from worker.atomic_file import OWNER_ONLY, replace_file
+from worker.atomic_file import OWNER_ONLY, replace_file, replacing
 
 DAYS = 7.0
 CA_DAYS = 3650
@@ -58,6 +58,8 @@ class Issued:
     """Its name may be enrolled again."""
     instance: str = ""
     """The number of the rented instance that it was issued to; empty: another machine."""
+    key: str = ""
+    """The hash of its key; empty: an earlier version issued it."""
 
     @property
     def is_shut_out(self) -> bool:
@@ -89,9 +91,7 @@ class Issued:
 
     def line(self) -> str:
         """Return its line; what earlier versions do not know is left out where it is empty."""
-        said = asdict(self)
-        if not self.instance:
-            del said["instance"]
+        said = {k: v for k, v in asdict(self).items() if v or k not in ("instance", "key")}
         return f"{json.dumps(said)}\n"
 
 
@@ -220,15 +220,23 @@ class Authority:
             certificate = self._sign(owner, key.public_key(), days, hosts)
         with _problem_of(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_file(folder / KEY, key_pem(key), mode=OWNER_ONLY)
-            replace_file(folder / CERTIFICATE, certificate)
-            self.copy_public(folder)
+            new_files = (
+                (replacing(folder / KEY, mode=OWNER_ONLY), key_pem(key)),
+                (replacing(folder / CERTIFICATE), certificate),
+            )
+            with contextlib.ExitStack() as both:
+                for replaced, content in new_files:
+                    file = both.enter_context(replaced)
+                    file.write(content)
+                    file.flush()  # A full disk parts no key from its certificate.
+        self.copy_public(folder)
         return owner
 
     def copy_public(self, folder: Path) -> None:
         """Copy what every machine has: the authority's certificate, and the revoked ones."""
-        for name in (CA, REVOKED):
-            replace_file(folder / name, (self.folder / name).read_bytes())
+        with _problem_of(folder):
+            for name in (CA, REVOKED):
+                replace_file(folder / name, (self.folder / name).read_bytes())
 
     def enrol(self, request: bytes, owner: Identity | None, *, instance: str = "") -> bytes:
         """Sign an agent's request for a certificate.
@@ -250,17 +258,19 @@ class Authority:
                 instance = "" if last is None else last.instance
             elif last is not None and last.was_of_another(instance):
                 last = self._revoke(wanted.uri, may_return=True)[-1]
-            self._check_name(wanted, last, is_renewal=owner is not None)
+            has_it = owner is not None
+            if last is not None and last.revoked is None:
+                # Who repeats a request did not get our answer.
+                has_it |= (last.key, last.instance) == (hash_of_key(asked.public), instance)
+            self._check_name(wanted, last, has_it=has_it)
             return self._sign(wanted, asked.public, DAYS, instance=instance)
 
-    def _check_name(self, wanted: Identity, last: Issued | None, *, is_renewal: bool) -> None:
+    def _check_name(self, wanted: Identity, last: Issued | None, *, has_it: bool) -> None:
         """Refuse a name that was revoked, or that another certificate has."""
-        if is_renewal and last is not None and last.revoked is not None:
+        if has_it and last is not None and last.revoked is not None:
             # A name may return, but not by what was revoked.
             raise InputError(Problem(str(wanted), "was revoked", "enrol without that certificate"))
-        if last is None or last.may_return or last.state(time.time()) == "expired":
-            return
-        if is_renewal and last.revoked is None:
+        if has_it or last is None or last.may_return or last.state(time.time()) == "expired":
             return
         why = "was revoked" if last.revoked is not None else "has a valid certificate"
         cure = f"to let it return: sailorctl ca revoke {wanted} --may-return"
@@ -341,7 +351,8 @@ class Authority:
             )
             .sign(key, hashes.SHA256())
         )
-        row = Issued(f"{made.serial_number:x}", owner.uri, until.timestamp(), instance=instance)
+        serial, key_hash = f"{made.serial_number:x}", hash_of_key(public)
+        row = Issued(serial, owner.uri, until.timestamp(), instance=instance, key=key_hash)
         self._write([*self.issued(), row])
         return _pem(made)
 
@@ -351,7 +362,9 @@ class Authority:
         over = now.timestamp() - KEPT_S
         rows = [row for row in rows if row.until > over or row.is_shut_out]
         revoked = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
-        revoked = revoked.last_update(now - AHEAD).next_update(ca.not_valid_after_utc)
+        # Valid as long as the authority: a list that was written while our clock was ahead would
+        # otherwise shut all members out.
+        revoked = revoked.last_update(ca.not_valid_before_utc).next_update(ca.not_valid_after_utc)
         for each in rows:
             if each.revoked is not None and each.until > over:
                 at = dt.datetime.fromtimestamp(each.revoked, dt.UTC)
@@ -393,6 +406,15 @@ class Authority:
             yield
         finally:
             os.close(lock)
+
+
+def hosts_of(certificate: Path) -> list[str]:
+    """Return the addresses and names of the store that a certificate is of."""
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    own = names.get_values_for_type(x509.DNSName)
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*addresses, *(each for each in own if not each.endswith(".sailor"))]
 
 
 def _host_name(host: str) -> x509.GeneralName:

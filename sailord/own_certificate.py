@@ -14,12 +14,14 @@ import structlog
 from agents.protocol.names import NAME
 from agents.rpc.certificates import is_pair, life_left
 from agents.rpc.enrolment import LOOK_S, RENEW_AT
-from agents.rpc.tls import Tls
+from agents.rpc.tls import Tls, TlsFiles
 from sailord.authority import Authority
 from sailord.config import Config
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("tls")
+
+NOT_NOW = "the certificate cannot be renewed now"
 
 
 def open_tls(config: Config) -> Tls | None:
@@ -27,7 +29,13 @@ def open_tls(config: Config) -> Tls | None:
     settings = config.tls
     if settings is None:
         return None
-    _renew(config)
+    try:
+        _renew(config)
+    except InputError as error:
+        if not _is_usable(settings.files):
+            raise
+        # As on a full disk, which must not keep sailord from its start; keep_certificate goes on.
+        log.warning(NOT_NOW, error=str(error))
     return Tls(settings.files, config.cluster_name, "sailord")
 
 
@@ -38,7 +46,7 @@ async def keep_certificate(config: Config) -> None:
         try:
             await asyncio.to_thread(_renew, config)
         except (InputError, OSError) as error:
-            log.warning("the certificate cannot be renewed now", error=str(error))
+            log.warning(NOT_NOW, error=str(error))
 
 
 def end_instance(authority: str, name: str, number: str) -> None:
@@ -47,16 +55,19 @@ def end_instance(authority: str, name: str, number: str) -> None:
         log.info("revoked the certificate of an instance that is no more", node=name)
 
 
+def _is_usable(files: TlsFiles, least: float = 0.0) -> bool:
+    """Return whether more than this share of the certificate's life is left, and its key fits."""
+    assert files.certificate is not None
+    assert files.key is not None
+    return life_left(files.certificate) > least and is_pair(files.certificate, files.key)
+
+
 def _renew(config: Config) -> None:
     settings = config.tls
-    if settings is None or settings.by is None:
+    if settings is None or settings.by is None or _is_usable(settings.files, RENEW_AT):
         return
     certificate = settings.files.certificate
-    key = settings.files.key
     assert certificate is not None
-    assert key is not None
-    if life_left(certificate) >= RENEW_AT and is_pair(certificate, key):
-        return
     authority = Authority.open(Path(settings.by))
     if authority.cluster != config.cluster_name:
         what = f"is the authority of {authority.cluster}, not of {config.cluster_name}"

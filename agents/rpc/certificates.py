@@ -16,10 +16,15 @@ from agents.rpc.identity import Identity
 
 def proof_audience(owner: Identity, key: ec.EllipticCurvePublicKey) -> str:
     """Return whom a proof of this owner is for: it is worth nothing with another key."""
+    return f"{owner.uri}#{hash_of_key(key)}"
+
+
+def hash_of_key(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the hash that identifies a key."""
     public = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return f"{owner.uri}#{hashlib.sha256(public).hexdigest()}"
+    return hashlib.sha256(public).hexdigest()
 
 
 def request_of(
@@ -45,23 +50,36 @@ def request_of(
 
 
 def life_left(path: Path) -> float:
-    """Return how much of a certificate's life is left, from 1 to 0; 0 if there is none."""
+    """Return how much of a certificate's life is left, from 1 to 0; 0 if there is none.
+
+    One that is not valid yet counts as none: it was made while a clock was ahead.
+    """
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
         return 0.0
     begin, end = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
-    return max(0.0, (end - time.time()) / (end - begin))
+    now = time.time()
+    return 0.0 if now < begin else max(0.0, (end - now) / (end - begin))
 
 
 def is_pair(certificate: Path, key: Path) -> bool:
     """Return whether a certificate is of a key, and both can be read."""
+    secret = read_key(key)
     try:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        secret = serialization.load_pem_private_key(key.read_bytes(), None)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         return False
-    return found.public_key() == secret.public_key()
+    return secret is not None and found.public_key() == secret.public_key()
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey | None:
+    """Read a private key; ``None`` if there is none, or it is unusable."""
+    try:
+        found = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if isinstance(found, ec.EllipticCurvePrivateKey) else None
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -18,12 +18,13 @@ from agents.rpc.certificates import (
     life_left,
     new_key,
     proof_audience,
+    read_key,
     request_of,
 )
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey
-from agents.rpc.tls import Tls, TlsFiles
+from agents.rpc.tls import Tls, TlsFiles, read_certificate
 from agents.rpc.tls_settings import TlsSettings
 from worker.atomic_file import OWNER_ONLY, replace_file, sync_folder
 
@@ -52,8 +53,7 @@ class Enrolment:
     prove: Callable[[str], Awaitable[str | None]] | None = None
     """Returns the cloud's proof, for one audience, that this node is an instance of it."""
     _unsaved: dict[str, str] | None = None
-    """A sailord's answer until it is saved: sailord signs no second certificate of a name for a
-    caller that shows none."""
+    """A sailord's answer until it is saved."""
 
     async def first(self) -> Tls:
         """Return the TLS of this process, once it has a certificate; wait for a sailord if not."""
@@ -71,7 +71,9 @@ class Enrolment:
         files = self.settings.files
         assert files.certificate is not None
         assert files.key is not None
-        return life_left(files.certificate) > 0 and is_pair(files.certificate, files.key)
+        is_valid = life_left(files.certificate) > 0 and is_pair(files.certificate, files.key)
+        # A node that was renamed gets one of its new name.
+        return is_valid and read_certificate(files.certificate)[0] == self.owner
 
     @property
     def _stranger(self) -> Tls:
@@ -104,7 +106,9 @@ class Enrolment:
         assert files.certificate is not None
         if self._unsaved is None:
             files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            key, proof = new_key(), None
+            # One whose answer was lost is signed again: a name that has a certificate gets none for
+            # another key.
+            key, proof = read_key(self._next_key) or new_key(), None
             if tls.own is None and self.prove is not None:
                 proof = await self.prove(proof_audience(self.owner, key.public_key()))
             private, request = request_of(self.owner, key, proof)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sailord.cli.shared.errors import Group
-from sailord.cli.shared.options import FILE, JSON, show
+from sailord.cli.shared.options import FILE, JSON, FiniteRange, show
 from sailord.text.table import table
 from sailord.text.units import timestamp
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.problems import InputError, Problem, Problems
+
+if TYPE_CHECKING:
+    from sailord.authority import Authority
 
 FOLDER = click.option(
     "--folder",
@@ -23,7 +26,7 @@ FOLDER = click.option(
 )
 DAYS = click.option(
     "--days",
-    type=click.FloatRange(min=0, min_open=True, max=3650),
+    type=FiniteRange(min=0, min_open=True, max=3650),
     default=7.0,
     show_default=True,
     help="How long the certificate is valid.",
@@ -78,27 +81,41 @@ def issue(member: str, out: Path, hosts: tuple[str, ...], days: float, folder: P
 def renew(folders: tuple[Path, ...], is_forced: bool, days: float, folder: Path) -> None:
     """Renew certificates with less than a third of their life left; for a timer.
 
-    Each FOLDER is one that `issue` wrote. Its copy of revoked.pem is renewed in any case.
+    Each FOLDER is one that `issue` wrote. Its copy of revoked.pem is renewed in any case. One that
+    cannot be renewed keeps no other from it.
     """
-    from agents.rpc.certificates import life_left  # noqa: PLC0415 - slow to import
+    from sailord.authority import Authority  # noqa: PLC0415 - slow to import
+
+    authority, problems = Authority.open(folder), Problems()
+    for each in folders:
+        try:
+            click.echo(_renewed(authority, each, days, is_forced=is_forced))
+        except InputError as error:
+            problems.take(error)
+    problems.raise_if_any()
+
+
+def _renewed(authority: Authority, folder: Path, days: float, *, is_forced: bool) -> str:
+    """Renew one folder if it is due; return what was done."""
+    from agents.rpc.certificates import is_pair, life_left  # noqa: PLC0415 - slow to import
     from agents.rpc.enrolment import RENEW_AT  # noqa: PLC0415 - slow to import
     from agents.rpc.tls import read_certificate  # noqa: PLC0415 - slow to import
-    from sailord.authority import CERTIFICATE, Authority  # noqa: PLC0415 - slow to import
+    from sailord.authority import CERTIFICATE, KEY, hosts_of  # noqa: PLC0415 - slow to import
 
-    authority = Authority.open(folder)
-    for each in folders:
-        owner, _ = read_certificate(each / CERTIFICATE)
-        last = [row for row in authority.issued() if row.uri == owner.uri]
-        if not last or last[-1].revoked is not None:
-            what = f"{owner} " + ("was not issued here" if not last else "is revoked")
-            cure = f"make another: sailorctl ca issue {owner} --out {each}"
-            raise InputError(Problem(str(each), what, cure))
-        if is_forced or life_left(each / CERTIFICATE) < RENEW_AT:
-            authority.issue(owner.role, owner.name, each, days=days)
-            click.echo(f"renewed {owner} in {each}")
-        else:
-            authority.copy_public(each)
-            click.echo(f"{owner} in {each} is not due")
+    path = folder / CERTIFICATE
+    owner, _ = read_certificate(path)
+    last = authority.last_of(owner.uri)
+    if last is None or last.revoked is not None:
+        what = f"{owner} " + ("was not issued here" if last is None else "is revoked")
+        cure = f"make another: sailorctl ca issue {owner} --out {folder}"
+        raise InputError(Problem(str(folder), what, cure))
+    # A crash in the middle of a renewal parts key and certificate.
+    is_due = life_left(path) < RENEW_AT or not is_pair(path, folder / KEY)
+    if is_forced or is_due:
+        authority.issue(owner.role, owner.name, folder, days=days, hosts=hosts_of(path))
+        return f"renewed {owner} in {folder}"
+    authority.copy_public(folder)
+    return f"{owner} in {folder} is not due"
 
 
 @ca.command()

@@ -120,9 +120,10 @@ def test_only_an_instance_that_is_rented_now_gets_a_certificate_and_only_once(
         # The instance itself, once its request was answered and stored.
         certificate = wait_until(lambda: _certificate(thief.enrol(vm.name, stolen, key)))
         again = "has a valid certificate"
-        assert again in thief.enrol(vm.name, stolen, key), "the same proof serves once"
+        # Its answer may have been lost; what is signed again is for the same key.
+        assert _certificate(thief.enrol(vm.name, stolen, key))
         more = new_key()
-        assert again in thief.enrol(vm.name, proof(vm, more), more), "and so does the instance"
+        assert again in thief.enrol(vm.name, proof(vm, more), more), "an instance has one key"
         private = request_of(Identity("local", "agent", vm.name), key)[0]
         tls = tls_with(folder / "stolen", thief, certificate, private)
         assert thief.ask("GET", tls=tls)[0] == 200

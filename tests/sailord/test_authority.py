@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import errno
 import json
+import os
 import stat
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography import x509
 
-from agents.rpc.certificates import key_pem, new_key, request_of
+from agents.rpc.certificates import key_pem, life_left, new_key, request_of
 from agents.rpc.identity import Identity, identity_of, read_identity
 from agents.rpc.tls import read_certificate
 from agents.rpc.tls_settings import TlsSettings
-from sailord.authority import KEPT_S, Authority, Issued
+from sailord import authority as module
+from sailord import own_certificate
+from sailord.authority import KEPT_S, Authority, Issued, hosts_of
 from sailord.cli.main import main
 from sailord.own_certificate import open_tls
 from simulator.documents.problems import InputError
 from tests.sailord.certificates import files_in
-from worker.atomic_file import OWNER_ONLY, replace_file
+from worker.atomic_file import OWNER_ONLY, replace_file, replacing
 
 NODE = Identity("test", "agent", "n1")
 
@@ -68,12 +75,29 @@ def test_a_second_authority_in_a_folder_is_refused(tmp_path):
 
 def test_an_enrolled_name_is_not_given_to_another(authority):
     _, request = request_of(NODE)
-    authority.enrol(request, None)
+    authority.enrol(request_of(NODE)[1], None)
     with pytest.raises(InputError, match="has a valid certificate"):
         authority.enrol(request, None)
     assert authority.enrol(request, NODE), "it renews its own"
     with pytest.raises(InputError, match=r"agent/n1, and is of agent/n2"):
         authority.enrol(request, Identity("test", "agent", "n2"))
+
+
+def test_a_request_that_is_repeated_is_signed_again_unless_its_name_was_revoked(authority):
+    """Its answer was lost. An earlier version issued without noting the key."""
+    key = new_key()
+    _, request = request_of(NODE, key)
+    for _ in range(2):
+        authority.enrol(request_of(NODE, key)[1], None, instance="1")
+    for other, instance in ((request_of(NODE)[1], "1"), (request, "")):
+        with pytest.raises(InputError, match="has a valid certificate"):
+            authority.enrol(other, None, instance=instance)
+    authority.revoke("agent/n1")
+    with pytest.raises(InputError, match="was revoked"):
+        authority.enrol(request, None)
+    authority._write([Issued("1", NODE.uri, time.time() + 100.0)])
+    with pytest.raises(InputError, match="has a valid certificate"):
+        authority.enrol(request, None)
 
 
 def test_a_revoked_name_returns_only_by_an_operators_order(authority):
@@ -97,7 +121,7 @@ def test_a_revoked_certificate_is_not_renewed_over_a_connection_that_stands(auth
 def test_a_name_goes_from_one_rented_instance_to_the_next_and_no_other_way(authority):
     """A managed group makes a preempted instance anew, under its name."""
     request = request_of(NODE)[1]
-    authority.enrol(request, None, instance="1")
+    authority.enrol(request_of(NODE)[1], None, instance="1")
     for same in ("1", ""):
         with pytest.raises(InputError, match="has a valid certificate"):
             authority.enrol(request, None, instance=same)
@@ -193,6 +217,82 @@ def test_the_command_line_makes_lists_renews_and_revokes(tmp_path):
         refused = sailorctl("ca", *words, *ca)
         assert refused.exit_code == 2
         assert why in refused.output
+
+
+def test_a_folder_that_cannot_be_renewed_keeps_no_other_from_it(authority, tmp_path):
+    """Else all nodes after one that was revoked would lose their certificates within days."""
+    ca = ("--folder", str(tmp_path / "ca"))
+    folders = [tmp_path / name for name in ("n1", "missing", "n2", "etcd1")]
+    for folder in (folders[0], folders[2]):
+        authority.issue("agent", folder.name, folder)
+    hosts = ["10.0.0.1", "etcd1.internal"]
+    authority.issue("store", "etcd1", folders[3], hosts=hosts)
+    authority.revoke("agent/n1")
+    done = sailorctl("ca", "renew", "--now", *map(str, folders), *ca)
+    assert done.exit_code == 2
+    assert "renewed agent/n2" in done.output
+    assert "renewed store/etcd1" in done.output
+    assert done.output.count("error: ") == 2
+    assert hosts_of(folders[3] / "certificate.pem") == hosts
+
+
+def test_a_key_without_its_certificate_is_renewed(authority, tmp_path):
+    """A crash in the middle of a renewal leaves it so."""
+    authority.issue("agent", "n1", tmp_path / "n1")
+    replace_file(tmp_path / "n1" / "key.pem", key_pem(new_key()), mode=OWNER_ONLY)
+    done = sailorctl("ca", "renew", str(tmp_path / "n1"), "--folder", str(tmp_path / "ca"))
+    assert "renewed agent/n1" in done.output
+
+
+def test_a_clock_that_was_ahead_shuts_nobody_out(authority, tmp_path, monkeypatch):
+    """The list of revoked certificates is everybody's; a certificate is made anew."""
+    ahead = dt.datetime.now(dt.UTC) + dt.timedelta(days=30)
+    later = SimpleNamespace(now=lambda _: ahead, fromtimestamp=dt.datetime.fromtimestamp)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "dt", SimpleNamespace(**vars(dt) | {"datetime": later}))
+        authority.issue("sailord", "head", tmp_path / "head")
+    crl = x509.load_pem_x509_crl((tmp_path / "ca" / "revoked.pem").read_bytes())
+    assert crl.last_update_utc < dt.datetime.now(dt.UTC) < crl.next_update_utc
+    assert life_left(tmp_path / "head" / "certificate.pem") == 0.0
+    settings = TlsSettings(files_in(tmp_path / "head"), str(tmp_path / "ca"))
+    config: Any = SimpleNamespace(tls=settings, cluster_name="test")
+    open_tls(config)
+    assert life_left(tmp_path / "head" / "certificate.pem") > 0.9
+
+
+def test_a_sailord_that_cannot_renew_starts_with_what_it_has(authority, tmp_path, monkeypatch):
+    """Its disk may be full; with exit code 2 systemd would start it no more."""
+    head = tmp_path / "head"
+    authority.issue("sailord", "head", head)
+    settings = TlsSettings(files_in(head), str(tmp_path / "ca"))
+    config: Any = SimpleNamespace(tls=settings, cluster_name="test")
+    before = [path.read_bytes() for path in sorted(head.iterdir())]
+
+    def full(real: Any, name: str) -> Any:
+        def act(path: Path, *others: Any, **more: Any) -> Any:
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(path, *others, **more)
+
+        return act
+
+    monkeypatch.setattr(own_certificate, "RENEW_AT", 2.0)
+    for name in ("issued.jsonl", "certificate.pem"):
+        with monkeypatch.context() as patch:
+            for real in (replace_file, replacing):
+                patch.setattr(module, real.__name__, full(real, name))
+            assert open_tls(config).own.role == "sailord"
+            assert [path.read_bytes() for path in sorted(head.iterdir())] == before
+            (head / "certificate.pem").rename(tmp_path / "kept")
+            with pytest.raises(InputError, match="No space left"):
+                open_tls(config)
+            (tmp_path / "kept").rename(head / "certificate.pem")
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "0"])
+def test_certificates_are_valid_for_a_number_of_days(authority, tmp_path, days):
+    words = ("user/alice", "--out", str(tmp_path / "alice"), "--folder", str(authority.folder))
+    assert sailorctl("ca", "issue", *words, "--days", days).exit_code == 2
 
 
 def test_a_sailord_whose_certificate_is_of_another_key_makes_both_anew(authority, tmp_path):

@@ -46,6 +46,8 @@ class Agent:
         """Called before a file is replaced."""
         self.wrote: Callable[[Path], None] = lambda _: None
         self.asked = asyncio.Event()
+        self.loses = 0
+        """How many answers are lost."""
         real = module.replace_file
 
         def replace_file(path: Path, content: Any, **others: Any) -> None:
@@ -63,6 +65,9 @@ class Agent:
                 self.refused.append(str(error))
                 self.asked.set()
                 raise CallFailed(str(error)) from None
+            if self.loses > 0:
+                self.loses -= 1
+                raise CallFailed("no answer in time")
             return {
                 "certificate": signed.decode(),
                 "revoked": (folder / "ca" / REVOKED).read_text(),
@@ -200,6 +205,27 @@ async def test_a_crash_in_a_renewal_leaves_a_key_and_its_certificate(agent, is_w
     assert (await agent.started().first()).own == NODE
     assert (agent.files.certificate.read_bytes() != before) == is_written
     assert agent.refused == []
+
+
+async def test_a_lost_answer_does_not_lock_a_new_node_out(agent):
+    """Nor does a reboot in the middle: the authority signs for the same key again."""
+    agent.loses = 2
+    first = agent.started()
+    with pytest.raises(CallFailed, match="no answer"):
+        await first._enrol(first._stranger)
+    starting = asyncio.create_task(agent.started().first())
+    await until(agent.asked, starting)
+    assert agent.refused == []
+    assert (await starting).own == NODE
+    assert len({each.audience for each in agent.shown}) == 1
+    assert len(agent.authority.issued()) == 3
+
+
+async def test_a_renamed_node_gets_a_certificate_of_its_new_name(agent):
+    await agent.started().first()
+    renamed = agent.started()
+    renamed.owner = Identity("test", "agent", "n2")
+    assert (await renamed.first()).own == renamed.owner
 
 
 async def test_a_certificate_of_another_key_is_replaced_once_an_operator_lets_the_node_return(
