@@ -77,6 +77,8 @@ class GenerationRun:
     _stop_at: int | None = None
     _replicated: int = -1
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _reporting: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a status is read and handed over, so that the last one is the newest."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _fetch: StateFetch | None = None
     _transport: Transport | None = None
@@ -353,14 +355,9 @@ class GenerationRun:
         self._extra_status |= {"stall_s": stalls.stall_s, "late_s": stalls.late_s}
         self._extra_status |= {"settle_s": stalls.settle_s, "busy_s": self._busy.typical_s}
         # The log has every step's loss; a later status may replace this one before it is sent.
-        line = {
-            **self.assignment.named,
-            **step_report.line(),
-            "step": self.step,
-            "at": time.time(),
-        }
+        line = {**self.assignment.named, **step_report.line(), "step": self.step, "at": time.time()}
         print(json.dumps(line), flush=True)
-        self.report(self._status(), False)
+        self._report_now(must_deliver=False)
 
     def _evaluate_if_due(self, trainer: TrainingEngine, *, waits: bool = True) -> None:
         found = trainer.evaluate_if_due() if waits else None
@@ -372,16 +369,16 @@ class GenerationRun:
             self._evaluations.append({"step": self.step, "metrics": [*map(list, metrics.items())]})
             *earlier, last = self._evaluations
             self._extra_status |= {"evaluation": last, "earlier_evaluations": earlier}
-            self.report(self._status(), True)
+            self._report_now()
 
     def _sealed(self, step: int) -> None:
         """Report a sealed snapshot; called in the snapshot thread."""
         self._extra_status["sealed_at"] = {"step": step, "generation": self.assignment.generation}
-        self.report(self._status(), True)
+        self._report_now()
 
     def _report_no_room(self, needed_bytes: int) -> None:
         """Report that a snapshot waits for room, so that the agent may free some."""
-        self.report({**self._status(), "room_short": needed_bytes}, True)
+        self._report_now(room_short=needed_bytes)
 
     # ---- end and failure -------------------------------------------------------------------------
 
@@ -484,8 +481,9 @@ class GenerationRun:
         self.state = state
         self._report_now()
 
-    def _report_now(self) -> None:
-        self.report(self._status(), True)
+    def _report_now(self, *, must_deliver: bool = True, **more: Any) -> None:
+        with self._reporting:
+            self.report({**self._status(), **more}, must_deliver)
 
     def _status(self) -> dict[str, Any]:
         return {

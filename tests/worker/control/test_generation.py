@@ -285,3 +285,30 @@ def test_ended_generation_waits_for_no_fetch_and_its_process_is_used_again_once_
     finally:
         slow.may_end.set()
     assert slow.ended.wait(20)
+
+
+def test_the_last_status_is_the_newest_whatever_thread_reports(tmp_path: Path, monkeypatch):
+    """Another thread seals a snapshot; it may be slow between reading and handing on."""
+    reports: list[dict[str, Any]] = []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+    has_read, may_go_on = threading.Event(), threading.Event()
+    read = run._status
+
+    def read_slowly() -> dict[str, Any]:
+        status = read()
+        if threading.current_thread().name == "snapshot":
+            has_read.set()
+            may_go_on.wait()
+        return status
+
+    monkeypatch.setattr(run, "_status", read_slowly)
+    seals = threading.Thread(target=run._sealed, args=(3,), name="snapshot")
+    fails = threading.Thread(target=run._fail, args=("the data ended",), kwargs={"is_bug": True})
+    seals.start()
+    has_read.wait()
+    fails.start()
+    fails.join(0.2)  # It is over by then, or waits for the other thread.
+    may_go_on.set()
+    seals.join()
+    fails.join()
+    assert reports[-1]["taking"] == "failed"
