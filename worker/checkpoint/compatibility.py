@@ -54,7 +54,7 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
 
 
 def _of_models(job: Job, was: Job) -> str:
-    for key in ("max_tp", "precision", "optimizer"):
+    for key in ("max_tp", "optimizer"):
         if getattr(job, key) != getattr(was, key):
             return f"{key} is {getattr(job, key)} and was {getattr(was, key)}"
     if len(job.model.layers) != len(was.model.layers):
