@@ -48,7 +48,7 @@ class Journal:
 
 
 def _part(key: str, value: str) -> bytes:
-    text = value.encode()
+    text = value.encode("utf-8", "replace")
     if b"\n" not in text:
         return f"{key}=".encode() + text + b"\n"
     return key.encode() + b"\n" + len(text).to_bytes(8, "little") + text + b"\n"

@@ -7,7 +7,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TextIO
 
 import structlog
 
@@ -48,7 +49,7 @@ def begin_log(form: LogForm, standing: StandingFields = dict) -> None:
         render, factory = ends.pop(), lambda *_: Journal()
         ends.append(lambda logger, name, line: _for_journal(render(logger, name, {**line}), line))
     else:
-        factory = structlog.PrintLoggerFactory(sys.stderr)
+        factory = partial(LineWriter, sys.stderr)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -67,6 +68,21 @@ def _for_journal(text: str, line: Mapping[str, Any]) -> tuple[tuple[str], dict[s
     """Return what ``Journal.msg`` is called with."""
     fields = {field: line[field] for field in FIELDS if line.get(field) is not None}
     return (text,), {"level": line["level"], "fields": fields}
+
+
+class LineWriter:
+    """A logger for structlog that writes lines to a file, or loses them where that is full."""
+
+    def __init__(self, file: TextIO, *_: object) -> None:
+        self._file = file
+
+    def msg(self, text: str) -> None:
+        """Write a line; neither a full disk nor a closed pipe may end the service."""
+        with contextlib.suppress(OSError):
+            self._file.write(f"{text}\n")
+            self._file.flush()
+
+    debug = info = warning = warn = error = critical = fatal = exception = msg
 
 
 class _Others(logging.Handler):

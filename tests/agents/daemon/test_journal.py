@@ -63,6 +63,13 @@ def test_lines_of_several_lines_arrive_whole(tmp_path, received):
     assert (told["MESSAGE"], told["PRIORITY"]) == ("a\nb", "3")
 
 
+def test_half_of_a_surrogate_in_a_name_does_not_end_the_service(tmp_path, received):
+    """A reason on a command line may have any bytes."""
+    Journal(tmp_path / "socket").msg("paused: \udcff", level="info", fields={"job": "\ud800"})
+    told = parts(received.recv(1 << 16))
+    assert (told["MESSAGE"], told["SAILOR_JOB"]) == ("paused: ?", "?")
+
+
 def test_what_the_journal_does_not_take_goes_to_standard_error(tmp_path, capfd):
     Journal(tmp_path / "nobody").msg("gone", level="critical", fields={})
     assert capfd.readouterr().err == "<2>gone\n"
