@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId
 from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import folder_of, load_manifest
@@ -252,6 +253,9 @@ def import_checkpoint(
     ARGUMENTS, after --, are those of a script, and --workdir is its folder, as in `submit`.
     Then: sailorctl submit JOB --id NAME --resume newest
     """
+    if not JOB_ID.match(name):
+        cure = "use letters, digits, dots and hyphens: submit will take it as --id"
+        raise InputError(Problem("--name", f"{name!r} is not the name of a job", cure))
     cure = "leave them out, and write [checkpoint] into the file"
     job.refuse_options("ARGUMENTS, --workdir and --checkpoint", place, cure=cure)
     spec = job.text() + ("" if place is None else section("checkpoint", {"uri": place}))
