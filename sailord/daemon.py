@@ -84,7 +84,7 @@ class Daemon:
     webhooks: WebhookSender
     recovery: Recovery
     books: Bookkeeper
-    curve: CurveKeeper
+    curves: CurveKeeper
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
@@ -113,7 +113,7 @@ class Daemon:
             self.webhooks.run(),
             self.api.network.run(),
             self.books.save_often(lambda: self.election.term),
-            self.curve.save_often(lambda: self.election.term),
+            self.curves.save_often(lambda: self.election.term),
         ]
         if self.config.tls is not None and self.config.tls.by is not None:
             works.append(keep_certificate(self.config))
@@ -127,7 +127,7 @@ class Daemon:
                 task.cancel()
         await self._save_lifetimes()
         await self.books.save_now(self.election.term)
-        await self.curve.save_now(self.election.term)
+        await self.curves.save_now(self.election.term)
         await self.store.run(self.election.resign())
 
     # ---- election -----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Daemon:
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
         await self.books.load(term)
-        await self.curve.load(term)
+        await self.curves.load(term)
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)
         if self.election.term != term:
@@ -385,7 +385,8 @@ def _assemble(
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)
     cluster.lifetimes.given_back = rented.given_back
-    cluster.watchers += [books.observe, api.curve.observe, available.note]
+    cluster.watchers += [books.observe, available.note]
+    cluster.watchers.append(lambda _: api.curves.observe(cluster.parts.all()))
     return Daemon(
         config=config,
         store=store,
@@ -397,7 +398,7 @@ def _assemble(
         webhooks=webhooks,
         recovery=recovery,
         books=books,
-        curve=CurveKeeper(own, api.curve),
+        curves=CurveKeeper(own, api.curves),
         capacity=capacity,
     )
 

@@ -31,7 +31,7 @@ class Keys:
         self.goodput_shares = f"/sailor/capacity/v1/{cluster}/goodput-shares/"
         """The same, by day and by job."""
         self.curve = f"/sailor/capacity/v1/{cluster}/curve"
-        """Loss and throughput of the active job over time, for the page."""
+        """Loss and throughput of jobs over time, for the page."""
         self.news = f"/sailor/capacity/v1/{cluster}/news/"
         """Capacity events from outside, by the hash of their id."""
         self.papers = f"/sailor/papers/v1/{cluster}/"

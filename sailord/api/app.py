@@ -25,7 +25,7 @@ from sailord.api.access.callers import (
 from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
-from sailord.api.handlers.live import LIVE, LiveDocument
+from sailord.api.handlers.live import LIVE, LiveDocuments
 from sailord.api.handlers.timeline import MEASURED, MeasuredSchedules
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.route import Route
@@ -209,7 +209,7 @@ def _build(
     )
     app[CONTEXT] = api
     app[LOAD] = Load()
-    app[LIVE] = LiveDocument()
+    app[LIVE] = LiveDocuments()
     app[MEASURED] = MeasuredSchedules()
     app[UNSIGNED] = {}
     app.cleanup_ctx.append(keep_session)

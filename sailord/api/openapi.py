@@ -91,6 +91,7 @@ _QUERIES: dict[str, dict[str, Any]] = {
         "after": {"type": "string", "pattern": r"^[0-9]{1,18}\Z"},
         "follow": {"type": "string", "enum": ["true", "false"]},
     },
+    "live": {"job": {"type": "string", "description": "The job to show; else the first one."}},
     "status": {
         "job": {
             "type": "string",

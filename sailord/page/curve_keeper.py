@@ -1,17 +1,17 @@
-"""Stores the training curve while this sailord is the leader, for the next one."""
+"""Stores the training curves while this sailord is the leader, for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import pack, unpack
 from agents.store.interface import Put, StoreError
 from sailord.cluster_records import Gateway
-from sailord.page.training_curve import StoredCurve, TrainingCurve
+from sailord.page.training_curve import StoredCurves, TrainingCurves
 
 SAVE_S = 60.0
 """How often it is stored; a leader that dies takes the samples since then with it."""
@@ -20,17 +20,17 @@ PATIENCE_S = 1.0
 
 @dataclass(eq=False)
 class CurveKeeper:
-    """Reads the curve at the beginning of a term, and stores it from time to time."""
+    """Reads the curves at the beginning of a term, and stores them from time to time."""
 
     gateway: Gateway
-    curve: TrainingCurve
-    _saved: tuple[str, float] | None = None
-    """The job and the moment of the last sample that is stored."""
+    curves: TrainingCurves
+    _saved: dict[str, float] = field(default_factory=dict)
+    """By job: the moment of the last sample that is stored."""
     _loaded_for: int | None = None
-    """The term for which the last leader's curve was read."""
+    """The term for which the last leader's curves were read."""
 
     async def load(self, term: int) -> None:
-        """Go on in our term with the last leader's curve, unless our own is newer.
+        """Go on in our term with the last leader's curves, unless our own are newer.
 
         Raises what the store raises.
         """
@@ -40,37 +40,33 @@ class CurveKeeper:
         if entry is None:
             return
         try:
-            known = decode(StoredCurve, unpack(entry.value))
+            self.curves.resume(decode(StoredCurves, unpack(entry.value)))
         except WireError as error:
             self.gateway.unreadable.note(key, str(error))
-            return
-        own = self.curve.samples
-        if known.at and (not own or known.at[-1] > own[-1].at):
-            self.curve.resume(known)
 
     async def save(self, term: int) -> None:
-        """Store it as leader of the term, if it has grown.
+        """Store them as leader of the term, if one has grown.
 
-        Never replace an unreadable one, or one that was not read in this term.
+        Never replace what is unreadable, or was not read in this term.
         """
         if term != self._loaded_for:
             return
-        key, samples = self.gateway.keys.curve, self.curve.samples
-        last = (self.curve.job, samples[-1].at) if samples else None
-        if last is None or last == self._saved or key in self.gateway.unreadable.found:
+        key = self.gateway.keys.curve
+        last = {curve.job: curve.last_at for curve in self.curves.kept()}
+        if not last or last == self._saved or key in self.gateway.unreadable.found:
             return
-        value = pack(encode(self.curve.stored()))
+        value = pack(encode(self.curves.stored()))
         if await self.gateway.write_as_leader(term, [Put(key, value)]):
             self._saved = last
 
     async def save_often(self, term: Callable[[], int | None]) -> None:
-        """Store it from time to time while this sailord is the leader."""
+        """Store them from time to time while this sailord is the leader."""
         while True:
             await asyncio.sleep(SAVE_S)
             await self.save_now(term())
 
     async def save_now(self, term: int | None) -> None:
-        """Store it now if the store answers; else ``save_often`` tries again."""
+        """Store them now if the store answers; else ``save_often`` tries again."""
         if term is not None:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):

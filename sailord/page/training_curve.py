@@ -1,7 +1,8 @@
-"""Loss and throughput of the active job over time, in bounded memory."""
+"""Loss and throughput of jobs over time, in bounded memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sailord.core.model.phases import Running
@@ -10,6 +11,9 @@ from sailord.core.model.state import State
 SAMPLES_MAX = 600
 """Most samples; beyond that every second one is dropped, and the interval doubles."""
 EVERY_S = 1.0
+CURVES_MAX = 16
+"""Curves beyond that many are forgotten, the one that ended first at first; not of jobs that
+run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,17 @@ class StoredCurve:
     generation: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCurves(StoredCurve):
+    """The curves of the jobs that run, or else the last one."""
+
+    others: tuple[StoredCurve, ...] = ()
+    """Those of jobs beside it; an older version reads the first one alone."""
+
+
 @dataclass(eq=False)
 class TrainingCurve:
-    """Samples of the active job."""
+    """Samples of one job."""
 
     job: str = ""
     samples: list[CurvePoint] = field(default_factory=list)
@@ -47,14 +59,16 @@ class TrainingCurve:
     version: int = 0
     """Grows when samples were dropped: a watcher then needs all of them."""
 
+    @property
+    def last_at(self) -> float:
+        """The moment of the last sample."""
+        return self.samples[-1].at if self.samples else float("-inf")
+
     def observe(self, state: State) -> None:
-        """Take a sample if it is time; the last one when the job stops training, too."""
+        """Take a sample of the active job if it is time; the last one when it stops training."""
         active = state.active
-        if state.term is None or active is None or active.generation is None:
+        if active is None or active.generation is None:
             return
-        if active.job != self.job:
-            self.job, self.samples, self.every_s = active.job, [], EVERY_S
-            self.version += 1
         last = self.samples[-1] if self.samples else None
         is_due = last is None or state.now >= last.at + self.every_s
         is_new = last is None or last.step != active.progress.step
@@ -76,20 +90,69 @@ class TrainingCurve:
             self.every_s *= 2
             self.version += 1
 
-    def stored(self) -> StoredCurve:
-        """Return what the next leader needs."""
+    def columns(self) -> StoredCurve:
+        """Return the samples as they are stored."""
         columns = zip(
             *((s.at, s.step, _short(s.loss), _short(s.per_s), s.generation) for s in self.samples),
             strict=True,
         )
         return StoredCurve(self.job, self.every_s, *(columns if self.samples else [()] * 5))
 
-    def resume(self, known: StoredCurve) -> None:
-        """Go on from what the last leader stored."""
-        rows = zip(known.at, known.step, known.loss, known.per_s, known.generation, strict=False)
-        self.job, self.every_s = known.job, known.every_s
-        self.samples = [CurvePoint(*row) for row in rows]
-        self.version += 1
+
+@dataclass(eq=False)
+class TrainingCurves:
+    """The curves of all jobs that run, and of those that ran last."""
+
+    by_job: dict[str, TrainingCurve] = field(default_factory=dict)
+    none: TrainingCurve = field(default_factory=TrainingCurve)
+    """Of a job that has no samples."""
+    running: frozenset[str] = frozenset()
+
+    def observe(self, parts: Iterable[State]) -> None:
+        """Take samples of the jobs of these parts, if it is time."""
+        led = [part for part in parts if part.term is not None and part.active is not None]
+        self.running = frozenset(part.job.id for part in led)
+        for part in led:
+            job, known = part.job, self.by_job.get(part.job.id)
+            # An earlier job that is forgotten may have had the same id.
+            if known is None or (known.samples and known.last_at < job.submitted_at):
+                known = self.by_job[job.id] = TrainingCurve(job.id)
+                self._forget_oldest()
+            known.observe(part)
+
+    def of(self, job: str | None) -> TrainingCurve:
+        """Return a job's curve; ``None``: the one with the last sample."""
+        if job is not None:
+            return self.by_job.get(job, self.none)
+        return max(self.by_job.values(), key=lambda each: each.last_at, default=self.none)
+
+    def kept(self) -> list[TrainingCurve]:
+        """Return the curves that the next leader needs, the one with the last sample first."""
+        curves = sorted(self.by_job.values(), key=lambda each: each.last_at, reverse=True)
+        curves = [curve for curve in curves if curve.samples]
+        return [curve for curve in curves if curve.job in self.running] or curves[:1]
+
+    def stored(self) -> StoredCurves:
+        """Return them as they are stored; there is at least one."""
+        first, *others = (curve.columns() for curve in self.kept())
+        columns = first.at, first.step, first.loss, first.per_s, first.generation
+        return StoredCurves(first.job, first.every_s, *columns, tuple(others))
+
+    def resume(self, known: StoredCurves) -> None:
+        """Go on from what the last leader stored, but for curves of ours that are newer."""
+        for each in (known, *known.others):
+            own = self.by_job.get(each.job, self.none)
+            if each.at and (not own.samples or each.at[-1] > own.last_at):
+                columns = each.at, each.step, each.loss, each.per_s, each.generation
+                samples = [CurvePoint(*row) for row in zip(*columns, strict=False)]
+                self.by_job[each.job] = TrainingCurve(each.job, samples, each.every_s)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        ended = [curve for curve in self.by_job.values() if curve.job not in self.running]
+        ended.sort(key=lambda each: each.last_at)
+        for curve in ended[: max(len(self.by_job) - CURVES_MAX, 0)]:
+            del self.by_job[curve.job]
 
 
 def _short(value: float | None) -> float | None:

@@ -5,44 +5,57 @@ Times are absolute, so that the document does not change merely because time pas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agents.protocol.codec import plain
-from agents.protocol.records import NodeId, Point
+from agents.protocol.records import ENDED, JobId, NodeId, Point
 from sailord.api.answers import render
 from sailord.api.answers.goodput_types import GoodputView, ShareView
 from sailord.api.answers.problems import Service, problems_of
-from sailord.api.answers.running_job import RunningJob
 from sailord.api.answers.types import ActiveView, NodeView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
+from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.straggler_queries import straggler_texts
+
+LISTED_MAX = 20
+"""Most jobs of the queue that are listed, and of those that wait for an operator; ..."""
+ENDED_MAX = 5
+"""... and of those that ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveContext:
     """What the document shows besides the controller's state."""
 
-    plan: Mapping[str, Any] | None
-    about: Mapping[str, Any]
-    step_rate: StepRate
-    at_of: Mapping[str, float]
-    """When a message was stored, by its id; tells when a checkpoint became durable."""
-    safe: Point | None
-    """The newest point that survives the loss of any one node."""
     goodput: GoodputView
     service: Service
     leader: str
+    at_of: Mapping[str, float]
+    """When a message was stored, by its id; tells when a checkpoint became durable."""
+    parts: tuple[State, ...] = ()
+    """Those of jobs that share the cluster, the first one first; none: one has it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """What it shows of one job besides the controller's state."""
+
+    plan: Mapping[str, Any] | None
+    about: Mapping[str, Any]
+    step_rate: StepRate
+    safe: Point | None
+    """The newest point that survives the loss of any one node."""
     schedule: Mapping[str, Any] | None = None
     """The plan's predicted schedule, if a page asked for it."""
-    running: tuple[RunningJob, ...] = ()
-    """The jobs that run beside each other, where several share the cluster."""
     risks: tuple[str, ...] = ()
     """Why the job's budget or deadline is at risk."""
+    chosen: JobId | None = None
+    """The job that a reader chose; ``None``: the first one that runs."""
 
 
 @dataclass(eq=False)
@@ -52,29 +65,32 @@ class NodeRows:
     kinds: list[tuple[str, str, str, int, bool]] = field(default_factory=list)
     """The distinct (zone, machine type, GPU, GPUs, spot); a row names its own by index."""
     _numbers: dict[tuple[str, str, str, int, bool], int] = field(default_factory=dict)
-    _rows: dict[NodeId, tuple[Node, str, bool, NodeView, dict[str, Any]]] = field(
+    _rows: dict[NodeId, tuple[Node, tuple[str, bool, str], NodeView, dict[str, Any]]] = field(
         default_factory=dict
     )
 
-    def of(self, state: State) -> dict[NodeId, dict[str, Any]]:
+    def of(self, state: State, parts: Sequence[State] = ()) -> dict[NodeId, dict[str, Any]]:
         """Return a row for each node by its id; empty fields are left out."""
-        free, slow = drained(state), straggler_texts(state)
         known, self._rows = self._rows, {}
-        for id_, node in state.nodes.items():
-            said, is_safe = slow.get(id_, ""), id_ in free
-            row = known.get(id_)
-            if row is None or row[0] is not node or row[1:3] != (said, is_safe):
-                view = render.node_view(node, safe_to_stop=is_safe, slow=said)
-                row = node, said, is_safe, view, self._row(view)
-            self._rows[id_] = row
-        return {id_: row[4] for id_, row in self._rows.items()}
+        for part in parts or (state,):
+            free, slow = drained(part), straggler_texts(part)
+            is_first = state.active is part.active or part.active is None
+            owner = "" if is_first else part.job.id
+            for id_, node in part.nodes.items():
+                said = slow.get(id_, ""), id_ in free, owner
+                row = known.get(id_)
+                if row is None or row[0] is not node or row[1] != said:
+                    view = render.node_view(node, safe_to_stop=said[1], slow=said[0])
+                    row = node, said, view, self._row(view, owner)
+                self._rows[id_] = row
+        return {id_: row[3] for id_, row in self._rows.items()}
 
     @property
     def views(self) -> list[NodeView]:
         """The nodes of the last rows."""
-        return [row[3] for row in self._rows.values()]
+        return [row[2] for row in self._rows.values()]
 
-    def _row(self, view: NodeView) -> dict[str, Any]:
+    def _row(self, view: NodeView, owner: str) -> dict[str, Any]:
         kind = (view.zone, view.machine, view.gpu, view.gpus, view.spot)
         if kind not in self._numbers:
             self._numbers[kind] = len(self.kinds)
@@ -89,6 +105,7 @@ class NodeRows:
             "safe": view.safe_to_stop and view.state == "draining",
             "slow": bool(view.slow),
             "why": view.why_lost or view.failure or view.unsound or view.slow or view.trouble,
+            "job": owner,
         }
         return {key: value for key, value in row.items() if value or key == "kind"}
 
@@ -135,45 +152,127 @@ class DocumentCaches:
     """Caches that carry over from one document to the next."""
 
     rows: NodeRows = field(default_factory=NodeRows)
-    busy: BusyTimes = field(default_factory=BusyTimes)
+    busy: dict[JobId, BusyTimes] = field(default_factory=dict)
+    """Of each job that was shown."""
 
 
-def live_document(state: State, kept: DocumentCaches, about: LiveContext) -> dict[str, Any]:
+def live_document(
+    state: State, kept: DocumentCaches, about: LiveContext, of_job: JobContext
+) -> dict[str, Any]:
     """Return the document."""
-    rows = kept.rows
-    nodes = rows.of(state)
-    active = state.active
-    job = render.active_view(
-        state, about.step_rate, None, about.about, about.at_of, state.now, about.safe
-    )
+    return {**cluster_part(state, kept, about), **job_part(state, kept, about, of_job)}
+
+
+def cluster_part(state: State, kept: DocumentCaches, about: LiveContext) -> dict[str, Any]:
+    """Return what is the same whichever job is shown; made before ``job_part``."""
+    service, first = about.service, state.active
     document = {
         "leads": state.term is not None,
         "leader": about.leader,
-        "store": plain(about.service.store),
-        "job": None if job is None else _job(state, active, job),
-        "beside": [_beside(each) for each in about.running if job is None or each.id != job.id]
-        or None,
-        "plan": _plan(active, about),
-        "nodes": nodes,
-        "busy": kept.busy.of(state, about.schedule),
-        "kinds": [list(kind) for kind in rows.kinds],
+        "store": plain(service.store),
+        "first": None if first is None else first.job,
+        "nodes": kept.rows.of(state, about.parts),
+        "kinds": [list(kind) for kind in kept.rows.kinds],
         "counts": render.counts_view(state),
-        "queue": [job.id for job in render.jobs_view(state).jobs if job.state == "queued"],
-        "paused": [job.id for job in render.paused_view(state)],
+        "queued": len(in_queue(state)),
         "goodput": _goodput(about.goodput),
-        "capacity": None if about.service.capacity is None else plain(about.service.capacity),
+        "capacity": None if service.capacity is None else plain(service.capacity),
+    }
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def job_part(
+    state: State, kept: DocumentCaches, about: LiveContext, of_job: JobContext
+) -> dict[str, Any]:
+    """Return what is about the chosen job, or else the first one that runs."""
+    parts, chosen = about.parts or (state,), of_job.chosen
+    active_of = {part.active.job: part for part in parts if part.active is not None}
+    part = state if chosen is None else active_of.get(chosen, state)
+    active = part.active
+    view = render.active_view(
+        part, of_job.step_rate, None, of_job.about, about.at_of, part.now, of_job.safe
+    )
+    job: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+    busy: dict[str, list[float | None]] = {}
+    if active is not None and view is not None and chosen in (None, active.job):
+        job, plan = _job(part, active, view), _plan(active, of_job)
+        kept.busy = {id_: each for id_, each in kept.busy.items() if id_ in active_of}
+        busy = kept.busy.setdefault(active.job, BusyTimes()).of(part, of_job.schedule)
+    elif chosen is not None:
+        job = _resting(state, chosen)
+    shown = chosen or (None if active is None else active.job)
+    paused = [each for each in render.paused_view(state) if view is None or each.id != view.id]
+    rows = {id_: _row_of(each, shown) for id_, each in active_of.items()}
+    rows |= {id_: {"state": state.jobs[id_].state} for id_ in _resting_jobs(state, shown, rows)}
+    document = {
+        "job": job,
+        "plan": plan,
+        "busy": busy,
+        "jobs": rows,
+        "order": list(rows),
         "problems": list(
             problems_of(
-                *(about.service, job, rows.views, state.now, render.paused_view(state)),
-                *(about.risks, render.stuck_view(state)),
+                *(about.service, view, kept.rows.views, part.now, paused),
+                *(of_job.risks, render.stuck_view(part)),
             )
         ),
     }
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any]:
+def _row_of(part: State, shown: JobId | None) -> dict[str, Any]:
+    """A job that runs, in the list of jobs; of the one that is shown ``job`` tells the rest."""
+    active = part.active
     assert active is not None
+    row: dict[str, Any] = {"state": render.phase_view(part, active).name}
+    if active.job == shown:
+        return row
+    progress, members = active.progress, active.generation.members if active.generation else ()
+    row |= {"step": progress.step, "steps": part.job.steps, "nodes": len(members)}
+    row |= {"step_s": _digits(progress.step_s, 2)}
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def _resting_jobs(state: State, shown: JobId | None, running: Container[JobId]) -> list[JobId]:
+    """The jobs that do not run, as they are listed: the next in the queue, those that wait for an
+    operator, the last ones that ended, and the one that is shown."""
+    rest = [job for job in state.jobs.values() if job.id not in running]
+    queue = [job.id for job in in_queue(state)][:LISTED_MAX]
+    rest.sort(key=lambda job: (-job.submitted_at, job.id))
+    stopped = [job.id for job in rest if job.state in ("paused", "held")][:LISTED_MAX]
+    ended = [job.id for job in rest if job.state in ENDED][:ENDED_MAX]
+    found = [*queue, *stopped, *ended]
+    is_missing = shown in state.jobs and shown not in running and shown not in found
+    return [*found, shown] if is_missing and shown is not None else found
+
+
+def _resting(state: State, id_: JobId) -> dict[str, Any] | None:
+    """A job that does not run."""
+    view = render.job_view(state, id_)
+    if view is None:
+        return None
+    durable, bill = view.durable, view.bill
+    queue = [job.id for job in in_queue(state)]
+    return {
+        "id": view.id,
+        "state": view.state,
+        "reason": view.reason,
+        "place": queue.index(id_) + 1 if id_ in queue else None,
+        "steps": view.steps,
+        "step": view.step,
+        "durable_step": None if durable is None else durable.point.step,
+        "uri": view.saving.uri,
+        "spent": {
+            "usd": round(bill.usd, 4),
+            "usd_per_hour": 0.0,
+            "usd_max": bill.usd_max,
+            "unpriced_s": round(bill.unpriced_s),
+        },
+    }
+
+
+def _job(state: State, active: Active, view: ActiveView) -> dict[str, Any]:
     generation, bill = view.generation, state.job.bill
     age = view.durable_age_s
     return {
@@ -214,15 +313,9 @@ def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any
     }
 
 
-def _beside(job: RunningJob) -> dict[str, Any]:
-    row = {"id": job.id, "phase": job.phase, "step": job.step, "steps": job.steps}
-    row |= {"nodes": len(job.nodes), "step_s": _digits(job.step_s, 2)}
-    return {key: value for key, value in row.items() if value is not None}
-
-
-def _plan(active: Active | None, about: LiveContext) -> dict[str, Any] | None:
+def _plan(active: Active, about: JobContext) -> dict[str, Any] | None:
     """Which ranks compute which layers, and how each stage is predicted to spend an iteration."""
-    if active is None or active.generation is None or about.plan is None:
+    if active.generation is None or about.plan is None:
         return None
     stages = (about.about.get("estimate") or {}).get("stages") or []
     return {

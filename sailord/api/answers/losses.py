@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
@@ -39,6 +39,13 @@ def losses_view(
             why_no_plan=then.why if isinstance(then, NoPlan) else None,
         )
     return found
+
+
+def losses_of_parts(
+    parts: Iterable[State], following: Callable[[NodeId], NextPlan | NoPlan | None]
+) -> dict[NodeId, LossView]:
+    """The same where several jobs share the cluster: what the job that has the node would lose."""
+    return {id_: view for part in parts for id_, view in losses_view(part, following).items()}
 
 
 def _sentence(loss: NodeLoss, names: Sequence[str], seconds: float | None) -> str:

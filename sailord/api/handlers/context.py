@@ -21,7 +21,7 @@ from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
-from sailord.page.training_curve import TrainingCurve
+from sailord.page.training_curve import TrainingCurves
 from sailord.providers.gce.config import GceConfig
 from sailord.tokens import AccessTokenFile
 
@@ -53,11 +53,11 @@ class ApiContext:
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
         default_factory=dict
     )
-    """The plan shown last, and what the planner said of it."""
-    timeline_seen: tuple[str, dict[str, Any]] | None = None
-    """The schedule shown last, and its plan."""
-    curve: TrainingCurve = field(default_factory=TrainingCurve)
-    """Loss and throughput of the active job."""
+    """The plans shown last, and what the planner said of them."""
+    timelines_seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The schedules shown last, by their plans."""
+    curves: TrainingCurves = field(default_factory=TrainingCurves)
+    """Loss and throughput of jobs."""
     packages_used_s: dict[str, float] = field(default_factory=dict)
     """When each package was last uploaded or asked for; those of the last hours."""
     verifier: Verifier = field(init=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +13,19 @@ from aiohttp import web
 
 from agents.daemon.version import own_version
 from agents.protocol.codec import plain
+from agents.protocol.records import JobId
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
-from sailord.api.answers import render
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.live import DocumentCaches, LiveContext, live_document
+from sailord.api.answers.live import DocumentCaches, JobContext, LiveContext, cluster_part, job_part
 from sailord.api.answers.responses import too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.status import service_of
+from sailord.core.model.state import State
+from sailord.notify.feed import FeedEvent
 from sailord.page.merge_patch import merge_patch
-from sailord.page.training_curve import CurvePoint
+from sailord.page.training_curve import CurvePoint, TrainingCurve
 
 LOOK_S = 0.5
 """How often changes are sent to watchers."""
@@ -38,54 +40,73 @@ EVENTS_FIRST = 100
 
 
 @dataclass(eq=False)
-class LiveDocument:
-    """The present document, made for all watchers at once."""
+class LiveDocuments:
+    """The present documents, made for all watchers at once: one for each job that is watched."""
 
     kept: DocumentCaches = field(default_factory=DocumentCaches)
-    document: dict[str, Any] = field(default_factory=dict)
-    made_at: float = float("-inf")
     took_s: float = 0.0
+    """What the present ones took to make, together."""
+    _made_at: float = float("-inf")
+    _state: State = field(default_factory=State)
+    _about: LiveContext | None = None
+    _cluster: dict[str, Any] = field(default_factory=dict)
+    """What is the same in all of them."""
+    _documents: dict[JobId | None, dict[str, Any]] = field(default_factory=dict)
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def look(self, api: ApiContext) -> dict[str, Any]:
-        """Return the document, rebuilt if it is older than ``LOOK_S``."""
+    async def look(self, api: ApiContext, chosen: JobId | None) -> dict[str, Any]:
+        """Return the document that shows a job, rebuilt if it is older than ``LOOK_S``.
+
+        ``None``: the first job that runs.
+        """
         async with self._making:
-            if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
-                plan, about = await plan_of(api, api.cluster.last_led)
+            due_s = max(LOOK_S, self.took_s / SHARE_MAX) * 0.9
+            if self._about is None or time.monotonic() >= self._made_at + due_s:
                 begun = time.monotonic()
-                surroundings = _surroundings(api, plan, about)
-                document = live_document(api.cluster.last_led, self.kept, surroundings)
-                self.document = {**document, "leads": api.cluster.state.term is not None}
-                self.made_at = time.monotonic()
-                self.took_s = self.made_at - begun
-            return self.document
+                self._state, self._about = api.cluster.last_led, _surroundings(api)
+                made = cluster_part(self._state, self.kept, self._about)
+                self._cluster = {**made, "leads": api.cluster.state.term is not None}
+                self._documents, self._made_at = {}, time.monotonic()
+                self.took_s = self._made_at - begun
+            if chosen not in self._documents:
+                of_job = await _about_job(api, self._state, self._about.parts, chosen)
+                begun = time.monotonic()
+                made = job_part(self._state, self.kept, self._about, of_job)
+                self._documents[chosen] = {**self._cluster, **made}
+                self.took_s += time.monotonic() - begun
+            return self._documents[chosen]
 
 
-LIVE = web.AppKey("live", LiveDocument)
+LIVE = web.AppKey("live", LiveDocuments)
 
 
-def _surroundings(
-    api: ApiContext, plan: dict[str, Any] | None, about: dict[str, Any]
-) -> LiveContext:
+def _surroundings(api: ApiContext) -> LiveContext:
     return LiveContext(
-        plan=plan,
-        about=about,
-        step_rate=api.cluster.step_rate_of(None),
-        at_of=api.cluster.outbox.at_of,
-        safe=api.cluster.safe_point(),
         goodput=goodput_view(api.goodput.ledger, api.goodput.shares, most=SHARES_SHOWN),
         service=service_of(api),
-        running=render.running_view(api.cluster.led_parts),
-        risks=tuple(api.cluster.risks(api.cluster.last_led).values()),
         leader="" if api.cluster.leader is None else api.cluster.leader.host,
-        schedule=_schedule_seen(api),
+        at_of=api.cluster.outbox.at_of,
+        parts=api.cluster.led_parts,
     )
 
 
-def _schedule_seen(api: ApiContext) -> dict[str, Any] | None:
-    active, seen = api.cluster.last_led.active, api.timeline_seen
-    generation = None if active is None else active.generation
-    return seen[1] if seen is not None and generation and generation.plan == seen[0] else None
+async def _about_job(
+    api: ApiContext, state: State, parts: Sequence[State], chosen: JobId | None
+) -> JobContext:
+    """What is shown of a job; of the first one, for the problems, if the chosen one rests."""
+    runs = [part for part in parts if part.active is not None and part.active.job == chosen]
+    part, job = (runs[0], chosen) if runs else (state, None)
+    plan, about = await plan_of(api, part)
+    generation = None if part.active is None else part.active.generation
+    return JobContext(
+        plan=plan,
+        about=about,
+        step_rate=api.cluster.step_rate_of(job),
+        safe=api.cluster.safe_point(job),
+        schedule=None if generation is None else api.timelines_seen.get(generation.plan),
+        risks=tuple(api.cluster.risks(part).values()),
+        chosen=chosen,
+    )
 
 
 async def live(request: web.Request) -> web.StreamResponse:
@@ -101,7 +122,8 @@ async def live(request: web.Request) -> web.StreamResponse:
         "version": own_version(),
         "now": api.clock.now(),
     }
-    stream = _Stream(api, reply)
+    chosen = JobId(request.query["job"]) if request.query.get("job") else None
+    stream = _Stream(api, reply, chosen)
     load, name = request.app[LOAD], name_of(request)
     if not load.may_stream(name):
         raise too_many("event streams")
@@ -110,7 +132,7 @@ async def live(request: web.Request) -> web.StreamResponse:
             await reply.prepare(request)
             await stream.send("hello", hello)
             while api.may_stream_on(stream.term) and request[STILL_ADMITTED]():
-                await stream.tell(await shared.look(api))
+                await stream.tell(await shared.look(api, chosen))
                 await asyncio.sleep(LOOK_S)
         except ConnectionError:
             pass  # The client has disconnected.
@@ -123,17 +145,28 @@ class _Stream:
 
     api: ApiContext
     reply: web.StreamResponse
+    chosen: JobId | None = None
     term: int | None = field(init=False)
     known: dict[str, Any] = field(default_factory=dict)
     event_id: int = 0
-    curve: tuple[int, int] = (-1, 0)
+    curve: tuple[TrainingCurve | None, int, int] = (None, 0, 0)
+    """The curve that was sent, its version, and how many of its samples."""
     sent_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.term = self.api.cluster.state.term
-        kept = self.api.cluster.feed.kept
+        kept = self._shown(self.api.cluster.feed.kept)
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
+
+    def _shown(self, events: Iterable[FeedEvent]) -> list[FeedEvent]:
+        """Those of the chosen job and of nodes; else all."""
+        mine = (None, self.chosen)
+        return [
+            each
+            for each in events
+            if self.chosen is None or each.job in mine or each.kind == "node_lost"
+        ]
 
     async def send(self, kind: str, value: object) -> None:
         """Send one event."""
@@ -148,8 +181,7 @@ class _Stream:
         if patch:
             await self.send("patch", patch)
         await self._samples()
-        feed = self.api.cluster.feed
-        news = list(feed.after(self.event_id))
+        news = self._shown(self.api.cluster.feed.after(self.event_id))
         if news:
             self.event_id = news[-1].id
             await self.send("events", plain(news))
@@ -158,10 +190,12 @@ class _Stream:
             self.sent_at = time.monotonic()
 
     async def _samples(self) -> None:
-        curve, (version_known, count) = self.api.curve, self.curve
-        is_whole = curve.version != version_known
+        shown = self.known.get("job")
+        curve = self.api.curves.of(self.chosen if shown is None else shown["id"])
+        known, version, count = self.curve
+        is_whole = curve is not known or curve.version != version
         fresh: Sequence[CurvePoint] = curve.samples if is_whole else curve.samples[count:]
-        self.curve = curve.version, len(curve.samples)
+        self.curve = curve, curve.version, len(curve.samples)
         if fresh or is_whole:
             rows = [[s.at, s.step, s.loss, s.per_s, s.generation] for s in fresh]
             await self.send("samples", {"job": curve.job, "all": is_whole, "rows": rows})

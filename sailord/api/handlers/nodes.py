@@ -10,7 +10,7 @@ from agents.protocol.codec import WireError, decode
 from agents.protocol.records import Output
 from agents.rpc.client import CallFailed
 from sailord.api.answers import render
-from sailord.api.answers.losses import losses_view
+from sailord.api.answers.losses import losses_of_parts
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import handle_order
@@ -27,7 +27,7 @@ async def list_nodes(request: web.Request) -> web.Response:
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
     state, parts = api.cluster.last_led, api.cluster.led_parts
-    losses = losses_view(state, api.cluster.following)
+    losses = losses_of_parts(parts, api.cluster.following)
     return answer(render.nodes_view(state, unreadable, losses, parts=parts))
 
 
@@ -35,7 +35,7 @@ async def show_node(request: web.Request) -> web.Response:
     """Show the nodes of one id or name: one that rejoined has a new id."""
     ids = {node.record.id for node in nodes_of(request)}
     cluster = request.app[CONTEXT].cluster
-    losses = losses_view(cluster.last_led, cluster.following)
+    losses = losses_of_parts(cluster.led_parts, cluster.following)
     view = render.nodes_view(cluster.last_led, losses=losses, only=ids, parts=cluster.led_parts)
     return answer(view)
 

@@ -17,6 +17,7 @@ from sailord.api.answers.responses import Refusal, answer
 from sailord.api.answers.timeline import MeasuredSchedule, TimelineView, measured_schedule
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.jobs import job_of
+from sailord.api.handlers.plans import PLANS_SEEN_MAX
 from sailord.planning.messages import PlanRequest
 from simulator.documents.problems import Problem
 
@@ -31,12 +32,10 @@ FRESH_S = 5.0
 
 @dataclass(eq=False)
 class MeasuredSchedules:
-    """The schedule that was measured last, read from the agents for all watchers at once."""
+    """The schedules that were measured last, read from the agents for all watchers at once."""
 
-    _of: tuple[JobId, int] | None = None
-    """The generation that it is of."""
-    _found: MeasuredSchedule | None = None
-    _read_at: float = float("-inf")
+    _found: dict[JobId, tuple[int, float, MeasuredSchedule | None]] = field(default_factory=dict)
+    """Of each job: the generation that it is of, and when it was read."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def of(
@@ -44,12 +43,13 @@ class MeasuredSchedules:
     ) -> MeasuredSchedule | None:
         """Return a step of the generation; ``None``: none was measured."""
         async with self._reading:
-            name = generation.job, generation.number
-            if name != self._of or time.monotonic() >= self._read_at + FRESH_S:
-                said = await _ask_agents(api, generation, predicted)
-                self._of, self._found = name, measured_schedule(predicted, said)
-                self._read_at = time.monotonic()
-            return self._found
+            number, read_at, found = self._found.get(generation.job, (None, 0.0, None))
+            if number != generation.number or time.monotonic() >= read_at + FRESH_S:
+                found = measured_schedule(predicted, await _ask_agents(api, generation, predicted))
+                now = time.monotonic()
+                fresh = {job: each for job, each in self._found.items() if now < each[1] + FRESH_S}
+                self._found = {**fresh, generation.job: (generation.number, now, found)}
+            return found
 
 
 MEASURED = web.AppKey("measured", MeasuredSchedules)
@@ -66,14 +66,14 @@ async def show_timeline(request: web.Request) -> web.Response:
         cure = f"sailorctl why {job.id} says what the job waits for"
         raise Refusal(404, Problem(job.id, "has no plan yet", cure))
     sha, why_none = job.generation.plan, ""
-    if api.timeline_seen is None or api.timeline_seen[0] != sha:
-        found, why_none = await _predict(api, JobId(job.id), sha)
-        if found is not None:
-            api.timeline_seen = sha, found
-    seen = api.timeline_seen
-    predicted = seen[1] if seen is not None and seen[0] == sha else None
-    active, measured = api.cluster.last_led.active, None
-    generation = None if active is None else active.generation
+    predicted = api.timelines_seen.get(sha)
+    if predicted is None:
+        predicted, why_none = await _predict(api, JobId(job.id), sha)
+        if predicted is not None:
+            last = list(api.timelines_seen.items())[1 - PLANS_SEEN_MAX :]
+            api.timelines_seen = {**dict(last), sha: predicted}
+    active, measured = api.cluster.led_of(job.id).active, None
+    generation = None if active is None or active.job != job.id else active.generation
     if predicted is not None and generation is not None and generation.plan == sha:
         measured = await request.app[MEASURED].of(api, generation, predicted)
     if request.query.get("predicted") == "false":
@@ -83,10 +83,10 @@ async def show_timeline(request: web.Request) -> web.Response:
 
 async def _predict(api: ApiContext, job: JobId, sha: str) -> tuple[dict[str, Any] | None, str]:
     spec, text = await api.gateway.read_spec(job), await api.gateway.read_plan(job, sha)
-    generation = api.cluster.last_led.generations.get(job)
-    active = api.cluster.last_led.active
-    if active is not None and active.job == job:
-        generation = active.generation
+    led = api.cluster.led_of(job)
+    generation = led.generations.get(job)
+    if led.active is not None and led.active.job == job:
+        generation = led.active.generation
     if spec is None or text is None or generation is None:
         return None, "the plan is not in the store any more"
     nodes = api.cluster.last_led.nodes

@@ -3,9 +3,10 @@
 import { renderCheckpoints } from "./checkpoints.js";
 import { drawChart } from "./charts.js";
 import { byId, count, digits, duration, fillPairs, iso, knownUsd, make, moment, percent, plural, setText, short, usd, words } from "./format.js";
+import { chosenJob, renderJobs, stoppedJobs } from "./jobs.js";
 import { renderDetails, renderMap, selectedNode, unselect } from "./map.js";
 import { renderOrders } from "./orders.js";
-import { apply, ask, follow, setToken } from "./stream.js";
+import { apply, ask, follow, followAnew, setToken, token } from "./stream.js";
 import { renderTimeline } from "./timeline.js";
 
 const EVENTS_MAX = 200;
@@ -18,7 +19,7 @@ const YEAR_S = 365 * 86_400;
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
 
-const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false, isMapDue: true };
+const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false, isMapDue: true, isNew: true, chosen: null, eventsOf: null };
 /** Seconds as the events have them. */
 const tenths = (seconds) => `${seconds.toFixed(1)} s`;
 const now = () => Date.now() / 1000 + view.skew;
@@ -40,8 +41,11 @@ const kinds = {
     view.skew = value.now - Date.now() / 1000;
   },
   patch(value) {
-    view.isMapDue ||= changesMap(value);
-    apply(view.doc, value);
+    view.isMapDue ||= view.isNew || changesMap(value);
+    if (view.isNew && view.eventsOf !== view.chosen) Object.assign(view, { events: [], eventsOf: view.chosen });
+    view.doc = apply(view.isNew ? {} : view.doc, value);
+    view.isNew = false;
+    if (view.doc.job && view.doc.job.id !== view.movesOf) Object.assign(view, { moves: [], movesOf: view.doc.job.id });
     fetchOnce();
   },
   samples(value) {
@@ -58,7 +62,7 @@ const kinds = {
 
 /** Most patches only tell of steps; looking at thousands of nodes for those takes too long. */
 function changesMap(patch) {
-  const isJobs = patch.job === null || ["id", "phase"].some((key) => key in (patch.job ?? {}));
+  const isJobs = patch.job === null || ["id", "phase"].some((key) => key in (patch.job ?? {})) || "first" in patch;
   return isJobs || ["nodes", "kinds", "plan", "counts", "capacity"].some((key) => key in patch);
 }
 
@@ -137,10 +141,25 @@ function signIn(why) {
   });
 }
 
+token(); // Before the address is read: it takes the token out of that.
+view.chosen = chosenJob();
+addEventListener("hashchange", () => {
+  token();
+  if (view.chosen === chosenJob()) return;
+  view.chosen = chosenJob();
+  followAnew();
+  draw();
+});
+// The fragment stays the job's.
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
+
 follow({
+  path: () => (view.chosen ? `/v1/live?job=${encodeURIComponent(view.chosen)}` : "/v1/live"),
   begin() {
-    view.doc = {};
-    view.isMapDue = true;
+    view.isNew = true; // Until the first patch the last document stays in sight.
     view.asked = "";
     view.timeline = null; // Another leader measures the ranks of a schedule that it was asked for.
   },
@@ -160,6 +179,7 @@ function render() {
   const { doc, hello } = view;
   setText(byId("cluster"), hello.cluster ?? "");
   setText(byId("person"), hello.role ? [hello.name, hello.role].filter((each, i, all) => each && all.indexOf(each) === i).join(", ") : "");
+  renderJobs(doc, view.chosen);
   renderNow(doc);
   if (view.isMapDue) {
     view.isMapDue = false;
@@ -196,20 +216,20 @@ function secondsLeft(job) {
 
 function renderNow(doc) {
   const { job } = doc;
-  const queue = doc.queue?.length ? ` ${plural(doc.queue.length, "job")} queued.` : "";
-  setText(byId("job"), job?.id ?? "No job");
-  const phase = job?.phase?.name ?? (doc.paused?.length ? "paused" : "idle");
+  const queue = doc.queued ? ` ${plural(doc.queued, "job")} queued.` : "";
+  setText(byId("job"), job?.id ?? view.chosen ?? "No job");
+  const phase = job?.phase?.name ?? job?.state ?? (view.chosen ? "unknown" : stoppedJobs(doc).length ? "paused" : "idle");
   setText(byId("phase"), job?.question && phase === "running" ? "running, planning" : phase);
   byId("phase").dataset.mood = MOODS[phase] ?? "calm";
-  document.title = job ? `${job.id} ${phase}${job.steps ? ` ${Math.floor((100 * job.step) / job.steps)} %` : ""} · Sailor` : "Sailor";
+  document.title = job ? `${job.id} ${phase}${job.steps && job.step !== undefined ? ` ${Math.floor((100 * job.step) / job.steps)} %` : ""} · Sailor` : "Sailor";
   setText(byId("why"), whyText(job, doc) + queue);
-  renderBeside(doc.beside ?? []);
-  byId("progress-box").hidden = !job?.steps;
-  if (job?.steps) byId("progress").value = Math.min(job.step / job.steps, 1);
+  const isKnown = job?.step !== undefined;
+  byId("progress-box").hidden = !job?.steps || !isKnown;
+  if (job?.steps && isKnown) byId("progress").value = Math.min(job.step / job.steps, 1);
   const left = secondsLeft(job) ?? NaN;
   const rate = rateNow(doc);
   const predicted = job?.predicted?.tokens_per_s;
-  fillPairs(byId("figures"), (job ? [
+  fillPairs(byId("figures"), (job && !job.phase ? restingFigures(job) : job ? [
     ["step", count(job.step), (job.steps ? `of ${count(job.steps)}` : "no end is set") + stalledNote(job)],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
@@ -228,16 +248,11 @@ function renderNow(doc) {
   }
 }
 
-/** The jobs that share the cluster with the one that is shown, a line for each. */
-function renderBeside(jobs) {
-  const box = byId("beside");
-  box.hidden = jobs.length === 0;
-  const lines = jobs.map((each) => `${each.id}: ${each.phase}, step ${count(each.step)}${each.steps ? ` of ${count(each.steps)}` : ""}${each.step_s ? `, ${digits(each.step_s, 2)} s each` : ""}, ${plural(each.nodes, "node")}`);
-  if (box.dataset.key !== lines.join("\n")) {
-    box.dataset.key = lines.join("\n");
-    box.replaceChildren(...lines.map((text) => make("li", {}, text)));
-  }
-}
+/** Of a job that waits in the queue or for an operator, or has ended. */
+const restingFigures = (job) => [
+  ["step", job.step === undefined ? "–" : count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
+  ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, job.uri ? "" : "the job names no storage"],
+];
 
 /** Said when no step ended for much longer than a step takes: the number alone does not tell. */
 function stalledNote(job) {
@@ -248,8 +263,11 @@ function stalledNote(job) {
 function whyText(job, doc) {
   if (doc.leads === undefined) return "";
   if (!doc.leads) return "No leader is elected; this is what the last one knew. Training goes on.";
-  if (!job) return doc.paused?.length ? `${doc.paused.join(", ")} ${doc.paused.length === 1 ? "is" : "are"} paused.` : "Nothing to train: submit a job with sailorctl submit.";
+  const stopped = stoppedJobs(doc);
+  if (!job && view.chosen) return "No job of this name is known.";
+  if (!job) return stopped.length ? `${stopped.join(", ")} ${stopped.length === 1 ? "is" : "are"} paused.` : "Nothing to train: submit a job with sailorctl submit.";
   if (job.state === "held") return `Held until an operator resumes it: ${job.reason}`;
+  if (!job.phase) return `${words(job.state)}${job.place ? `, number ${job.place} of the queue` : ""}${job.reason ? `: ${job.reason}` : ""}.`;
   const last = job.generation ? `Generation ${job.generation.number} on ${plural(job.generation.members, "node")}: ${job.generation.reason}.` : "";
   if (job.question) return `${last} Planning: ${job.question}.`;
   return job.phase?.reason && job.phase.name !== "running" ? `${last} ${words(job.phase.name)}: ${job.phase.reason}.` : last;
@@ -412,7 +430,7 @@ function renderEvents() {
   const list = byId("events");
   const order = view.events.find((each) => each.kind === "order");
   setText(byId("last-order"), order ? `Last order, at ${moment(order.at)}: ${order.text}.` : "");
-  const key = `${view.events.length} ${view.events[0]?.id}`;
+  const key = `${view.eventsOf} ${view.events.length} ${view.events[0]?.id}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
   list.replaceChildren(...eventsShown().map((each) => make("li", { "data-kind": each.kind },

@@ -5,7 +5,7 @@ import { ask } from "./stream.js";
 
 const EVERY_MS = 10_000;
 const SHOWN_MAX = 20;
-let asked = { key: "", at: 0 };
+let asked = { key: "", job: "", at: 0 };
 
 export function renderCheckpoints(doc, now) {
   const { job } = doc;
@@ -14,11 +14,15 @@ export function renderCheckpoints(doc, now) {
   setText(byId("checkpoints-note"), noteText(job, now));
   if (box.hidden || !box.open) return;
   const key = `${job.id} ${job.durable_step}`;
-  if (key === asked.key || Date.now() < asked.at + EVERY_MS) return;
-  asked = { key, at: Date.now() };
-  ask(`/v1/jobs/${encodeURIComponent(job.id)}/checkpoints`).then(fill, (error) => {
-    asked.key = "";
-    fill({ checkpoints: [], unreadable: [], trouble: error.message });
+  if (key === asked.key || (asked.job === job.id && Date.now() < asked.at + EVERY_MS)) return;
+  if (asked.job !== job.id) byId("checkpoints").tBodies[0].replaceChildren();
+  const mine = { key, job: job.id, at: Date.now() };
+  asked = mine;
+  ask(`/v1/jobs/${encodeURIComponent(job.id)}/checkpoints`).catch((error) => {
+    mine.key = "";
+    return { checkpoints: [], unreadable: [], trouble: error.message };
+  }).then((found) => {
+    if (asked.job === mine.job) fill(found);
   });
 }
 

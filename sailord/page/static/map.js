@@ -1,13 +1,15 @@
 // The map: zones, their nodes, and which layers each computes.
 
 import { byId, count, fillPairs, layerText, make, moment, plural, rangesText, setText, words } from "./format.js";
+import { otherJob } from "./jobs.js";
 import { ask } from "./stream.js";
 
 const COMPACT_FROM = 120;
 const LOSS_EVERY_MS = 2000;
-const GLYPHS = { good: "●", wait: "◐", calm: "○", bad: "✕", leave: "⚑" };
+const GLYPHS = { good: "●", wait: "◐", calm: "○", bad: "✕", leave: "⚑", other: "◇" };
 const LEGEND = [
   ["good", "trains"], ["wait", "moves, or boots"], ["calm", "unused"], ["leave", "draining"], ["bad", "lost or unfit"],
+  ["other", "of another job"],
 ];
 
 const tiles = new Map();
@@ -31,10 +33,11 @@ export function partsByNode(plan) {
   return found;
 }
 
-export function moodOf(node, part, job) {
+export function moodOf(node, part, job, other) {
   if (["lost", "suspect", "unreadable"].includes(node.state)) return "bad";
   if (node.state === "draining") return "leave";
   if (node.state === "slow" || (node.why && node.state !== "ready")) return "bad";
+  if (other) return "other";
   if (part && node.taking === "running" && job?.phase?.name !== "held") return "good";
   if (part || node.state === "joining") return "wait";
   return "calm";
@@ -62,8 +65,9 @@ export function renderMap(doc, onSelect) {
   for (const id of ids) update(id, doc, parts.get(id), isCompact);
   for (const zone of zones) setText(byId(`zone-${zones.indexOf(zone)}`), zoneText(zone, byZone.get(zone), doc, parts));
   setText(byId("counts"), countsText(doc));
-  if (byId("legend").childElementCount === 0) {
-    byId("legend").replaceChildren(...LEGEND.map(([mood, text]) =>
+  const legend = LEGEND.filter(([mood]) => mood !== "other" || ids.some((id) => otherJob(doc, doc.nodes[id])));
+  if (byId("legend").childElementCount !== legend.length) {
+    byId("legend").replaceChildren(...legend.map(([mood, text]) =>
       make("li", {}, make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]), text)));
   }
   if (selected) renderDetails(doc, parts);
@@ -112,19 +116,20 @@ function update(id, doc, parts, isCompact) {
   const tile = tiles.get(id);
   const node = doc.nodes[id];
   const part = parts?.[0];
-  const mood = moodOf(node, part, doc.job);
+  const other = otherJob(doc, node);
+  const mood = moodOf(node, part, doc.job, other);
   const [, machine, gpu, gpus] = doc.kinds[node.kind] ?? ["", "", "", 0];
   const work = (parts ?? []).map((each) => layerText(each.layers));
   const layers = [...new Set(work)].join(", ");
-  const shown = JSON.stringify([mood, node, layers, part?.stage, part?.of, isCompact]);
+  const shown = JSON.stringify([mood, node, other, layers, part?.stage, part?.of, isCompact]);
   if (tile.shown === shown) return;
   tile.shown = shown;
   const button = tile.button;
   button.dataset.mood = mood;
   button.style.setProperty("--depth", part && part.of > 1 ? (part.stage / (part.of - 1)).toFixed(2) : "0");
   button.dataset.works = part ? "yes" : "no";
-  button.setAttribute("aria-label", `${node.name}: ${stateText(node)}, ${gpus} ${gpu}, ${layers || "no layers"}`);
-  button.title = `${node.name} · ${machine} · ${stateText(node)}${layers ? ` · ${layers}` : ""}`;
+  button.setAttribute("aria-label", `${node.name}: ${stateText(node, other)}, ${gpus} ${gpu}, ${layers || "no layers"}`);
+  button.title = `${node.name} · ${machine} · ${stateText(node, other)}${layers ? ` · ${layers}` : ""}`;
   if (isCompact) {
     button.replaceChildren();
   } else {
@@ -132,16 +137,19 @@ function update(id, doc, parts, isCompact) {
       make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]),
       make("span", { class: "name" }, node.name),
       make("span", { class: "what" }, `${gpus} × ${gpu}`),
-      make("span", { class: "what" }, [node.slow && "slow", layers || stateText(node)].filter(Boolean).join(": ")),
+      make("span", { class: "what" }, [node.slow && "slow", layers || stateText(node, other)].filter(Boolean).join(": ")),
     );
   }
 }
 
-const stateText = (node) =>
-  node.state === "ready" ? (node.taking === "running" ? "trains" : words(node.taking ?? "ready")) : node.state;
+function stateText(node, other) {
+  if (node.state !== "ready") return node.state;
+  const what = node.taking === "running" ? "trains" : words(node.taking ?? "ready");
+  return other ? `${other}: ${what}` : what;
+}
 
 /** A ready node that no plan uses. */
-const isFree = (id, doc, parts) => doc.nodes[id].state === "ready" && !doc.nodes[id].cordoned && !parts.has(id);
+const isFree = (id, doc, parts) => doc.nodes[id].state === "ready" && !doc.nodes[id].cordoned && !parts.has(id) && !otherJob(doc, doc.nodes[id]);
 
 function zoneText(zone, ids, doc, parts) {
   const gpus = ids.reduce((sum, id) => sum + (doc.nodes[id].state === "lost" ? 0 : doc.kinds[doc.nodes[id].kind]?.[3] ?? 0), 0);
@@ -177,7 +185,7 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   setText(byId("details-name"), node.name);
   const mine = parts.get(selected);
   fillPairs(byId("details-facts"), [
-    ["state", stateText(node) + (node.safe ? ", safe to stop" : "")],
+    ["state", stateText(node, otherJob(doc, node)) + (node.safe ? ", safe to stop" : "")],
     ["why", node.why],
     ["ends", node.leaves_at ? moment(node.leaves_at) : ""],
     ["machine", `${machine}, ${gpus} × ${gpu}${spot ? ", Spot" : ""}`],

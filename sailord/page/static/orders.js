@@ -1,6 +1,7 @@
 // Orders of an operator: each is confirmed, and named by an id, so that it takes effect once.
 
 import { byId, make, setText } from "./format.js";
+import { stoppedJobs } from "./jobs.js";
 import { ask } from "./stream.js";
 
 const NODE = {
@@ -23,10 +24,9 @@ export function renderOrders(doc, role, node) {
   const job = doc.job;
   const ofJobs = [];
   if (may && job) {
-    const kinds = job.state === "held" ? ["resume"] : ["pause", "replan", ...(job.uri ? ["checkpoint"] : [])];
-    ofJobs.push(...kinds.map((kind) => [kind, job.id]));
+    ofJobs.push(...kindsOf(job).map((kind) => [kind, job.id]));
   } else if (may) {
-    ofJobs.push(...(doc.paused ?? []).slice(0, 3).map((id) => ["resume", id]));
+    ofJobs.push(...stoppedJobs(doc).slice(0, 3).map((id) => ["resume", id]));
   }
   fill(byId("job-orders"), ofJobs.map(([kind, id]) => [kind, JOB, `/v1/jobs/${encodeURIComponent(id)}/${kind}`, id]));
   const here = node && doc.nodes?.[node];
@@ -35,6 +35,12 @@ export function renderOrders(doc, role, node) {
     ofNode.push(...(here.state === "draining" ? ["withdraw"] : ["drain", "preempt"]), here.cordoned ? "uncordon" : "cordon");
   }
   fill(byId("node-orders"), ofNode.map((kind) => [kind, NODE, `/v1/nodes/${encodeURIComponent(node)}/${kind}`, here.name]));
+}
+
+function kindsOf({ state, phase, uri }) {
+  if (["held", "paused", "failed"].includes(state)) return ["resume"];
+  if (phase) return ["pause", "replan", ...(uri ? ["checkpoint"] : [])];
+  return state === "queued" ? ["pause"] : [];
 }
 
 function fill(box, orders) {

@@ -6,10 +6,11 @@ const KEY = "sailor-token";
 
 /** The token: from the address's fragment, which is never sent to a server, or of this tab. */
 export function token() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    sessionStorage.setItem(KEY, given);
-    history.replaceState(null, "", location.pathname);
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (given.get("token")) {
+    sessionStorage.setItem(KEY, given.get("token"));
+    given.delete("token");
+    history.replaceState(null, "", `${location.pathname}#${given}`.replace(/#$/, ""));
   }
   return sessionStorage.getItem(KEY);
 }
@@ -39,24 +40,33 @@ export function apply(target, patch) {
   }
   return target;
 }
+let leave = () => {};
+/** Follow another path from now on, or once the stream is opened again. */
+export const followAnew = () => leave();
+
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /**
- * Follow the stream. `on` has `event(kind, value)`, `state(name, detail)` with one of live, lost
- * and denied, and `begin()` when a new stream begins from nothing.
+ * Follow the stream. `on` has `path()`, `event(kind, value)`, `state(name, detail)` with one of
+ * live, lost and denied, and `begin()` when a new stream begins from nothing.
  */
 export async function follow(on) {
   let failures = 0;
   for (;;) {
     let why = "sailord closed the stream";
+    const stop = new AbortController();
+    let isElsewhere = false;
+    leave = () => {
+      isElsewhere = true;
+      stop.abort();
+    };
     try {
-      const stop = new AbortController();
       let heard = Date.now();
       const watch = setInterval(() => {
         if (Date.now() - heard > SILENT_S * 1000) stop.abort();
       }, 1000);
       try {
-        const reply = await fetch("/v1/live", { headers: headers(), cache: "no-store", signal: stop.signal });
+        const reply = await fetch(on.path(), { headers: headers(), cache: "no-store", signal: stop.signal });
         if (reply.status === 401 || reply.status === 403) {
           const said = (await reply.json()).problems?.[0];
           await on.state("denied", said ? said.what : "the token is refused");
@@ -84,6 +94,7 @@ export async function follow(on) {
         stop.abort();
       }
     } catch (error) {
+      if (isElsewhere) continue;
       why = error.refusal ? `sailord refuses: ${error.refusal}` : error.name === "AbortError" ? `nothing was heard for ${SILENT_S} s` : "sailord does not answer";
     }
     on.state("lost", why);

@@ -12,7 +12,7 @@ export function renderTimeline(doc, found) {
   const box = byId("timeline");
   const plan = doc.plan;
   if (!plan) {
-    setText(byId("timeline-note"), "There is no plan yet.");
+    setText(byId("timeline-note"), doc.job && !doc.job.phase ? "The job does not run." : "There is no plan yet.");
     box.replaceChildren();
     byId("timeline-box").hidden = true;
     box.dataset.key = "";

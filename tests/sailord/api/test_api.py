@@ -44,6 +44,19 @@ def test_the_status_of_a_job_that_does_not_run_is_refused(head):
         assert_refused(head.ask("GET", f"/v1/status?job={name}"), 404)
 
 
+def test_the_page_of_a_job_that_is_not_known_shows_the_nodes(head):
+    connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=20)
+    with contextlib.closing(connection):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        connection.request("GET", "/v1/live?job=nobody", headers=headers)
+        reply = connection.getresponse()
+        lines = iter(reply.readline, b"")
+        sent = next(line for line in lines if line.startswith(b"data: {") and b'"nodes"' in line)
+    document = json.loads(sent.removeprefix(b"data: "))
+    assert [node["name"] for node in document["nodes"].values()] == ["a"]
+    assert not {"job", "plan"} & set(document)
+
+
 def test_requests_over_tcp_need_the_token(head):
     assert over_tcp(head, "GET", "/livez")[0] == 200
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic " + TOKEN}):

@@ -30,7 +30,7 @@ from agents.protocol.records import (
     Sealed,
 )
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.live import DocumentCaches, LiveContext, live_document
+from sailord.api.answers.live import DocumentCaches, JobContext, LiveContext, live_document
 from sailord.api.answers.problems import Service
 from sailord.api.answers.types import Refusals, StoreView
 from sailord.api.handlers.live import LOOK_S
@@ -39,6 +39,7 @@ from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Exclusion, Node, Nodes
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Progress, State
+from sailord.core.sharing.parts import Parts, whole
 from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.usage_sample import Renting, sample_usage
 from sailord.page.merge_patch import merge_patch
@@ -59,15 +60,22 @@ NOISE = 0.02
 """Standard deviation of a measured time."""
 
 
-def live_context(
-    ledger: Ledger, plan: dict[str, Any] | None = None, schedule: dict[str, Any] | None = None
-) -> LiveContext:
+def live_context(ledger: Ledger, parts: tuple[State, ...] = ()) -> LiveContext:
     """What a document shows besides the controller's state, where nothing is wrong."""
     service = Service(True, StoreView(True, None), (), {}, Refusals(0, {}), None)
-    return LiveContext(
-        plan=plan, about={}, step_rate=StepRate(), at_of={}, safe=None,
-        goodput=goodput_view(ledger), service=service, leader="head", schedule=schedule,
-    )  # fmt: skip
+    return LiveContext(goodput_view(ledger), service, leader="head", at_of={}, parts=parts)
+
+
+def job_context(
+    plan: dict[str, Any] | None = None,
+    schedule: dict[str, Any] | None = None,
+    chosen: JobId | None = None,
+) -> JobContext:
+    """The same of one job."""
+    rate = StepRate()
+    return JobContext(
+        plan=plan, about={}, step_rate=rate, safe=None, schedule=schedule, chosen=chosen
+    )
 
 
 @dataclass(eq=False)
@@ -186,20 +194,62 @@ class MadeUp:
         return {"step": 40, "age_s": 3.0, "length_s": 1.1,
                 "pipelines": [{"number": 0, "groups": groups}]}  # fmt: skip
 
-    def document(self) -> dict[str, Any]:
-        """The document now; its cost is noted."""
-        state = self.state()
+    def parts(self) -> Parts:
+        """Its parts: one job has all nodes."""
+        return Parts(self.state())
+
+    def plan_of(self, job: JobId | None) -> dict[str, Any] | None:
+        """The plan of the job that is shown."""
+        del job
+        return self.plan
+
+    def document(self, chosen: JobId | None = None) -> dict[str, Any]:
+        """The document now, about a job; its cost is noted."""
+        parts = self.parts()
+        state = whole(parts)
         begun = time.process_time()
         self.ledger = fold(self.ledger, sample_usage(state, lambda _: self.price, Renting()))
-        about = live_context(self.ledger, self.plan, self.schedule)
-        found = live_document(state, self.kept, about)
+        about = live_context(self.ledger, tuple(parts.all()))
+        of_job = job_context(self.plan_of(chosen), self.schedule, chosen)
+        found = live_document(state, self.kept, about, of_job)
         self.costs_s.append(time.process_time() - begun)
         return found
 
 
+BESIDE, PAUSED = JobId("beside"), JobId("at-lunch")
+
+
+class SharedMadeUp(MadeUp):
+    """Beside its job another one trains on a node of its own, and a third one is paused."""
+
+    def parts(self) -> Parts:
+        """The parts of the two jobs."""
+        first, id_ = self.state(), NodeId("own.1")
+        record = replace(self.records[0], id=id_, name="own", gpus=1)
+        said = replace(self._report(0, self.records[0], 7), node=id_, job=BESIDE)
+        generation = replace(self.generation, job=BESIDE, members=(id_,))
+        job = JobRecord(BESIDE, "running", steps=50_000, layers=LAYERS, part=(id_,))
+        second = State(
+            now=first.now,
+            term=1,
+            nodes=Nodes({id_: Node(record, self.begun, said, first.now)}),
+            jobs={BESIDE: job},
+            active=Active(BESIDE, Running(self.begun), generation, progress=Progress(7, first.now)),
+        )
+        paused = JobRecord(PAUSED, "paused", steps=300, reason="lunch", saving=Saving(STORAGE))
+        return Parts(first.with_job(paused), {BESIDE: second})
+
+    def plan_of(self, job: JobId | None) -> dict[str, Any] | None:
+        """All layers on the one node; or the plan of the first job."""
+        if job != BESIDE:
+            return self.plan
+        stage = {"layers": [0, LAYERS], "tp": 1, "gpu": "A100-40", "node": "own.1"}
+        return {"micro_batch_size": 1, "pipelines": [{"micro_batches": 1, "stages": [stage]}]}
+
+
 @contextlib.asynccontextmanager
 async def serve(
-    document: Callable[[], dict[str, Any]],
+    document: Callable[[JobId | None], dict[str, Any]],
     schedule: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
 ) -> AsyncIterator[str]:
@@ -211,11 +261,12 @@ async def serve(
         reply.content_type = "text/event-stream"
         await reply.prepare(request)
         known: dict[str, Any] = {}
+        chosen = request.query.get("job")
         hello = {"cluster": "bench", "name": "", "role": "viewer", "now": time.time()}
         await reply.write(f"event: hello\ndata: {json.dumps(hello)}\n\n".encode())
         with contextlib.suppress(ConnectionError):  # The browser was closed.
             while True:
-                found = document()
+                found = document(None if chosen is None else JobId(chosen))
                 patch, known = merge_patch(known, found), found
                 if patch:
                     text = json.dumps(patch, separators=(",", ":"))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import NodeId
+from agents.protocol.records import JobId, NodeId
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
 from tests.sailord.page.accessibility import check_rules
 from tests.sailord.page.browser import NEEDS_CHROMIUM, Tab, open_browser
-from tests.sailord.page.made_up import STORAGE, MadeUp, serve
+from tests.sailord.page.made_up import BESIDE, PAUSED, STORAGE, MadeUp, SharedMadeUp, serve
 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 DRAWN = "document.querySelectorAll('.node').length === {}"
@@ -57,8 +57,8 @@ def test_dollars_of_all_nodes_are_the_ledgers_not_the_sum_of_its_causes(tmp_path
     """More is booked than was billed after an instance ended early; the ledger leaves that out."""
 
     class Ahead(MadeUp):
-        def document(self) -> dict[str, Any]:
-            found = super().document()
+        def document(self, chosen: JobId | None = None) -> dict[str, Any]:
+            found = super().document(chosen)
             return {**found, "goodput": {**found["goodput"], "usd": 12.34, "goodput": 0.432}}
 
     async def play(tab: Tab) -> None:
@@ -176,8 +176,8 @@ def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
             held = replace(now.active, phase=Held("it is stuck", now.now), generation=closed)
             return replace(now, active=held)
 
-        def document(self) -> dict[str, Any]:
-            found = super().document()
+        def document(self, chosen: JobId | None = None) -> dict[str, Any]:
+            found = super().document(chosen)
             return {**found, "job": {**found["job"], "predicted": {"iteration_s": 1.0}}}
 
     async def play(tab: Tab) -> None:
@@ -198,13 +198,87 @@ def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> No
     watch(tmp_path, MadeUp(120), play)
 
 
+SHOWN = "document.getElementById('job').innerText"
+JOBS = "[...document.querySelectorAll('#jobs a')]"
+MOODS = "[...document.querySelectorAll('.node')].map(n => n.dataset.mood)"
+
+
+def shared() -> MadeUp:
+    """Eight nodes of the first job, and one of the other."""
+    cluster = SharedMadeUp(8)
+    cluster.count = 9
+    return cluster
+
+
+def test_a_reader_chooses_a_job_by_a_link_that_survives_a_reload(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        assert await tab.run(f"{JOBS}.map(a => a.innerText)") == ["job", BESIDE, PAUSED]
+        assert await tab.run(SHOWN) == "job"
+        row = await tab.run("document.querySelector('#jobs li:nth-child(2)').innerText")
+        assert row == "beside: running, step 7 of 50,000, 1 node"
+        label = "document.querySelector('[data-id=\\'own.1\\']').getAttribute('aria-label')"
+        assert "beside: trains" in await tab.run(label)
+        await check_rules(tab)
+
+        await tab.run(f"{JOBS}[1].focus()")
+        enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+        await tab.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **enter)
+        await tab.call("Input.dispatchKeyEvent", type="keyUp", **enter)
+        await tab.wait(f"{SHOWN} === 'beside'")
+        await tab.wait("document.getElementById('figures').innerText.includes('of 50,000')")
+        assert await tab.run("document.activeElement.getAttribute('aria-current')") == "true"
+        assert await tab.run("location.hash") == "#job=beside"
+        moods = await tab.run(MOODS)
+        assert moods.count("good") == 1
+        assert moods.count("other") + moods.count("leave") == 8
+        await check_rules(tab)
+        await tab.run("document.getElementById('skip').click()")
+        assert await tab.run("document.activeElement.id") == "main"
+
+        await tab.call("Page.reload")
+        await tab.wait(f"{SHOWN} === 'beside' && {JOBS}.length === 4")
+        await tab.run(f"{JOBS}[3].click()")
+        await tab.wait(f"{SHOWN} === 'job' && {JOBS}.length === 3")
+        assert tab.errors == []
+
+    watch(tmp_path, shared(), play)
+
+
+def test_jobs_that_do_not_run_are_shown_without_a_plan_and_unknown_ones_are_named(
+    tmp_path: Path,
+) -> None:
+    async def play(tab: Tab) -> None:
+        await tab.run(f"{JOBS}[2].click()")
+        await tab.wait(f"{SHOWN} === '{PAUSED}'")
+        await tab.wait("document.getElementById('why').innerText === 'paused: lunch.'")
+        assert await tab.run("document.getElementById('phase').innerText") == "paused"
+        note = await tab.run("document.getElementById('timeline-note').innerText")
+        assert note == "The job does not run."
+        assert await tab.run("document.querySelectorAll('[data-works=yes]').length") == 0
+        assert "good" not in await tab.run(MOODS)
+        assert STORAGE in await tab.run("document.getElementById('checkpoints-note').innerText")
+        # As the address that signs in and shows a job does.
+        await tab.run("location.hash = '#token=secret&job=nobody'")
+        await tab.wait("document.getElementById('why').innerText.startsWith('No job of this name')")
+        assert await tab.run(SHOWN) == "nobody"
+        assert await tab.run("location.hash") == "#job=nobody"
+        assert await tab.run("sessionStorage.getItem('sailor-token')") == "secret"
+        await check_rules(tab)
+        await tab.run("history.back()")
+        await tab.wait(f"{SHOWN} === '{PAUSED}'")
+        assert tab.errors == []
+
+    watch(tmp_path, shared(), play)
+
+
 def test_a_stream_that_is_refused_says_why(tmp_path: Path) -> None:
     """A leader that answers 429 or 503 is there, and says what to wait for."""
     refused = {"problems": [{"place": "requests", "what": "too many at once", "cure": "wait"}]}
     script = (
         "import('/page/stream.js').then(({ follow }) => new Promise((resolve) => {"
         f"  window.fetch = async () => new Response('{json.dumps(refused)}', {{ status: 429 }});"
-        "  follow({ begin() {}, event() {}, state: (name, why) => resolve([name, why]) });"
+        "  follow({ path: () => '/v1/live', begin() {}, event() {},"
+        "    state: (name, why) => resolve([name, why]) });"
         "}))"
     )
 

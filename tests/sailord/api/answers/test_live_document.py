@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from agents.protocol.records import ComputeTimes, Report
-from sailord.api.answers.live import BUSY_S, DocumentCaches, live_document
-from sailord.api.answers.running_job import RunningJob
+from sailord.api.answers.live import BUSY_S, DocumentCaches, cluster_part, live_document
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.usage_sample import Renting, sample_usage
 from sailord.page.merge_patch import merge_patch
 from tests.sailord.core.states import NOW, A, B, generation, node, report, state
-from tests.sailord.page.made_up import live_context
+from tests.sailord.page.made_up import job_context, live_context
 
 PLAN = {
     "pipelines": [
@@ -42,23 +41,13 @@ def at(later_s: float, seconds: float, **others: Any) -> State:
 def document(
     of: State, kept: DocumentCaches, schedule: dict[str, Any] | None = SCHEDULE
 ) -> dict[str, Any]:
-    return live_document(of, kept, live_context(Ledger(), PLAN, schedule))
+    return live_document(of, kept, live_context(Ledger()), job_context(PLAN, schedule))
 
 
 def test_measured_times_are_those_beside_the_schedule_with_two_digits() -> None:
     found = document(at(0, 0.23456), DocumentCaches())
     assert found["busy"] == {"0": [0.23, 0.2], "2": [0.47, 0.4]}
     assert document(at(0, 0.23456), DocumentCaches(), None)["busy"] == {}
-
-
-def test_jobs_beside_the_first_one_have_a_row_each() -> None:
-    row = RunningJob("job", "running", 3, 40, None, ("machine-a",))
-    other = RunningJob("other", "waiting", None, 7, 9, ("c", "d"), 0.1234)
-    about = replace(live_context(Ledger(), PLAN, None), running=(row, other))
-    found = live_document(at(0, 0.2), DocumentCaches(), about)
-    told = {"id": "other", "phase": "waiting", "step": 7, "steps": 9, "nodes": 2, "step_s": 0.12}
-    assert found["beside"] == [told]
-    assert "beside" not in document(at(0, 0.2), DocumentCaches()), "one job has the cluster alone"
 
 
 def test_a_time_without_a_prediction_is_shown_alone() -> None:
@@ -88,7 +77,7 @@ def test_dollars_and_share_are_the_ledgers_and_unpriced_time_is_shown() -> None:
         here = replace(state(None), now=NOW + later_s)
         price = {A: 2.0, B: None}
         ledger = fold(ledger, sample_usage(here, lambda r, p=price: p[r.id], Renting()))
-    shown = live_document(state(None), DocumentCaches(), live_context(ledger))["goodput"]
+    shown = cluster_part(state(None), DocumentCaches(), live_context(ledger))["goodput"]
     assert shown["usd"] == 2.0
     assert shown["unpriced_gpu_s"] == 3600
     assert shown["goodput"] == 0.0

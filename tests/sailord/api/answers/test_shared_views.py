@@ -6,10 +6,24 @@ from dataclasses import replace
 
 from agents.protocol.records import JobId
 from sailord.api.answers import render
+from sailord.api.answers.losses import losses_of_parts, losses_view
 from sailord.core.model.phases import Running, Waiting
 from sailord.core.sharing.parts import Parts, whole
 from sailord.text.cluster_text import beside_lines, headline_of
-from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, C, D, job, node, report, state
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    NOW,
+    A,
+    B,
+    C,
+    D,
+    generation,
+    job,
+    node,
+    report,
+    state,
+)
 
 OTHER = JobId("other")
 FIRST = state(Running(BEGAN), node(A), node(B))
@@ -44,6 +58,17 @@ def test_jobs_beside_each_other_are_shown_with_their_nodes():
     assert headline_of(rows[1] | {"step_s": 0.25}) == (
         "waiting, step 40 of 200, 0.25 s each, 2 nodes"
     )
+
+
+def test_a_node_says_what_the_job_that_has_it_would_lose():
+    trains = state(
+        Running(BEGAN), *(node(id_, replace(report(id_), job=OTHER)) for id_ in (C, D)),
+        job=job(id=OTHER, part=(C, D)), generation=replace(generation(C, D), job=OTHER),
+    )  # fmt: skip
+    parts = replace(PARTS, others={OTHER: trains})
+    found = losses_of_parts(parts.all(), lambda _: None)
+    assert {id_: found[id_].kept_on for id_ in (A, C)} == {A: ("machine-b",), C: ("machine-d",)}
+    assert losses_view(whole(parts))[C].text == "0 steps lost: the job does not train on it"
 
 
 def test_a_node_of_another_job_is_not_called_idle():

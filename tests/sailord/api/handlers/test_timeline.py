@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import encode
-from agents.protocol.records import KeptStep, KeptSteps
+from agents.protocol.records import JobId, KeptStep, KeptSteps
 from agents.rpc.client import CallFailed
 from sailord.api.handlers import timeline
 from sailord.api.handlers.timeline import AGENT_S, FRESH_S, RANKS_MAX, MeasuredSchedules
@@ -70,6 +70,15 @@ async def test_all_watchers_share_one_look_at_the_agents(clock: SimpleNamespace)
     assert len(agents.asked) == 4
     await look(G.number + 1)
     assert len(agents.asked) == 6, "what another generation measured is shown"
+
+
+@pytest.mark.usefixtures("clock")
+async def test_jobs_beside_each_other_do_not_take_each_others_look() -> None:
+    agents, kept = Agents(), MeasuredSchedules()
+    for _ in range(3):
+        for job in ("one", "two"):
+            await kept.of(api(agents), replace(G, job=JobId(job)), predicted(A))
+    assert agents.asked == [f"/v1/steps/{job}/{G.number}/0" for job in ("one", "two")]
 
 
 async def test_silent_and_lost_nodes_leave_their_rows_out() -> None:
