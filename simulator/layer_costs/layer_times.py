@@ -139,16 +139,19 @@ class LayerTimeTable:
         return self.roofline.under(sequence=profile.sequence, precision=profile.precision)
 
     def _over_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
-        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts."""
-        degrees = profile.degrees(gpu)
+        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts.
+
+        Of the sequence and precision that were measured, as all here.
+        """
+        degrees, roofline = profile.degrees(gpu), self._as_measured(profile)
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
-        target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
+        target = roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward, step, total = np.zeros(1), np.zeros(1), 0.0, 0.0
         notes: dict[str, None] = {}
         error = 0.20
         for degree in near:
             base = self._over_micro_batches(profile, gpu, degree, micro_batch)
-            model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
+            model = roofline.times(gpu, tp=degree, micro_batch=micro_batch)
             notes.update(dict.fromkeys(base.provenance.notes))
             error = max(error, base.provenance.relative_error)
             weight = 1.0 / abs(np.log2(degree / tp))
@@ -167,7 +170,7 @@ class LayerTimeTable:
         parameters = profile.optimizer_parameters.get(tp)
         if parameters is None or timing.optimizer_s is None:
             note = f"{gpu} TP {tp}: optimizer step computed, not measured"
-            return self.roofline.optimizer_s_per_parameter(gpu), (note,)
+            return self._as_measured(profile).optimizer_s_per_parameter(gpu), (note,)
         return timing.optimizer_s / parameters, ()
 
     # -- sequence or precision other than the profile's -----------------------------------------

@@ -20,6 +20,7 @@ from simulator.layer_costs.profile import Profile, Timing
 from simulator.layer_costs.published_profile import profile_from_json
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.models.families import build_model
+from simulator.models.layers import Precision
 from simulator.network.network import Network
 from simulator.spec.job import Job
 from simulator.spec.provenance import Provenance, weakest
@@ -211,6 +212,26 @@ def test_unmeasured_tp_degree_uses_both_neighbours() -> None:
     times = found.times("V100-16", tp=2, micro_batch=1)
     assert forward(times) == pytest.approx(list((by_one + by_four) / 2))
     assert "from TP 1 and 4" in times.provenance.notes[0]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("sequence", "precision"), [(16, "bf16"), (2048, "fp32")])
+def test_a_profile_that_agrees_with_the_roofline_does_so_under_other_conditions(
+    tp: int, sequence: int, precision: Precision
+) -> None:
+    """Also at TP degrees that were not measured."""
+    model = build_model("gpt2", layers=4, hidden=1024, heads=8, sequence=2048)
+    there = table(None, model=model, sequence=sequence, precision=precision)
+    computed = there.times("H100-80", tp=1, micro_batch=1)
+    timings = {("H100-80", 1, 1): Timing(computed.forward, computed.backward, None)}
+    given = replace(profile({}, sequence=sequence, precision=precision), timings=timings)
+    job: dict[str, Any] = {"model": model, "sequence": 2048, "precision": "bf16"}
+    found, wanted = (
+        table(one, **job).times("H100-80", tp=tp, micro_batch=1) for one in (given, None)
+    )
+    assert found.forward == pytest.approx(wanted.forward)
+    assert found.backward == pytest.approx(wanted.backward)
+    assert found.optimizer_s_per_parameter == pytest.approx(wanted.optimizer_s_per_parameter)
 
 
 @pytest.mark.parametrize(
