@@ -119,7 +119,7 @@ class LayerTimeTable:
             f"{gpu} TP {tp}: a line through the measured micro batches is too flat, as if bound by "
             "launches; scaled by the roofline"
         )
-        provenance = Provenance("interpolated", _SCALED_ERROR, (note, *along.provenance.notes))
+        provenance = _scaled(along.provenance, note)
         return LayerTimes(forward, backward, along.optimizer_s_per_parameter, provenance)
 
     def _least_shares(self, profile: Profile, gpu: str) -> tuple[Floats, Floats]:
@@ -200,8 +200,14 @@ class LayerTimeTable:
             times.optimizer_s_per_parameter
             * here.optimizer_s_per_parameter
             / there.optimizer_s_per_parameter,
-            Provenance("interpolated", _SCALED_ERROR, (note, *times.provenance.notes)),
+            _scaled(times.provenance, note),
         )
+
+
+def _scaled(source: Provenance, note: str) -> Provenance:
+    """Return the provenance of what the roofline scales: no surer than what it scales."""
+    error = max(_SCALED_ERROR, source.relative_error)
+    return Provenance("interpolated", error, (note, *source.notes))
 
 
 def _line(sizes: list[int], rows: Floats, micro_batch: int) -> Floats:

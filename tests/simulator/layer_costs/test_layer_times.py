@@ -16,7 +16,7 @@ from simulator.hardware.catalogue import load_catalogue
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.layer_times import LAUNCH_BOUND, LayerTimeTable
-from simulator.layer_costs.profile import Profile, Timing
+from simulator.layer_costs.profile import Profile, Timing, TimingMeasurement
 from simulator.layer_costs.published_profile import profile_from_json
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.models.families import build_model
@@ -252,6 +252,17 @@ def test_other_sequence_or_precision_is_scaled_and_noted(
     assert forward(times) == pytest.approx(list(0.1 * here.forward / there.forward))
     assert times.provenance.source == "interpolated"
     assert any(words in note for note in times.provenance.notes)
+    assert times.provenance.relative_error == 0.25
+
+
+def test_scaling_makes_no_measurement_surer() -> None:
+    """Where the host sets the pace, the spread of a measurement is up to 40 %."""
+    how = TimingMeasurement("V100", "", "", "", 9, spread=0.4)
+    timing = Timing(np.full(LAYERS, 0.1), np.full(LAYERS, 0.2), 1.0, measurement=how)
+    given = replace(profile({}), timings={("V100-16", 1, 1): timing, ("V100-16", 1, 2): timing})
+    for sequence, batch in ((128, 1), (64, 1), (128, 64)):
+        times = table(given, sequence=sequence).times("V100-16", tp=1, micro_batch=batch)
+        assert times.provenance.relative_error == 0.4, (sequence, batch)
 
 
 def test_unprofiled_gpu_kind_is_computed_and_noted() -> None:
