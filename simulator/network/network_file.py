@@ -19,6 +19,11 @@ TRANSPORTS = ("nccl", "tcp")
 """What carried the measured transfers."""
 BAND = ("low_GBps", "high_GBps")
 """Keys of the range that held nine of ten transfers."""
+PRICES = {
+    "egress_usd_per_GB": "zone_to_zone",
+    "gpu_price_usd_per_hour": "simulations_constants_GPU_PRICES",
+}
+"""Where the prices stand that are read, of several that a file may have."""
 
 
 def network_from_json(
@@ -44,9 +49,8 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
     curves = _FileCurves(entries, tuple(float(size) for size in sizes), problems)
     raw_between, trusted = _between_machines(raw, curves, place, catalogue)
     within = _within_machines(raw, curves, place, catalogue)
-    egress = raw.get("egress_usd_per_GB", {}).get("zone_to_zone", {})
-    prices = raw.get("gpu_price_usd_per_hour", {}).get("simulations_constants_GPU_PRICES", {})
-    for section, table in (("egress_usd_per_GB", egress), ("gpu_price_usd_per_hour", prices)):
+    egress, prices = (_prices(raw, key, inner, place, problems) for key, inner in PRICES.items())
+    for section, table in zip(PRICES, (egress, prices), strict=True):
         for row, columns in table.items():
             for column, usd in columns.items():
                 if not 0 <= float(usd) < math.inf:
@@ -146,6 +150,18 @@ def _within_machines(
         if found is not None:
             within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
     return within
+
+
+def _prices(
+    raw: Mapping[str, Any], key: str, inner: str, place: str, problems: Problems
+) -> Mapping[str, Any]:
+    """Return a table of prices; report one that is not where it is read."""
+    given = raw.get(key, {})
+    if inner not in given and any(isinstance(entry, Mapping) for entry in given.values()):
+        what = f"has no {quote(inner)}, where its prices are read"
+        problems.add(f"{place}: {key}", what, f'write {{"{inner}": ...}} around them')
+    found: Mapping[str, Any] = given.get(inner, {})
+    return found
 
 
 def _check_count(gpus: int, where: str, problems: Problems) -> None:

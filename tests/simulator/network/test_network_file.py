@@ -86,6 +86,22 @@ def test_prices_and_machine_sizes_go_by_the_names_of_the_catalogue() -> None:
     assert measured.gpus_per_node == {"V100-16": 4}
 
 
+@pytest.mark.parametrize(
+    ("key", "inner"),
+    [
+        ("egress_usd_per_GB", "zone_to_zone"),
+        ("gpu_price_usd_per_hour", "simulations_constants_GPU_PRICES"),
+    ],
+)
+def test_prices_that_stand_where_none_are_read_are_reported(key: str, inner: str) -> None:
+    (found,) = problems(**{key: {"a": {"b": 0.01}}})
+    assert found == (
+        f'network.json: {key}: has no "{inner}", where its prices are read; '
+        f'write {{"{inner}": ...}} around them'
+    )
+    read(**{key: {"note": "none yet"}})
+
+
 @pytest.mark.parametrize("sizes", [None, [1000], [2000, 1000], [0, 1000], "1000"])
 def test_sizes_must_grow(sizes: object) -> None:
     assert problems(sizes_bytes=sizes) == [
