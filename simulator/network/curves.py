@@ -34,13 +34,18 @@ class Curve:
     relative_error: float | None = None
     """Nine of ten transfers are within it; ``None``: the file has no band."""
 
+    @property
+    def has_packets(self) -> bool:
+        """Whether its shortest message fits a packet, and so tells the latency."""
+        return self.sizes_bytes[0] <= _PACKET_BYTES
+
     def __call__(self, bytes_each: float) -> float:
         """Return the seconds until every flow has carried ``bytes_each``."""
         sizes, seconds = self.sizes_bytes, self.seconds
         if bytes_each <= 0:
             return 0.0
         if bytes_each <= sizes[0]:
-            if sizes[0] <= _PACKET_BYTES:
+            if self.has_packets:
                 return seconds[0]
             # Curves that begin with large messages say nothing of latency.
             return max(min(_LATENCY_S, seconds[0]), seconds[0] * bytes_each / sizes[0])

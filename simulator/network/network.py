@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
-from simulator.hardware.types import MachineType
+from simulator.hardware.types import Link, MachineType
 from simulator.network.curves import Curve, is_tcp, seconds_at_flows
 from simulator.spec.plan import Place
 from simulator.spec.provenance import MEASURED, Provenance
@@ -69,11 +69,7 @@ class Network:
         if curves is not None:
             seconds = seconds_at_flows(curves, flows=flows, bytes_each=bytes_each)
         else:
-            distance = self.catalogue.distance(sender.zone, receiver.zone, self.zone_regions)
-            link = self.catalogue.link(
-                distance, self.machine_type(sender), self.machine_type(receiver)
-            )
-            seconds = link.seconds(bytes_each, flows)
+            seconds = self._catalogue_link(sender, receiver).seconds(bytes_each, flows)
         cap = self.zone_caps.get((sender.zone, receiver.zone))
         if cap is not None:
             seconds = max(seconds, max(zone_bytes, flows * bytes_each) / cap)
@@ -114,11 +110,13 @@ class Network:
         return ready_s + seconds / min(end.ring_efficiency for end in ends)
 
     def latency(self, sender: Place, receiver: Place) -> float:
-        """Return the seconds of the shortest message between two machines, one way."""
-        curves = self._curves_between(sender, receiver)
-        if curves is None:
-            return self.between_nodes(sender, receiver, flows=1, bytes_each=1.0)
-        return min(curve.seconds[0] for curve in curves.values())
+        """Return the seconds of the shortest message between two machines, one way.
+
+        Curves that begin with large messages say nothing of it; the catalogue does.
+        """
+        curves = self._curves_between(sender, receiver) or {}
+        known = [curve.seconds[0] for curve in curves.values() if curve.has_packets]
+        return min(known) if known else self._catalogue_link(sender, receiver).seconds(1.0)
 
     def between_nodes_source(self, sender: Place, receiver: Place) -> Provenance:
         """Return the provenance of ``between_nodes``."""
@@ -200,6 +198,10 @@ class Network:
             found = catalogue.machine(named) if named else catalogue.machine_for(place.gpu, 1)
             self._machine_types[place] = found
         return found
+
+    def _catalogue_link(self, sender: Place, receiver: Place) -> Link:
+        distance = self.catalogue.distance(sender.zone, receiver.zone, self.zone_regions)
+        return self.catalogue.link(distance, self.machine_type(sender), self.machine_type(receiver))
 
     def _curves_between(self, sender: Place, receiver: Place) -> Mapping[int, Curve] | None:
         return self.measured.between.get(((sender.zone, sender.gpu), (receiver.zone, receiver.gpu)))

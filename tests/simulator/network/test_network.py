@@ -66,6 +66,19 @@ def test_short_messages_over_a_far_link_take_its_latency() -> None:
     assert coarse(6553.6) == pytest.approx(1.5e-3)
 
 
+def test_curves_of_large_messages_alone_leave_the_latency_to_the_catalogue() -> None:
+    here, there = place("V100-16", EAST), place("V100-16", WEST)
+    ends = (EAST, "V100-16"), (WEST, "V100-16")
+    large = Curve(1, (2.0**24, 2.0**28), (0.15, 2.4))
+    far = Curve(1, (1024.0, 2.0**24), (15e-3, 0.15))
+    assumed = network().latency(here, there)
+    assert 0 < assumed < 1e-3
+    assert network(MeasuredNetwork(between={ends: {1: large}})).latency(here, there) == assumed
+    assert (
+        network(MeasuredNetwork(between={ends: {1: far, 2: large}})).latency(here, there) == 15e-3
+    )
+
+
 def test_curve_time_never_falls_with_size(examples: int) -> None:
     rng = random.Random("curves")
     for _ in range(examples):
