@@ -19,6 +19,9 @@ from simulator.hardware.types import Distance, Egress, Gpu, Link, MachineType
 CLOUD = "gce"
 """The provider whose price list the egress rules follow."""
 
+_CLOSEST_FIRST = ((0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (1, 2), (2, 1))
+"""The kinds of places that a price of egress names: zone, region and continent, by number."""
+
 _GPU_TIMES_COUNT = re.compile(r"(?P<gpu>.+)x(?P<gpus>[1-9][0-9]{0,4})\Z")
 
 
@@ -135,7 +138,8 @@ class Catalogue(CatalogueTables):
     ) -> Egress:
         """Return the egress price from one zone to another, with its source.
 
-        The most specific price wins: by zones, then by regions, then by continents.
+        The closest price wins: of zones before regions before continents. One of two continents
+        is for traffic inside the cloud, as its list is.
         """
         region_a = self.zone_region(from_zone, extra_regions)
         region_b = self.zone_region(to_zone, extra_regions)
@@ -147,8 +151,13 @@ class Catalogue(CatalogueTables):
             return pairs[from_zone, to_zone]
         if from_zone == to_zone:
             return rules["zone"]
-        if (region_a, region_b) in pairs:
-            return pairs[region_a, region_b]
+        ends = [
+            (zone, region, "" if known is None else known.continent)
+            for zone, region, known in ((from_zone, region_a, here), (to_zone, region_b, there))
+        ]
+        for a, b in _CLOSEST_FIRST:
+            if (ends[0][a], ends[1][b]) in pairs:
+                return pairs[ends[0][a], ends[1][b]]
         if not from_cloud:
             provider = "" if here is None else here.provider
             return rules.get(f"{provider}-to-outside", rules["outside"])

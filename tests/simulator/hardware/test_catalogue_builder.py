@@ -85,6 +85,34 @@ def test_user_file_adds_gpu_machine_zone_and_prices(tmp_path):
     assert mine.gpu("5090").source == "NVIDIA Blackwell whitepaper"
 
 
+def test_a_price_of_egress_may_name_places_of_two_kinds(tmp_path):
+    text = """
+        [region.cellar]
+        continent = "europe"
+        zones = ["rack-1"]
+        [egress.us-central1-a.cellar]
+        usd_per_gib = 0.01
+        [egress.us-central1.rack-1]
+        usd_per_gib = 0.02
+        [egress.north-america.cellar]
+        usd_per_gib = 0.03
+        [egress.us-east1.europe]
+        usd_per_gib = 0.04
+        """
+    mine = overridden(tmp_path, text)
+    for here, there, usd in (
+        ("us-central1-a", "rack-1", 0.01),
+        ("us-central1-b", "rack-1", 0.02),
+        ("us-west1-a", "rack-1", 0.03),
+        ("us-east1-b", "rack-1", 0.04),
+        ("us-east1-b", "europe-west4-a", 0.04),
+        ("us-west1-a", "europe-west4-a", 0.05),
+        ("europe-west4-a", "rack-1", 0.12),
+        ("rack-1", "us-central1-a", 0.0),
+    ):
+        assert mine.egress_usd_per_byte(here, there) == pytest.approx(usd / GIB), (here, there)
+
+
 def test_user_price_overrides_the_sum_of_parts(tmp_path):
     text = '[price.A2_HIGHGPU_1G."us-central1"]\non_demand_usd_per_hour = 2\n'
     mine = overridden(tmp_path, text)
