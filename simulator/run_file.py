@@ -155,7 +155,9 @@ def _laid_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
         taken[key] = first + stage.tp
 
     def placed(p: int, s: int, stage: Stage) -> Stage:
-        return replace(stage, places=(Place(*stage.place.key, node=nodes[p, s]),))
+        # A device group has several chunks where the schedule is interleaved.
+        node = nodes[p, s % plan.group_count(plan.pipelines[p])]
+        return replace(stage, places=(Place(*stage.place.key, node=node),))
 
     return replace(
         plan,
@@ -167,7 +169,7 @@ def _laid_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
 
 
 def _positions(plan: Plan, order: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """Yield (pipeline, stage) in the order of their ranks."""
-    every = [(p, s) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))]
+    """Yield (pipeline, device group) in the order of their ranks."""
+    every = [(p, s) for p, pipe in enumerate(plan.pipelines) for s in range(plan.group_count(pipe))]
     dp_first = order.index("dp") < order.index("pp")
     yield from sorted(every, key=lambda at: at[::-1] if dp_first else at)

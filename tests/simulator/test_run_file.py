@@ -114,6 +114,16 @@ def test_the_order_of_ranks_decides_which_machine_a_stage_is_on() -> None:
     assert nodes("tp, pp, dp") == [[first, first], [second, second]]
 
 
+def test_the_chunks_of_a_device_group_are_on_one_machine() -> None:
+    ranges = [[0, 2], [2, 3], [3, 4], [4, 6]]
+    pipeline = {"micro_batches": 4, "stages": [STAGE | {"layers": layers} for layers in ranges]}
+    plan = {"schedule": "interleaved", "virtual_stages": 2, "micro_batch_size": 2}
+    run = changed(plan=plan | {"pipelines": [pipeline] * 2}, facts={"rank_order": "tp, pp, dp"})
+    pipelines = read_run(run, "run", Path(), CATALOGUE).plan.pipelines
+    found = [[stage.place.node for stage in pipe.stages] for pipe in pipelines]
+    assert found == [["a2-ultragpu-8g 0"] * 4, ["a2-ultragpu-8g 1"] * 4]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
