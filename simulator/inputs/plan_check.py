@@ -16,6 +16,7 @@ from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_file import complete_plan
 from simulator.inputs.supply_check import (
     check_devices,
+    check_nodes,
     check_supply,
     place_problem,
     places_with_paths,
@@ -63,6 +64,7 @@ def check_plan(
     unfit.report(problems)
     check_supply(plan, cluster, offers, place, problems)
     check_devices(plan, place, problems)
+    check_nodes(plan, offers, place, problems)
     return tuple(problems.found)
 
 

@@ -161,3 +161,24 @@ def check_devices(plan: Plan, place: str, problems: Problems) -> None:
                     if owner != there:
                         what = f"takes device {device} of {taken.node}, which {owner} uses"
                         problems.add(f"{place}: {there}.devices", what, "name each device once")
+
+
+def check_nodes(
+    plan: Plan, offers: Mapping[PlaceKey, list[Pool]], place: str, problems: Problems
+) -> None:
+    """Check that the groups on a node fit a machine, where the plan does not name all devices."""
+    taken: Counter[tuple[PlaceKey, str]] = Counter()
+    unnamed: set[tuple[PlaceKey, str]] = set()
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for where in stage.places:
+                if where.node is not None:
+                    taken[where.key, where.node] += stage.tp
+                    if not where.devices:
+                        unnamed.add((where.key, where.node))
+    for key, node in sorted(unnamed):
+        most = max((pool.gpus_per_machine for pool in offers.get(key, ())), default=None)
+        gpus = taken[key, node]
+        if most is not None and gpus > most:
+            what = f"puts groups of {gpus} GPUs on {node}, and a machine there has {most}"
+            problems.add(place, what, "name another node for some of them")

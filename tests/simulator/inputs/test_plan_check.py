@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.inputs.plan_check import check_plan, split_in_proportion
-from tests.simulator.estimate.test_gradient_sync import EAST, WEST, across_zones, world
+from tests.simulator.estimate.test_gradient_sync import (
+    EAST,
+    WEST,
+    across_zones,
+    nodes,
+    whole,
+    world,
+)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 500))
@@ -27,3 +34,12 @@ def test_outer_steps_need_pipelines_that_share_no_zone() -> None:
     (fault,) = check_plan(replace(across_zones(2, EAST), outer_every=50), here.job, here.cluster)
     assert fault.place == "plan: outer_every"
     assert fault.what == "is 50, but all pipelines share zones, so they are one group"
+
+
+def test_groups_on_one_node_fit_a_machine_also_where_no_devices_are_named() -> None:
+    here = world(global_batch=4, max_tp=4)
+    one, other = nodes(2)
+    assert check_plan(whole(one, other, tp=4), here.job, here.cluster) == ()
+    assert check_plan(whole(one, one, tp=2), here.job, here.cluster) == ()
+    (fault,) = check_plan(whole(one, one, tp=4), here.job, here.cluster)
+    assert fault.what == f"puts groups of 8 GPUs on {one.node}, and a machine there has 4"
