@@ -177,9 +177,10 @@ def _usd_per_hour(estimate: Estimate) -> float:
 
 
 def _raised(allowed: float, least: float) -> str:
-    """By how much to raise a limit; by no share where it is far from enough."""
+    """By how much to raise a limit, so that it is enough; by no share where it is far from it."""
     if least > PERCENT_MAX * allowed:
-        return f"raise it to {least:.4g}"
+        step = 10.0 ** (math.floor(math.log10(least)) - 3)
+        return f"raise it to {math.ceil(least / step - 1e-9) * step:.4g}"
     return f"raise it by {_enough(least / allowed - 1)}"
 
 

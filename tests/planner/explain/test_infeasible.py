@@ -21,9 +21,11 @@ PACE, NEXT_S = 5.004807362210215, 0.19980789021985088
 """The next float above ``1 / PACE``, whose product with ``PACE`` is rounded to 1."""
 
 
-def refused(objective: Objective, fastest_s: float, **limits: Any) -> list[str]:
-    """The problems if every easier question has a plan of ``fastest_s`` seconds."""
-    money = SimpleNamespace(total_usd=0.0)
+def refused(
+    objective: Objective, fastest_s: float, *, usd: float = 0.0, **limits: Any
+) -> list[str]:
+    """The problems if every easier question has a plan of ``fastest_s`` seconds and dollars."""
+    money = SimpleNamespace(total_usd=usd)
     estimate = SimpleNamespace(iteration_s=fastest_s, money=money)
     found = cast("Any", SimpleNamespace(estimate=estimate, plan=object()))
     job = cast("Job", SimpleNamespace(objective=objective))
@@ -50,6 +52,15 @@ def test_the_limit_that_the_fastest_plan_breaks_is_named(
 ) -> None:
     (found,) = refused(objective, 1.0, **limits)
     assert said in found
+
+
+@pytest.mark.parametrize(
+    ("usd", "raised"), [(1234.4, "1235"), (0.012341, "0.01235"), (999.96, "1000"), (0.36, "0.36")]
+)
+def test_what_a_limit_in_dollars_is_raised_to_is_enough(usd: float, raised: str) -> None:
+    (said,) = refused(Objective(max_usd_per_iteration=usd / 1000), 1.0, usd=usd)
+    assert said.endswith(f"; raise it to {raised}")
+    assert float(raised) >= usd
 
 
 def asked(job: Job, *pools: Pool, quotas: tuple[Quota, ...] = ()) -> list[str]:
