@@ -68,17 +68,18 @@ def offer_of(
 
 
 def full_pools(cluster: Cluster, nodes: Sequence[PlannerNode]) -> frozenset[str]:
-    """Return the pools whose machines are all up, by the cluster file's count."""
+    """Return the pools whose machines, of all types, are up, by the cluster file's count."""
     up: Counter[tuple[PlaceKey, bool]] = Counter()
     for node in nodes:
         up[node.key, node.spot] += node.gpus
-    return frozenset(
-        pool_name(node)
-        for node in nodes
-        for pool in cluster.pools
-        if (pool.key, pool.spot) == (node.key, node.spot)
-        and 0 < pool.gpus + pool.obtainable_gpus <= up[node.key, node.spot]
-    )
+    most: Counter[tuple[PlaceKey, bool]] = Counter()
+    for pool in cluster.pools:
+        most[pool.key, pool.spot] += pool.gpus + pool.obtainable_gpus
+    is_full: dict[str, bool] = {}
+    for (key, spot), gpus in most.items():
+        name = pool_name(PlannerNode("", *key, 1, spot))
+        is_full[name] = is_full.get(name, True) and 0 < gpus <= up[key, spot]
+    return frozenset(name for name, all_up in is_full.items() if all_up)
 
 
 def _by_pool(nodes: Iterable[PlannerNode]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from planner.move_policy.decide_move import judge_move
-from planner.move_policy.move_gain import offer_of
+from planner.move_policy.move_gain import full_pools, offer_of
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.damage import RunningPlan
 from planner.replan.nodes import PlannerNode, nodes_of
@@ -70,3 +70,15 @@ def test_idle_nodes_are_taken_up_for_less_than_the_error_bar() -> None:
     assert found.estimate is not None
     near = replace(running.estimate, iteration_s=1.01 * found.estimate.iteration_s)
     assert reason_to_stay(replace(running, estimate=near), found) == ""
+
+
+def test_a_pool_is_full_once_its_machines_of_all_types_are_up() -> None:
+    small = replace(POOL, machine="a2-highgpu-1g", gpus_per_machine=1, gpus=2)
+    cluster = Cluster((small, POOL), load_catalogue())
+    everything = nodes_of(cluster)
+    assert full_pools(cluster, [node for node in everything if node.gpus == 1]) == frozenset()
+    assert full_pools(cluster, everything) == {"A100-40@us-central1-a"}
+    assert (
+        full_pools(replace(cluster, pools=(replace(small, obtainable_gpus=1),)), everything[:2])
+        == frozenset()
+    )
