@@ -187,8 +187,13 @@ class Effects:
             factors = tuple(sorted(command.factors.items()))
             request = replace(request, slow=slow, factors=factors)
         if command.ratios and command.running is not None and command.running.busy is not None:
-            error = command.running.busy.relative_error
-            request = replace(request, ratios=command.ratios, relative_error=error)
+            busy = command.running.busy
+            request = replace(
+                request,
+                ratios=command.ratios,
+                predicted=busy.seconds,
+                relative_error=busy.relative_error,
+            )
         limit_s = self.config.options.plan_s
         return await self.planner.ask(request, timeout_s=limit_s, job=command.job)
 

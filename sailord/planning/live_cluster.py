@@ -21,6 +21,22 @@ from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
+Profiles = tuple[Path | None, tuple[tuple[str, int], ...]]
+"""The folder of measurements, and its files with the time of their last change."""
+_SEEN: dict[Path, Profiles] = {}
+
+
+def files_of(request: PlanRequest) -> Profiles:
+    """The profiles as they are now, or as they were last seen if the folder cannot be read."""
+    folder = request.profiles
+    if folder is None:
+        return None, ()
+    with contextlib.suppress(OSError):
+        files = [path for path in folder.iterdir() if path.suffix == ".json"]
+        changes = sorted((path.name, path.stat().st_mtime_ns) for path in files)
+        _SEEN[folder] = folder, tuple(changes)
+    return _SEEN.get(folder, (folder, ()))
+
 
 def priced_nodes(
     job: Job, request: PlanRequest, before: Plan | None

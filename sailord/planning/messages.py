@@ -59,6 +59,8 @@ class PlanRequest:
     """Measured over predicted compute time, by GPU kind."""
     ratios: tuple[tuple[int, float], ...] = ()
     """Measured over predicted compute time, by rank of the running plan."""
+    predicted: tuple[float, ...] = ()
+    """The predicted compute times, by rank."""
     relative_error: float = 0.0
     """The error bar of that prediction."""
     slow: tuple[tuple[str, float], ...] = ()

@@ -36,7 +36,7 @@ from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.gpu_worths import gpu_worths
 from sailord.planning.job_spec import read_job, with_speed_goal
-from sailord.planning.live_cluster import cluster_of, planner_node, priced_nodes
+from sailord.planning.live_cluster import Profiles, cluster_of, files_of, planner_node, priced_nodes
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import OtherModelError, load_measurements
 from simulator.documents.files import parse_document
@@ -94,14 +94,14 @@ def _key_of(request: PlanRequest) -> _JobKey:
 def _replanner(
     about: _JobKey,
     file: Path,
-    profiles: Path | None,
+    profiles: Profiles,
     links: tuple[Path, int] | None,
     kinds: tuple[PlannerNode, ...],
     live: tuple[Correction, ...],
 ) -> Replanner:
     cluster, job = cluster_of(file, kinds), about.job()
     found = load_measurements(
-        profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
+        profiles[0], catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
     measurements = replace(found, live=live)
     try:
@@ -116,9 +116,9 @@ def _replanner(
 def replanner_for(
     request: PlanRequest, nodes: Sequence[PlannerNode], live: tuple[Correction, ...] = ()
 ) -> Replanner:
-    """The replanner, cached by kinds of machines; past moves are those of this request."""
+    """The replanner, cached by kinds of machines and profiles; past moves are this request's."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
-    files = request.cluster_file, request.profiles, request.links
+    files = request.cluster_file, files_of(request), request.links
     found = _replanner(_key_of(request), *files, tuple(kinds.values()), live)
     found.times = replace(DEFAULT_TIMES, past=request.past.moves)
     return found
@@ -133,9 +133,13 @@ def _live_corrections(
     """
     if request.is_urgent or request.slow or not request.ratios:
         return ()
-    profile = replanner_for(request, nodes).judge.costs.profile
+    replanner = replanner_for(request, nodes)
+    judge, profile = replanner.judge, replanner.judge.costs.profile
     kinds = () if profile is None else profile.gpus()
     ratios, error = dict(request.ratios), request.relative_error
+    if request.predicted:  # Perhaps with a profile that has changed since.
+        now = _busy(replanner.job, before, judge.estimate(before)).seconds
+        ratios = {rank: each * request.predicted[rank] / now[rank] for rank, each in ratios.items()}
     found = corrections_of(before, ratios, relative_error=error)
     return tuple(each for each in found if each.gpu in kinds)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sailord.planning.job_spec import read_job
+from sailord.planning.live_cluster import planner_node
 from sailord.planning.messages import FoundPlan, PlanRequest
-from sailord.planning.plan_search import answer
+from sailord.planning.plan_search import answer, replanner_for
 from tests.sailord.planning.requests import NODES, QUESTION, SPEC
 
 
@@ -65,7 +67,12 @@ def running(request: PlanRequest, ratio: float) -> PlanRequest:
     assert busy is not None
     ratios = tuple((rank, ratio) for rank in range(len(busy.seconds)))
     return replace(
-        request, running=first.plan, ran_on=NODES, ratios=ratios, relative_error=busy.relative_error
+        request,
+        running=first.plan,
+        ran_on=NODES,
+        ratios=ratios,
+        predicted=busy.seconds,
+        relative_error=busy.relative_error,
     )
 
 
@@ -94,3 +101,38 @@ def test_an_urgent_question_is_answered_from_the_plain_tables(profiled: PlanRequ
 def test_computed_predictions_are_not_corrected() -> None:
     plain, slower = (found(running(QUESTION, ratio)) for ratio in (1.0, 9.0))
     assert slower.proposal == plain.proposal
+
+
+def make_slower(request: PlanRequest, times: float) -> None:
+    """Write a profile anew whose passes take so many times as long."""
+    assert request.profiles is not None
+    (file,) = request.profiles.iterdir()
+    profile = json.loads(file.read_text())
+    for timing in profile["timings"]:
+        for key in ("forward_s", "backward_s"):
+            timing[key] = [times * seconds for seconds in timing[key]]
+    before_ns = file.stat().st_mtime_ns
+    file.write_text(json.dumps(profile))
+    os.utime(file, ns=(0, before_ns + 1_000_000_000))
+
+
+def test_a_profile_is_read_again_once_it_has_changed(profiled: PlanRequest) -> None:
+    def block_s() -> float:
+        nodes = [planner_node(record) for record in profiled.nodes]
+        times = replanner_for(profiled, nodes).judge.costs.times("A100-40", tp=1, samples=1)
+        return float(times.forward[1])
+
+    assert block_s() == 0.1
+    make_slower(profiled, 2.0)
+    assert block_s() == 0.2
+    assert profiled.profiles is not None
+    profiled.profiles.rename(profiled.profiles.with_name("away"))
+    assert block_s() == 0.2, "a folder that cannot be read is as it was last seen"
+
+
+@pytest.mark.slow
+def test_steps_do_not_correct_a_profile_that_knows_of_them(profiled: PlanRequest) -> None:
+    question = running(profiled, 3.0)
+    assert any("A100-40: layers" in line for line in found(question).about["why"])
+    make_slower(profiled, 3.0)
+    assert not any("A100-40: layers" in line for line in found(question).about["why"])
