@@ -77,7 +77,7 @@ class TemplateMaker:
     """Whether memory is reserved for outer steps, and pipelines of other zones sum apart."""
     memory: StageMemory = field(init=False)
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
-    _forward: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
+    _again: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
     _reached: dict[tuple[TemplateStage, int, int], list[list[float]]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
@@ -163,15 +163,13 @@ class TemplateMaker:
         return found
 
     def again_s(self, stage: TemplateStage, micro_batch: int, first: Ints, count: Ints) -> Floats:
-        """Seconds to recompute so many layers from the first on; the head is never recomputed."""
+        """Seconds to recompute so many layers from the first on."""
         key = (self.lots[stage.lot].gpu, stage.tp, micro_batch)
-        sums = self._forward.get(key)
+        sums = self._again.get(key)
         if sums is None:
-            times = self.costs.times(key[0], tp=stage.tp, samples=micro_batch)
-            sums = self._forward[key] = prefix_sums(times.forward)
-        last = self.costs.layer_count - 1
-        again: Floats = sums[np.clip(first + count, None, last)] - sums[np.minimum(first, last)]
-        return np.maximum(again, 0.0)
+            sums = self._again[key] = prefix_sums(self.costs.again_by_layer(*key))
+        again: Floats = sums[np.minimum(first + count, self.costs.layer_count)] - sums[first]
+        return again
 
     def end_of(
         self, stage: TemplateStage, micro_batch: int, *, first: int, in_flight: int, level_s: float

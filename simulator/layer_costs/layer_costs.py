@@ -66,7 +66,7 @@ class LayerCosts:
             lambda gpu: platform_of(gpu).profiled_hook_s if hooked else 0.0,
         )
         self._rows: dict[object, Floats] = {}
-        self._sums: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
+        self._sums: dict[tuple[str, int, int], tuple[Floats, ...]] = {}
 
     def counted(self, model: Model) -> LayerCosts:
         """Return what is counted and computed of a model that costs otherwise, not measured."""
@@ -139,21 +139,23 @@ class LayerCosts:
         found = self._sums.get(key)
         if found is None:
             times = self.times(gpu, tp=tp, samples=samples)
-            found = (prefix_sums(times.forward), prefix_sums(times.backward))
-            self._sums[key] = found
-        forward, backward = found
-        # The head is never recomputed: its backward directly follows its forward.
-        last = np.maximum(np.minimum(first + recompute, self.layer_count - 1), first)
-        again: Floats = forward[last] - forward[first]
+            rows = times.forward, times.backward, self.again_by_layer(*key)
+            found = self._sums[key] = tuple(map(prefix_sums, rows))
+        forward, backward, repeated = found
+        again: Floats = repeated[first + recompute] - repeated[first]
         return forward[end] - forward[first], backward[end] - backward[first] + again
+
+    def again_by_layer(self, gpu: str, tp: int, samples: int) -> Floats:
+        """Return the seconds to recompute each layer: none of embedding and head."""
+        is_repeated = np.array([bool(layer.checkpoint) for layer in self._layers])
+        return np.where(is_repeated, self.times(gpu, tp=tp, samples=samples).forward, 0.0)
 
     def backward_by_layer(self, gpu: str, *, tp: int, samples: int, recompute: Recompute) -> Floats:
         """Return the backward seconds of each layer, as in ``stage_seconds``."""
         times = self.times(gpu, tp=tp, samples=samples)
         if recompute == "none":
             return times.backward
-        # The head, as above.
-        repeated: Floats = times.backward + np.append(times.forward[:-1], 0.0)
+        repeated: Floats = times.backward + self.again_by_layer(gpu, tp, samples)
         return repeated
 
     def weight_by_layer(self, gpu: str, *, tp: int, samples: int) -> Floats:

@@ -325,12 +325,12 @@ def _random_stages(
 
 
 def recomputed_layers(world: World, stage: Stage) -> list[int]:
-    """The layers of a stage that run forward a second time: never the head."""
+    """The layers of a stage that run forward a second time: blocks alone."""
     layers = list(range(*stage.layers))
     if stage.recompute == "none":
         return []
     some = layers if stage.recompute == "full" else layers[: stage.recompute]
-    return [index for index in some if index != len(world.job.model.layers) - 1]
+    return [index for index in some if world.job.model.layers[index].kind == "block"]
 
 
 def with_own_sizes(rng: random.Random, plan: Plan) -> Plan:
