@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.replan.min_cost_flow import cheapest_flow
-from planner.replan.nodes import PlannerNode, unplaced
+from planner.replan.nodes import PlannerNode, natural_order, unplaced
 from planner.replan.state_map import (
     Layers,
     LayerSpan,
@@ -108,7 +108,8 @@ def assign(
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
     for key in sorted(groups):
         # Of equal nodes those on demand first, as plans are priced.
-        here = tuple(sorted(at_place[key], key=lambda node: (node.spot, node.id)))
+        order = [(n.spot, natural_order(n.id), n) for n in at_place[key]]
+        here = tuple(node for *_, node in sorted(order))
         fetch = _FetchUsd(key, by_id, held, state, routes)
         for units, makes_room in _ways(plan, groups[key], here):
             room = _Room(here)

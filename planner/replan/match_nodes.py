@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner.replan.nodes import PlannerNode, is_placed, nodes_of, spot_by_id
+from planner.replan.nodes import (
+    PlannerNode,
+    is_placed,
+    natural_order,
+    nodes_of,
+    spot_by_id,
+)
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.documents.problems import Problems, nearest
+from simulator.documents.problems import InputError, Problems, nearest
 from simulator.spec.plan import Place, PlaceKey, Plan
 
 
@@ -56,10 +63,10 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
         up[node.key].append(node)
     spot = {pool.key for pool in cluster.pools if pool.spot}
     if not is_placed(plan):
-        return _counted(plan, up, spot)
+        return _counted(plan, cluster, up, spot)
     before, now = [], []
     names: defaultdict[PlaceKey, list[str]] = defaultdict(list)
-    for name in sorted(named, key=_natural):
+    for name in sorted(named, key=natural_order):
         place, devices = named[name]
         key = place.key
         size = max([devices, *(node.gpus for node in up[key])])
@@ -87,6 +94,8 @@ def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
             for place in stage.places:
                 key = place.key
                 most = max([stage.tp, *(device + 1 for device in place.devices)])
+                with contextlib.suppress(InputError):  # A machine type that the catalogue lacks.
+                    most = max(most, cluster.catalogue.machine(place.machine).gpus)
                 sizes[key] = max(sizes.get(key, 1), most)
     gone = tuple(
         Pool(zone, gpu, machine, size, 0)
@@ -117,7 +126,10 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
 
 
 def _counted(
-    plan: Plan, up: dict[PlaceKey, list[PlannerNode]], spot: Collection[PlaceKey]
+    plan: Plan,
+    cluster: Cluster,
+    up: dict[PlaceKey, list[PlannerNode]],
+    spot: Collection[PlaceKey],
 ) -> MatchedNodes:
     """Before: as many machines as the plan may need, starting with those that are up."""
     groups: Counter[PlaceKey] = Counter()
@@ -131,7 +143,8 @@ def _counted(
     before: list[PlannerNode] = []
     for key, count in sorted(groups.items()):
         machines = up.get(key, [])
-        size = max([sizes[key], *(node.gpus for node in machines)])
+        whole = (pool.gpus_per_machine for pool in cluster.pools if pool.key == key)
+        size = max([sizes[key], *whole])
         # One that lost GPUs may be too small for what ran.
         missing = max(0, count - sum(node.gpus >= sizes[key] for node in machines))
         more = (
@@ -148,13 +161,3 @@ def _fresh_names(key: PlaceKey, taken: Collection[str]) -> Iterator[str]:
         name = f"{key[2]}/{key[1]}/{number}"
         if name not in taken:
             yield name
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that puts node-10 after node-9."""
-    parts: list[str] = [""]
-    for letter in name:
-        if letter.isdigit() != parts[-1][-1:].isdigit() and parts[-1]:
-            parts.append("")
-        parts[-1] += letter
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from planner.problem.inventory import Lot
 from simulator.cluster.cluster import Cluster, Machines, Pool
@@ -38,6 +39,17 @@ def nodes_of(cluster: Cluster) -> tuple[PlannerNode, ...]:
                 name = f"{pool.zone}/{pool.machine}/{numbers[key]}"
                 nodes.append(PlannerNode(name, *key, gpus, pool.spot))
     return tuple(nodes)
+
+
+@lru_cache(maxsize=1 << 16)
+def natural_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that puts node-10 after node-9."""
+    parts: list[str] = [""]
+    for letter in name:
+        if letter.isdecimal() != parts[-1][-1:].isdecimal() and parts[-1]:
+            parts.append("")
+        parts[-1] += letter
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
 def spot_by_id(nodes: Iterable[PlannerNode]) -> dict[str, bool]:

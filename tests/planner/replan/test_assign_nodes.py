@@ -13,7 +13,7 @@ import pytest
 
 from planner.replan.assign_nodes import assign, keeping_places
 from planner.replan.min_cost_flow import cheapest_flow
-from planner.replan.nodes import PlannerNode
+from planner.replan.nodes import PlannerNode, nodes_used
 from planner.replan.state_map import TrainingState, held_by_node
 from planner.replan.transfers import Routes, transfers_of
 from simulator.estimate.machine_layout import lay_out
@@ -385,3 +385,13 @@ def test_replanning_to_the_same_plan_moves_no_bytes() -> None:
         if running is not None:
             moved = transfers_of(running, nodes, running=running, **ask)
             assert (moved.network_bytes, moved.restored_bytes, moved.same_node_bytes) == (0, 0, 0)
+
+
+def test_a_plan_without_nodes_takes_the_first_ones_in_the_order_of_their_numbers() -> None:
+    nodes = [node(f"pool/{number}") for number in range(1, 13)]
+    stage = Stage((0, LAYERS), 4, (Place("A100-40", "A100-40x4", ZONES[0]),))
+    plan = Plan(1, (Pipeline(1, (stage,)),) * 3)
+    some = state(random.Random("first nodes"))
+    placed = assign(plan, nodes[::-1], running=None, state=some, routes=routes())
+    assert placed is not None
+    assert nodes_used(placed) == {"pool/1", "pool/2", "pool/3"}
