@@ -182,13 +182,7 @@ def load_config(path: Path) -> Config:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
     options = replace(options, reserve_s=0.0 if provider is None else capacity.reserve_s)
-    if options.share and provider is not None:
-        cure = "leave one of them out: nodes of a provider are not shared yet"
-        problems.add(top.place_of("options"), "share is set, and there is a [provider]", cure)
-    is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
-    if isinstance(provider, GceConfig) and is_unbounded:
-        cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
-        problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
+    _check_renting(provider, options, capacity, top)
     if isinstance(provider, GceConfig):
         own = None if mounts == MOUNTS.default else mounts
         provider = replace(provider, head_ip=_network_ip(address), mounts=own)
@@ -238,6 +232,19 @@ def load_config(path: Path) -> Config:
         otlp=otlp,
         unread=tuple(unread),
     )
+
+
+def _check_renting(
+    provider: ProviderConfig | None, options: Options, capacity: CapacityPolicy, top: Table
+) -> None:
+    """Report what other sections lack, or must not have, where sailord rents."""
+    if options.share and provider is not None:
+        cure = "leave one of them out: nodes of a provider are not shared yet"
+        top.problems.add(top.place_of("options"), "share is set, and there is a [provider]", cure)
+    is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
+    if isinstance(provider, GceConfig) and is_unbounded:
+        cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
+        top.problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
 
 
 def _with_tls(provider: GceConfig, tls: TlsSettings | None, address: str, top: Table) -> GceConfig:

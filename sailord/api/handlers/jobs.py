@@ -7,7 +7,7 @@ import contextlib
 import math
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -68,14 +68,7 @@ async def submit_job(request: web.Request) -> web.Response:
     job = await asyncio.to_thread(read_job, body["job"])
     id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
     check_id(id_, "id")
-    priority = body.get("priority", 0)
-    if abs(priority) > PRIORITY_MAX:
-        cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
-        raise InputError(Problem("priority", "out of range", cure))
-    weight = float(body.get("weight", 1.0))
-    if not WEIGHT_MIN <= weight <= 1 / WEIGHT_MIN:
-        cure = f"give a number from {WEIGHT_MIN:g} to {1 / WEIGHT_MIN:g}"
-        raise InputError(Problem("weight", "out of range", cure))
+    priority, weight = _priority_and_weight(body)
     if job.objective.deadline is not None and job.steps is None:
         what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
         raise InputError(Problem("objective.deadline", what, cure))
@@ -146,6 +139,18 @@ async def submit_job(request: web.Request) -> web.Response:
         blocked=why_queue_stands(led) if before else "",
     )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+def _priority_and_weight(body: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the priority and the weight that a submission gives its job."""
+    priority, weight = body.get("priority", 0), float(body.get("weight", 1.0))
+    if abs(priority) > PRIORITY_MAX:
+        cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
+        raise InputError(Problem("priority", "out of range", cure))
+    if not WEIGHT_MIN <= weight <= 1 / WEIGHT_MIN:
+        cure = f"give a number from {WEIGHT_MIN:g} to {1 / WEIGHT_MIN:g}"
+        raise InputError(Problem("weight", "out of range", cure))
+    return priority, weight
 
 
 def _gpus_of(state: State) -> Counter[str]:
