@@ -160,6 +160,7 @@ class PipelineRank:
         for op in self._expected_first:
             self._expect(op)
         for index, op in enumerate(self._order):
+            self._check()  # After a loss, what is done already is worth sealing, and no more.
             samples = self._load(op, step)
             arrived = self._take(op)
             following = self._expected_after[index]
@@ -219,6 +220,7 @@ class PipelineRank:
                 positions = data.positions_in(number, self._positions(op.micro_batch))
                 if op.kind == "B" or not positions:
                     continue
+                self._check()
                 samples = self._samples_of(op, ahead, number)
                 self._signatures[op.micro_batch] = "evaluation", signature_of(samples.inputs)
                 arrived = self._take(op)
