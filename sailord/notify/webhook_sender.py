@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import time
 from dataclasses import dataclass
@@ -69,9 +70,10 @@ class WebhookSender:
 
     def key(self, receiver: WebhookReceiver) -> str:
         """The store key of the receiver's cursor."""
-        about = receiver.url.encode()
-        if receiver.format != "sailor":  # Several services may be reached at one address.
-            about += receiver.format.encode() + receiver.secret
+        about = _about(receiver)
+        earlier = itertools.takewhile(lambda each: each is not receiver, self.receivers)
+        if number := sum(_about(each) == about for each in earlier):
+            about += b" %d" % number  # The same receiver may be named twice, for other events.
         name = hashlib.sha256(about).hexdigest()[:16]
         return self.outbox.gateway.keys.cursors + name
 
@@ -80,6 +82,13 @@ class WebhookSender:
         value = json.dumps({"after": after}).encode()
         order = Put(self.key(receiver), value)
         return await self.outbox.gateway.write_as_leader(term, [order])
+
+
+def _about(receiver: WebhookReceiver) -> bytes:
+    about = receiver.url.encode()
+    if receiver.format != "sailor":  # Several services may be reached at one address.
+        about += receiver.format.encode() + receiver.secret
+    return about
 
 
 @dataclass(eq=False)

@@ -190,6 +190,18 @@ async def test_cursor_written_with_the_receivers_address_is_still_read(gateway, 
     assert set(json.loads((await gateway.store.get(cursor)).value)) == {"after"}
 
 
+async def test_a_receiver_that_is_named_twice_has_two_cursors(gateway, fake_receiver):
+    """Else it misses what it was sent under one name and wants under the other."""
+    leader = Leader(gateway, fake_receiver, await term_of(gateway))
+    before = leader.sender.key(leader.sender.receivers[0])
+    one, two = (
+        WebhookReceiver(fake_receiver.url, b"a-receiver-secret-of-ours", events=(kind,))
+        for kind in ("job_held", "checkpoint_committed")
+    )
+    leader.sender.receivers = (one, two)
+    assert leader.sender.key(one) == before != leader.sender.key(two)
+
+
 async def test_slack_gets_what_concerns_people_and_pagerduty_resolves(gateway, fake_receiver):
     sent = fake_receiver.bodies
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
