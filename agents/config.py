@@ -138,6 +138,10 @@ def load_config(path: Path, *, opens_store: bool = True) -> Config:
     if store is not None and opens_store:
         later = None if rest["tls"] is None else rest["tls"].made_in
         check_address(store, problems, top.place_of("store"), made_later=later)
+    if store is not None and store.startswith("embedded:"):
+        # An agent that opened it would be alone in it, or keep sailord from its start.
+        what = "is a store that sailord alone opens"
+        top.report("store", what, "give its socket: unix:///FOLDER/store.sock")
     problems.raise_if_any()
     assert cluster_name is not None
     assert state is not None

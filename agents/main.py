@@ -59,7 +59,6 @@ from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.snapshots.readers import ReadAdmission
 from agents.store.factory import open_store
-from agents.store.interface import StoreUnavailable
 from agents.work.fetch import PackageFetcher
 from agents.work.preparation import Preparation
 from agents.workers.fork_client import ForkClient, ForkedCommands, service_socket
@@ -199,10 +198,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             raise SystemExit(ALONE) from None
         saved = load_or_begin(path)
         node = await identify_node(config, devices, catalogue, saved, session)
-        try:
-            store = await open_store(config.store)
-        except StoreUnavailable as error:
-            raise InputError(Problem("store", str(error), "give its socket, unix://")) from None
+        store = await open_store(config.store)
         stack.push_async_callback(store.close)
         options = config.options_on(is_emulated=devices.is_emulated)
         current = CurrentState(initial_state(saved, node, options, clock.now()))

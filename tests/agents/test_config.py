@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from agents.config import GPU_ABORT_S, load_config
 from agents.core.model import Options
+from simulator.documents.problems import InputError
 
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "agent.toml"
     path.write_text(
         'cluster_name = "c"\nname = "a"\nstate = "state"\nkey = "key"\n'
-        f'store = "embedded://{folder}/store.db"\n{text}'
+        f'store = "unix://{folder}/store.sock"\n{text}'
     )
     return path
 
@@ -29,3 +32,11 @@ def test_a_key_of_an_earlier_version_is_accepted_and_named(tmp_path: Path) -> No
     config = load_config(path)
     assert config.options == Options(park_s=2.0)
     assert config.unread == tuple(f"agent.toml: [options] {key}" for key in ("abort_s", "needed_s"))
+
+
+def test_a_store_that_sailord_alone_opens_is_refused(tmp_path: Path) -> None:
+    """The agent would be `ready` in a store of its own, where no sailord looks."""
+    path = written(tmp_path, "")
+    path.write_text(path.read_text().replace("unix://", "embedded://"))
+    with pytest.raises(InputError, match="sailord alone opens; give its socket: unix:///"):
+        load_config(path)
