@@ -231,6 +231,7 @@ def test_a_reader_chooses_a_job_by_a_link_that_survives_a_reload(tmp_path: Path)
         moods = await tab.run(MOODS)
         assert moods.count("good") == 1
         assert moods.count("other") + moods.count("leave") == 8
+        assert "unused" not in await tab.run("document.getElementById('map').innerText")
         await check_rules(tab)
         await tab.run("document.getElementById('skip').click()")
         assert await tab.run("document.activeElement.id") == "main"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,18 @@ from agents.protocol.codec import encode
 from agents.protocol.records import JobId, KeptStep, KeptSteps
 from agents.rpc.client import CallFailed
 from sailord.api.handlers import timeline
-from sailord.api.handlers.timeline import AGENT_S, FRESH_S, RANKS_MAX, MeasuredSchedules
-from tests.sailord.core.states import A, B, generation, state
+from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.timeline import (
+    AGENT_S,
+    FRESH_S,
+    MEASURED,
+    RANKS_MAX,
+    MeasuredSchedules,
+    show_timeline,
+)
+from sailord.core.sharing.parts import whole
+from tests.sailord.api.answers.test_chosen_job import OTHER, shared
+from tests.sailord.core.states import A, B, C, D, generation, state
 
 STEP = KeptStep(8, 100.0, 5.0, (("F", 0.5, 1.0, 0),), ())
 G = generation(A, B)
@@ -79,6 +90,26 @@ async def test_jobs_beside_each_other_do_not_take_each_others_look() -> None:
         for job in ("one", "two"):
             await kept.of(api(agents), replace(G, job=JobId(job)), predicted(A))
     assert agents.asked == [f"/v1/steps/{job}/{G.number}/0" for job in ("one", "two")]
+
+
+async def test_a_job_beside_the_first_has_a_measured_schedule_too() -> None:
+    parts = shared()
+    second = parts.others[OTHER].active
+    assert second is not None
+    assert second.generation is not None
+    cluster = SimpleNamespace(
+        last_led=whole(parts), agents=Agents(), led_of=lambda job: parts.of_job(JobId(job))
+    )
+    schedules = {second.generation.plan: predicted(C, D)}
+    app = {CONTEXT: SimpleNamespace(cluster=cluster, timelines_seen=schedules)}
+    request: Any = SimpleNamespace(
+        app={**app, MEASURED: MeasuredSchedules()}, match_info={"job": OTHER}, query={}
+    )
+    body = (await show_timeline(request)).body
+    assert isinstance(body, bytes)
+    found = json.loads(body)
+    assert found["sha256"] == second.generation.plan
+    assert found["measured"]["step"] == STEP.step
 
 
 async def test_silent_and_lost_nodes_leave_their_rows_out() -> None:
