@@ -132,8 +132,11 @@ class Config:
             return None
 
 
-def load_config(path: Path) -> Config:
-    """Read the file and the files that it names; all problems are reported at once."""
+def load_config(path: Path, *, reads_secrets: bool = True) -> Config:
+    """Read the file and the files that it names; all problems are reported at once.
+
+    Without ``reads_secrets`` those need not be readable: systemd may have them for the unit alone.
+    """
     document = load_document(path, flaws_raise=False)
     problems = Problems()
     top = open_table(document, problems)
@@ -145,7 +148,7 @@ def load_config(path: Path) -> Config:
     port = listen.integer("port", default=7077, least=0, most=65535)
     address = listen.text("address", default=f"{host}:{port}")
     socket = _path(listen, "socket", path.parent)
-    token = _secret(listen, "token_file", path.parent)
+    token = _secret(listen, "token_file", path.parent, is_read=reads_secrets)
     tokens = _path(listen, "tokens", path.parent)
     operators, viewers = listen.text("operators"), listen.text("viewers")
     if tokens is not None and tokens.exists():
@@ -166,7 +169,7 @@ def load_config(path: Path) -> Config:
     log_format = top.choice("log", ("json", "terminal"), default="json")
     unread: list[str] = []
     options = _limits(top, "options", Options(), unread)
-    webhooks = _webhooks(top, path.parent)
+    webhooks = _webhooks(top, path.parent, reads_secrets=reads_secrets)
     capacity = _limits(top, "capacity", CapacityPolicy(), unread, least=0)
     telemetry = top.section("telemetry")
     otlp = telemetry.value("otlp", _url, required="telemetry" in top)
@@ -191,7 +194,7 @@ def load_config(path: Path) -> Config:
     if store is not None:
         later = None if tls is None else tls.made_in
         check_address(store, problems, top.place_of("store"), made_later=later)
-    if key is not None:
+    if key is not None and reads_secrets:
         try:
             read_keys(key)
         except InputError as error:
@@ -291,9 +294,9 @@ def _packages(text: str, folder: Path) -> str:
     return text if "://" in text else f"file://{(folder / text).resolve()}"
 
 
-def _secret(table: Table, key: str, folder: Path) -> bytes | None:
+def _secret(table: Table, key: str, folder: Path, *, is_read: bool) -> bytes | None:
     name = table.text(key)
-    if name is None:
+    if name is None or not is_read:
         return None
     path = secret_path(name, folder)
     try:
@@ -342,10 +345,10 @@ def _limits(
     return replace(limits, **read)
 
 
-def _webhooks(top: Table, folder: Path) -> Webhooks:
+def _webhooks(top: Table, folder: Path, *, reads_secrets: bool) -> Webhooks:
     table = top.section("webhooks")
-    secret = _secret(table, "secret_file", folder)
-    alertmanager = _secret(table, "alertmanager_token_file", folder)
+    secret = _secret(table, "secret_file", folder, is_read=reads_secrets)
+    alertmanager = _secret(table, "alertmanager_token_file", folder, is_read=reads_secrets)
     pubsub = table.section("pubsub")
     audience = pubsub.text("audience", required="pubsub" in table)
     email = pubsub.text("email", required="pubsub" in table)
@@ -353,7 +356,7 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     pubsub.finish()
     receivers = []
     for entry in table.tables("receiver"):
-        receiver = _receiver(entry, folder)
+        receiver = _receiver(entry, folder, reads_secrets=reads_secrets)
         if receiver is not None:
             receivers.append(receiver)
     table.finish()
@@ -361,11 +364,11 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     return Webhooks(secret, token, audience, email, keys, tuple(receivers))
 
 
-def _receiver(entry: Table, folder: Path) -> WebhookReceiver | None:
+def _receiver(entry: Table, folder: Path, *, reads_secrets: bool) -> WebhookReceiver | None:
     """Read a receiver: its address may be a secret itself, as Slack's is."""
     form = entry.choice("format", FORMATS, default="sailor")
-    secret = _secret(entry, "secret_file", folder)
-    hidden = _secret(entry, "url_file", folder)
+    secret = _secret(entry, "secret_file", folder, is_read=reads_secrets)
+    hidden = _secret(entry, "url_file", folder, is_read=reads_secrets)
     url = entry.value("url", _url)
     if url is None and "url" not in entry and "url_file" not in entry:
         if form == "pagerduty":

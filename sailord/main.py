@@ -106,7 +106,7 @@ def backup(file: Path, config: Path) -> None:
     from sailord.backup import back_up  # noqa: PLC0415 - see above
     from sailord.config import load_config  # noqa: PLC0415 - see above
 
-    entries = asyncio.run(back_up(load_config(config), file))
+    entries = asyncio.run(back_up(load_config(config, reads_secrets=False), file))
     click.echo(f"{file}: {entries} entries")
 
 
@@ -119,7 +119,7 @@ def startup_script(machine: str, config: Path) -> None:
     from sailord.providers.gce.config import GceConfig  # noqa: PLC0415 - see above
     from sailord.providers.gce.requests import startup_script  # noqa: PLC0415 - see above
 
-    provider = load_config(config).provider
+    provider = load_config(config, reads_secrets=False).provider
     pools = provider.pools if isinstance(provider, GceConfig) else ()
     fitting = [pool for pool in pools if pool.flex and pool.machine == machine]
     if not isinstance(provider, GceConfig) or not fitting:
