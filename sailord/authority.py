@@ -31,7 +31,7 @@ from agents.protocol.names import NAME
 from agents.rpc.certificates import hash_of_key, key_pem, new_key, proof_audience
 from agents.rpc.identity import ROLES, Identity, read_identity
 from simulator.documents.problems import InputError, Problem
-from worker.atomic_file import OWNER_ONLY, replace_file, replacing
+from worker.atomic_file import OWNER_ONLY, replacing
 
 DAYS = 7.0
 CA_DAYS = 3650
@@ -172,8 +172,8 @@ class Authority:
             )
         )
         with _problem_of(folder):
-            replace_file(folder / "ca.key", key_pem(key), mode=OWNER_ONLY)
-            replace_file(folder / CA, _pem(builder.sign(key, hashes.SHA256())))
+            _replace(folder / "ca.key", key_pem(key), mode=OWNER_ONLY)
+            _replace(folder / CA, _pem(builder.sign(key, hashes.SHA256())))
             made._write([])
         return made
 
@@ -227,6 +227,7 @@ class Authority:
             with contextlib.ExitStack() as both:
                 for replaced, content in new_files:
                     file = both.enter_context(replaced)
+                    _give_to_owner(file.fileno(), folder)
                     file.write(content)
                     file.flush()  # A full disk parts no key from its certificate.
         self.copy_public(folder)
@@ -236,7 +237,7 @@ class Authority:
         """Copy what every machine has: the authority's certificate, and the revoked ones."""
         with _problem_of(folder):
             for name in (CA, REVOKED):
-                replace_file(folder / name, (self.folder / name).read_bytes())
+                _replace(folder / name, (self.folder / name).read_bytes())
 
     def enrol(self, request: bytes, owner: Identity | None, *, instance: str = "") -> bytes:
         """Sign an agent's request for a certificate.
@@ -374,9 +375,9 @@ class Authority:
         revoked = revoked.add_extension(identifier, critical=False)
         with _problem_of(self.folder):
             lines = "".join(each.line() for each in rows)
-            replace_file(self.folder / "issued.jsonl", lines)
+            _replace(self.folder / "issued.jsonl", lines.encode())
             signed = revoked.sign(key, hashes.SHA256())
-            replace_file(self.folder / REVOKED, signed.public_bytes(serialization.Encoding.PEM))
+            _replace(self.folder / REVOKED, signed.public_bytes(serialization.Encoding.PEM))
 
     def _ca(self) -> x509.Certificate:
         path = self.folder / CA
@@ -400,8 +401,10 @@ class Authority:
     def _locked(self) -> Iterator[None]:
         """Wait for other processes that issue; sailord and an operator may at the same time."""
         with _problem_of(self.folder):
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(self.folder / "lock", flags, 0o600)
         try:
+            _give_to_owner(lock, self.folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
@@ -443,6 +446,19 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _replace(path: Path, content: bytes, *, mode: int | None = None) -> None:
+    with replacing(path, mode=mode) as file:
+        _give_to_owner(file.fileno(), path.parent)
+        file.write(content)
+
+
+def _give_to_owner(descriptor: int, folder: Path) -> None:
+    """Give what root writes to the owner of the folder: sailord has to read and replace it."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 @contextlib.contextmanager

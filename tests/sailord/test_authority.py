@@ -279,14 +279,30 @@ def test_a_sailord_that_cannot_renew_starts_with_what_it_has(authority, tmp_path
     monkeypatch.setattr(own_certificate, "RENEW_AT", 2.0)
     for name in ("issued.jsonl", "certificate.pem"):
         with monkeypatch.context() as patch:
-            for real in (replace_file, replacing):
-                patch.setattr(module, real.__name__, full(real, name))
+            patch.setattr(module, "replacing", full(replacing, name))
             assert open_tls(config).own.role == "sailord"
             assert [path.read_bytes() for path in sorted(head.iterdir())] == before
             (head / "certificate.pem").rename(tmp_path / "kept")
             with pytest.raises(InputError, match="No space left"):
                 open_tls(config)
             (tmp_path / "kept").rename(head / "certificate.pem")
+
+
+def test_what_root_writes_belongs_to_the_owner_of_the_folder(authority, tmp_path, monkeypatch):
+    """Under a strict umask sailord could else read neither the lists nor a renewed key."""
+    given: dict[str, tuple[int, int]] = {}
+
+    def give(descriptor: int, user: int, group: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        given[place.name.removeprefix(".").removesuffix(".new")] = user, group
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", give)
+    authority.issue("agent", "n1", tmp_path / "n1")
+    authority.revoke("agent/n1")
+    names = ("lock", "issued.jsonl", "revoked.pem", "key.pem", "certificate.pem", "ca.pem")
+    owner = authority.folder.stat()
+    assert given == dict.fromkeys(names, (owner.st_uid, owner.st_gid))
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0"])
