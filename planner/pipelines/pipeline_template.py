@@ -124,7 +124,7 @@ class TemplateMaker:
         Under ZeRO-1 by buckets a device's moments depend on the other pipelines.
         """
         costs = self.costs
-        if not (costs.job.zero and costs.runtime.zero1_by_bucket) or costs.job.recompute != "auto":
+        if not costs.has_owners or costs.job.recompute != "auto":
             return plan
         devices = MemoryModel(plan, costs, self.facts.capacity_bytes).pipelines()
         lot_of = {lot.place: k for k, lot in enumerate(self.lots)}

@@ -156,7 +156,7 @@ class StageMemory:
         held = all_range_sums(costs.parameters(stage.tp))
         held[0, -1] -= costs.tied_parameters(stage.tp)
         copied = with_moments = held
-        if job.zero and runtime.zero1_by_bucket:
+        if costs.has_owners:
             # Which parts a device owns depends on the other pipelines; it may be none.
             kept = least_kept(costs, stage.tp) if pipelines == 1 else np.zeros(layers)
             with_moments = all_range_sums(kept)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from planner.pipelines.pipeline_mix import PipelineMix
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import Lot
+from simulator.estimate.sync_rings import ring_steps
+from simulator.hardware.runtime_constants import uses_gloo
 from simulator.spec.plan import linked_by_zones
 
 
@@ -69,10 +71,15 @@ class RoughSums:
         key = (ring, members, near)
         found = self._syncs.get(key)
         if found is None:
-            piece = self.maker.costs.runtime.sync_bucket_bytes
-            pairs = itertools.product(ring, ring)
-            found = max(self._step_s(a, b, piece / members, near=near) for a, b in pairs)
-            found *= 2 * (members - 1) / piece
+            costs, pairs = self.maker.costs, list(itertools.product(ring, ring))
+            piece = costs.runtime.sync_bucket_bytes
+            is_gloo = any(uses_gloo(self.lots[lot].gpu) for lot, _ in ring)
+            steps = ring_steps(members, members, to_owner=costs.has_owners, is_gloo=is_gloo)
+            found = sum(
+                count * max(self._step_s(a, b, piece * share / shards, near=near) for a, b in pairs)
+                for count, share, shards in steps
+            )
+            found /= piece
             self._syncs[key] = found
         return found
 

@@ -123,7 +123,7 @@ class StageTimeTables:
             both = ~(has_before | has_behind)
             count = all_range_sums(held) - both * costs.tied_parameters(choice.tp)
             # Under ZeRO-1 by buckets, other devices may update all of a stage.
-            is_sure = not (costs.job.zero and costs.runtime.zero1_by_bucket)
+            is_sure = not costs.has_owners
             optimizer = is_sure * count * times.optimizer_s_per_parameter
             rows.append([forward, backward, below_top, optimizer])
         # By choice, the time of the layers of other stages.

@@ -1,7 +1,8 @@
 """Lower bound of gradient synchronisation: no ring over this many pipelines is faster.
 
 Every layer is held by one device group of each pipeline. Their ring, or their staged rings over
-zones, is at least as slow as its hop into the machine of the group in question. That hop carries no
+zones (not to owners, under ZeRO-1), is at least as slow as its hop into the machine of the group in
+question. That hop carries no
 more flows than the group has ranks, because members on one machine are adjacent in the ring, the
 narrowest first. Contention is ignored; it only adds time.
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints
+from simulator.estimate.sync_rings import RingSteps, ring_steps
 from simulator.hardware.runtime_constants import uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -181,22 +183,36 @@ class SyncBound:
         mine = self._into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
         shared = stages or 1
+        to_owner = self.costs.has_owners
         rings = []
-        if low <= max(self._by_zone.values()):
-            rings.append(2 * (low - 1) * self._step(mine, some, high, stages=shared))
-        if stages is None and low <= machine:
-            rings.append(2 * (low - 1) * self._step(self._into("machine", gpu), some, high))
-        if self._far:
-            zones = len(self._by_zone)
+        for is_gloo in {uses_gloo(lot.gpu) for lot in self.lots}:
+            steps = ring_steps(low, high, to_owner=to_owner, is_gloo=is_gloo)
+            if low <= max(self._by_zone.values()):
+                rings.append(self._ring(steps, mine, some, stages=shared))
+            if stages is None and low <= machine:
+                rings.append(self._ring(steps, self._into("machine", gpu), some))
+            if self._far:
+                across = np.minimum(
+                    self._ring(steps, mine, some, stages=shared),
+                    self._ring(steps, self._into("far", gpu), some, stages=shared),
+                )
+                far_s = self._ring(steps, self._into("far"), self.degrees)
+                rings.append(np.maximum(across, far_s))
+        if self._far and not to_owner:
             far_s = self._step(self._into("far"), self.degrees, high)
-            across = np.minimum(
-                self._step(mine, some, high, stages=shared),
-                self._step(self._into("far", gpu), some, high, stages=shared),
-            )
-            rings.append(2 * (low - 1) * np.maximum(across, far_s))
-            rings.append(2 * far_s + self._inside_zones(-(-low // zones), high, machine))
+            fewest = -(-low // len(self._by_zone))
+            rings.append(2 * far_s + self._inside_zones(fewest, high, machine))
         least: Floats = np.min(rings, axis=0)
         return least
+
+    def _ring(
+        self, steps: RingSteps, hops: _Hops, flows: Sequence[int], *, stages: int = 1
+    ) -> Floats:
+        """Seconds of a ring by layer, each of its steps over the best of these links."""
+        found = np.zeros(self._tensors)
+        for count, share, shards in steps:
+            found += count * self._step(hops, flows, shards, share=share, stages=stages)
+        return found
 
     def _inside_zones(self, fewest: int, most: int, machine: int) -> Floats:
         """Reduce-scatter and all-gather in the zone with the most pipelines."""
@@ -221,12 +237,20 @@ class SyncBound:
             hops = tuple(hop for hop in every.values() if gpu in (None, hop[1].gpu))
         return _Hops(where, gpu, hops)
 
-    def _step(self, hops: _Hops, flows: Sequence[int], shards: int, *, stages: int = 1) -> Floats:
+    def _step(
+        self,
+        hops: _Hops,
+        flows: Sequence[int],
+        shards: int,
+        *,
+        share: float = 1.0,
+        stages: int = 1,
+    ) -> Floats:
         """Seconds of one ring step by layer, over the best of these links and numbers of flows."""
-        key = (hops.where, hops.gpu, max(flows), shards, stages)
+        key = (hops.where, hops.gpu, max(flows), shards, share, stages)
         if key not in self._known:
             rows = [
-                self._over_layers(_Link(hop, width, hops.where == "machine", stages), shards)
+                self._over_layers(_Link(hop, width, hops.where == "machine", stages), shards, share)
                 for hop in hops.hops
                 for width in flows
             ]
@@ -234,9 +258,10 @@ class SyncBound:
             self._known[key] = least
         return self._known[key]
 
-    def _over_layers(self, link: _Link, shards: int) -> Floats:
+    def _over_layers(self, link: _Link, shards: int, share: float) -> Floats:
         sizes, number = self._rank_bytes(link.flows)
-        return np.array([self._bytes_s(link, size, shards) for size in sizes.tolist()])[number]
+        seconds = [self._bytes_s(link, share * size, shards) for size in sizes.tolist()]
+        return np.array(seconds)[number]
 
     def _rank_bytes(self, flows: int) -> tuple[Floats, Ints]:
         """The distinct gradient sizes on one rank, and the index into them of each tensor."""

@@ -45,7 +45,7 @@ class Bar:
     """First layer, and the one after the last; ``None`` for an optimizer step: all of them."""
     micro_batch: int | None = None
     algorithm: str = ""
-    """How gradients are reduced: ``"ring"``, ``"hierarchical"``, ``"tied"`` or ``"broadcast"``."""
+    """That of the simulator's ``SyncJob``."""
 
 
 @dataclass(frozen=True, slots=True)

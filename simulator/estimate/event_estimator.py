@@ -1,7 +1,7 @@
 """The event estimator: schedules of all pipelines, messages between stages, and gradient sync.
 
 Stage times come from their layers. Each pipeline runs its schedule with messages between
-neighbouring stages; each layer's gradients are all-reduced once all its holders are ready. So a
+neighbouring stages; each layer's gradients are summed once all its holders are ready. So a
 slow stage delays its own pipeline, and a slow pipeline delays the sync of the layers it shares.
 """
 

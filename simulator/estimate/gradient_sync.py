@@ -1,10 +1,10 @@
-"""Gradient sync: which device groups all-reduce which layers, its seconds and its egress bytes.
+"""Gradient sync: which device groups sum which layers, its seconds and its egress bytes.
 
-Every layer is reduced between all device groups that hold it, one per pipeline: as one ring, or
-hierarchically, first inside each zone and then across zones. The ranks of a group run rings in
-parallel and share their machine's NIC. Jobs run in one global order, layers descending, and a
-group runs one at a time (gloo: one per set of ranks); the runtime uses the same order to avoid
-deadlocks.
+Every layer is all-reduced between all device groups that hold it, one per pipeline: as one ring, or
+hierarchically, first inside each zone and then across zones. Under ZeRO-1 by buckets it is reduced
+to their owners instead, around one ring. The ranks of a group run rings in parallel and share their
+machine's NIC. Jobs run in one global order, layers descending, and a group runs one at a time
+(gloo: one per set of ranks); the runtime uses the same order to avoid deadlocks.
 
 All rings of a plan are built at once as columns (``simulator.estimate.sync_rings``), so that
 times are computed once per kind of hop, not once per ring.
@@ -20,7 +20,7 @@ import numpy as np
 from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
-from simulator.estimate.sync_rings import HopColumn, HopName, RingHops, SyncRings
+from simulator.estimate.sync_rings import HopColumn, HopName, RingHops, SyncRings, ring_steps
 from simulator.hardware.runtime_constants import uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -33,7 +33,7 @@ MASTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncJob:
-    """One all-reduce or broadcast: some layers, over all groups that hold them."""
+    """One sum or broadcast: some layers, over all groups that hold them."""
 
     layers: tuple[int, int]
     groups: DeviceGroups
@@ -42,7 +42,8 @@ class SyncJob:
     seconds: float
     egress_bytes: tuple[tuple[ZonePair, float], ...]
     algorithm: str
-    """``"ring"``, ``"hierarchical"``, ``"broadcast"``, or ``"tied"`` for a tensor of two layers."""
+    """``"ring"``, ``"hierarchical"``, ``"reduce"`` to an owner, ``"broadcast"``, or ``"tied"``: a
+    sum of a tensor of two layers."""
     broadcast: SyncJob | None = None
     """Under ZeRO-1 by buckets: the owners send the updated fp32 weights to the other holders."""
 
@@ -137,8 +138,7 @@ class SyncJobs:
         self.plan, self.layout, self.costs = plan, layout, costs
         self.hop_times = hop_times or HopTimes(costs, network)
         self.gradient_bytes = MASTER_BYTES if of_weights else costs.gradient_bytes
-        by_bucket = costs.job.zero == 1 and costs.runtime.zero1_by_bucket
-        self.sends_weights = by_bucket and not of_weights
+        self.to_owners = costs.has_owners and not of_weights
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
         """Return the jobs in global order, per layer or per run of layers with equal holders."""
@@ -167,20 +167,21 @@ class SyncJobs:
         }
         ring_s = self._ring_seconds(rings, ring, carried)
         staged_s = self._staged_seconds(rings, ring, carried)
-        sends = self.sends_weights
-        broadcast_s = self._broadcast_seconds(rings, ring, carried) if sends else []
+        broadcast_s = self._broadcast_seconds(rings, ring, carried) if self.to_owners else []
         found: list[SyncJob] = []
         for piece, one_s, other_s, parameters in zip(
             pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
         ):
             is_staged = other_s < one_s
-            algorithm = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
-            egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
+            algorithm = "hierarchical" if is_staged else "reduce" if self.to_owners else "ring"
+            algorithm = "tied" if piece.is_tied else algorithm
+            # Any rank may be the owner, at whom its ring begins or ends: half of an all-reduce.
+            sent = parameters / 2 if self.to_owners else parameters
+            egress = rings.egress(piece.ring, sent * self.gradient_bytes, staged=is_staged)
             about = piece.layers, rings.groups, rings.members(piece.ring)
             broadcast = None
-            if sends:
-                # Any rank may be the owner, whose ring ends before it: half of an all-reduce.
-                ahead = rings.egress(piece.ring, parameters * MASTER_BYTES / 2, staged=False)
+            if self.to_owners:
+                ahead = rings.egress(piece.ring, sent * MASTER_BYTES, staged=False)
                 broadcast = SyncJob(*about, broadcast_s[len(found)], ahead, "broadcast")
             found.append(SyncJob(*about, min(one_s, other_s), egress, algorithm, broadcast))
         return found
@@ -205,9 +206,13 @@ class SyncJobs:
     # -- durations ------------------------------------------------------------------------------
 
     def _ring_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
-        """Return the seconds of plain rings: 2 (n - 1) steps over the slowest hop."""
-        size = rings.size[ring]
-        return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
+        """Return the seconds of plain rings: all their steps over the slowest hop."""
+        size, seconds = rings.size[ring], np.zeros(len(ring))
+        steps = ring_steps(size, size, to_owner=self.to_owners, is_gloo=rings.has_gloo)
+        for count, share, shards in steps:
+            step_s = self._slowest(rings.around, ring, carried, shards=shards, share=share)
+            seconds += count * step_s
+        return seconds
 
     def _broadcast_seconds(
         self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]
@@ -215,10 +220,9 @@ class SyncJobs:
         """Return the seconds of broadcasts: once over the slowest hop, since parts follow each
         other; under gloo, which passes whole tensors down a tree, once for each of its levels.
         """
-        size = rings.size[ring]
-        ones = np.ones_like(size)
-        once = self._slowest(rings.around, ring, carried, shards=ones, item_bytes=MASTER_BYTES)
-        levels = np.ceil(np.log2(size)) if rings.has_gloo else 1
+        share = MASTER_BYTES / self.gradient_bytes
+        once = self._slowest(rings.around, ring, carried, shards=1, share=share)
+        levels = np.ceil(np.log2(rings.size[ring])) if rings.has_gloo else 1
         seconds: list[float] = (levels * once).tolist()
         return seconds
 
@@ -229,8 +233,8 @@ class SyncJobs:
         inside each zone.
         """
         staged = np.full(len(ring), np.inf)
-        if rings.has_gloo:
-            return staged  # It knows plain rings only.
+        if rings.has_gloo or self.to_owners:
+            return staged  # Gloo knows plain rings only, and NCCL reduces to one rank so.
         far = np.flatnonzero(rings.zone_count[ring] > 1)
         if not len(far):
             return staged
@@ -267,32 +271,34 @@ class SyncJobs:
         ring: Ints,
         carried: dict[int, Floats],
         *,
-        shards: Ints,
-        abreast: Ints | None = None,
-        rivals: Ints | None = None,
-        item_bytes: int | None = None,
+        shards: Ints | int,
+        abreast: Ints | int = 1,
+        rivals: Ints | int = 1,
+        share: Floats | float = 1.0,
     ) -> Floats:
-        """Return the seconds of a step over each ring's slowest hop; 0 without hops."""
+        """Return the seconds of a step over each ring's slowest hop; 0 without hops.
+
+        It carries a ``share`` of the gradients.
+        """
         count = hops.end[ring] - hops.begin[ring]
         piece = np.repeat(np.arange(len(ring)), count)
         if not len(piece):
             return np.zeros(len(ring))
         starts = np.cumsum(count) - count
         entry = np.repeat(hops.begin[ring] - starts, count) + np.arange(len(piece))
-        ones = np.ones(len(ring), dtype=np.int64)
-        abreast = ones if abreast is None else abreast
-        rivals = ones if rivals is None else rivals
+        parts, side_by_side, others = (
+            np.broadcast_to(each, len(ring))[piece] for each in (shards, abreast, rivals)
+        )
         flows = hops.kind[entry, HopColumn.flows]
+        each_bytes = self.gradient_bytes * np.broadcast_to(share, len(ring))
         rank_bytes = np.empty(len(piece))
         for width, values in carried.items():
             here = flows == width
-            rank_bytes[here] = values[piece[here]] * (item_bytes or self.gradient_bytes)
+            rank_bytes[here] = (values * each_bytes)[piece[here]]
         amounts, amount = np.unique(rank_bytes, return_inverse=True)
-        rows, question = distinct_rows(
-            hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]
-        )
+        rows, question = distinct_rows(hops.number[entry], amount, parts, side_by_side, others)
         names = hops.names
-        columns = (amounts[amount[rows]], *(x[piece[rows]] for x in (shards, abreast, rivals)))
+        columns = (amounts[amount[rows]], *(x[rows] for x in (parts, side_by_side, others)))
         asked = zip(hops.number[entry[rows]].tolist(), *(x.tolist() for x in columns), strict=True)
         times = self.hop_times
         seconds = np.array([times.seconds(names[number], *rest) for number, *rest in asked])

@@ -121,7 +121,7 @@ class MemoryModel:
         groups, job = self.groups, self.costs.job
         count, sharded, frozen_bytes = self._parameters()
         copied = with_moments = count
-        if job.zero == 1 and self.costs.runtime.zero1_by_bucket:
+        if self.costs.has_owners:
             with_moments = owned_most(groups, self.costs).kept
         elif job.zero == 1:
             copied = with_moments = sharded

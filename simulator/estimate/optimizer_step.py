@@ -22,7 +22,7 @@ def optimizer_seconds(groups: DeviceGroups, costs: LayerCosts) -> Floats:
         for part, rows in groups.outer_parts:
             seconds[rows] = optimizer_seconds(DeviceGroups.of(part), costs)
         return seconds
-    if costs.runtime.zero1_by_bucket:
+    if costs.has_owners:
         owned_s: Floats = owned_most(groups, costs).updated * _per_parameter(groups, costs)
         return owned_s
     return _update_seconds(groups, costs, groups.holders(costs.layer_count))

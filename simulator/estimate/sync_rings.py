@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from simulator.hardware.runtime_constants import uses_gloo
 
 HopName = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int, int]
 """Sender, receiver, and the other columns of ``HopColumn``."""
+RingSteps = tuple[tuple[Any, Any, Any], ...]
+"""How many steps there are, of which share of the tensor, cut into how many parts."""
 
 
 class HopColumn(IntEnum):
@@ -249,6 +252,19 @@ class SyncRings:
             ring: sorted((pair, 1) for pair in zip(zones, [*zones[1:], zones[0]], strict=True))
             for ring, zones in zones_of.items()
         }
+
+
+def ring_steps(fewest: Any, most: Any, *, to_owner: bool, is_gloo: bool) -> RingSteps:
+    """Return the steps of a sum around a ring of ``fewest`` to ``most`` members, at the least.
+
+    To one owner NCCL sends a tensor once around the ring, part after part; gloo sums a part of it
+    on each member, and the owner gathers them. The numbers may be arrays.
+    """
+    if not to_owner:
+        return ((2 * (fewest - 1), 1.0, most),)
+    if not is_gloo:
+        return ((1, 1.0, 1),)
+    return (fewest - 1, 1.0, most), (1, (fewest - 1) / fewest, 1)
 
 
 def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:

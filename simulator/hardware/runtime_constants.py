@@ -40,9 +40,9 @@ class Runtime:
     sends_whole: bool
     """Whether each rank of a stage receives whole tensors; else a share, and the ranks gather."""
     zero1_by_bucket: bool
-    """Whether under ZeRO-1 each part of a layer has one owner, which keeps its moments, updates it
-    and broadcasts it to holders that keep fp32 copies; else all holders have equal shares of both.
-    """
+    """Whether under ZeRO-1 each part of a layer has one owner, which gets the sum of its gradients,
+    keeps its moments, updates it and broadcasts it to holders that keep fp32 copies; else all
+    holders get all sums, and have equal shares of the rest."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {

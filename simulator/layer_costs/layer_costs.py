@@ -223,6 +223,11 @@ class LayerCosts:
             return 4
         return self.job.gradient_bytes or self.runtime.gradient_bytes_16bit
 
+    @property
+    def has_owners(self) -> bool:
+        """Whether ZeRO-1 gives each part of a layer one owner, not all holders equal shares."""
+        return self.job.zero == 1 and self.runtime.zero1_by_bucket
+
     # -- activations ----------------------------------------------------------------------------
 
     def precision_on(self, gpu: str | None) -> Precision:

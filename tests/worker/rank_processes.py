@@ -121,7 +121,7 @@ def train_until_lost(
 
 
 def exchange_parts(rank: int, size: int, store: FileStore, dtype: torch.dtype) -> Any:
-    """Gather and sum parts; return both results, and how many operations were numbered."""
+    """Gather and sum parts; return the results, and how many operations were numbered."""
     transport = ProcessTransport(store, rank, size)
     try:
         group, before = transport.group(tuple(range(size))), transport.operations.counts["all"]
@@ -130,17 +130,24 @@ def exchange_parts(rank: int, size: int, store: FileStore, dtype: torch.dtype) -
         transport.close()
 
 
-def exchanged(group: Collective, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
-    """Gather the ranks' numbers, and sum parts that a rank multiplies by its number from 1."""
+def exchanged(group: Collective, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+    """Gather the ranks' numbers, and sum parts that a rank multiplies by its number from 1.
+
+    At last sum these numbers on rank 1 alone.
+    """
     gathered = group.all_gather(torch.full((2, 1), group.index, dtype=dtype))
     parts = torch.arange(2 * group.size, dtype=dtype).view(group.size, 1, 2)
-    return gathered.tolist(), group.reduce_scatter(parts * (group.index + 1)).tolist()
+    scattered = group.reduce_scatter(parts * (group.index + 1)).tolist()
+    total = torch.full((3,), group.index + 1, dtype=dtype)
+    group.start_reduce(total, target=1).wait()
+    return gathered.tolist(), scattered, total.tolist() if group.index == 1 else None
 
 
-def exchanged_by(rank: int, size: int) -> tuple[Any, Any]:
+def exchanged_by(rank: int, size: int) -> tuple[Any, ...]:
     """Return what ``exchanged`` should on a rank."""
     total = size * (size + 1) / 2
-    return [[[n]] * 2 for n in range(size)], [[2 * rank * total, (2 * rank + 1) * total]]
+    parts = [[2 * rank * total, (2 * rank + 1) * total]]
+    return [[[n]] * 2 for n in range(size)], parts, [total] * 3 if rank == 1 else None
 
 
 def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
@@ -157,6 +164,8 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
         match what:
             case "all-reduce":
                 everybody.all_reduce(tensor)
+            case "reduce":
+                everybody.start_reduce(tensor, target=1).wait()
             case "all-gather":
                 everybody.all_gather(tensor)
             case "reduce-scatter":

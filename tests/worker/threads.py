@@ -152,6 +152,9 @@ class ThreadCollective(Collective):
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
         return self._start(tensor.detach(), lambda tensors: _reduce(tensors, op))
 
+    def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
+        return self._start(tensor.detach(), lambda tensors: _reduce_to(tensors, target))
+
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         return self._start(tensor.detach(), lambda tensors: _copy(tensors, source))
 
@@ -223,6 +226,13 @@ def _reduce(tensors: list[Tensor], op: Reduction) -> None:
                 torch.maximum(total, tensor, out=total)
         for tensor in tensors:
             tensor.copy_(total)
+
+
+def _reduce_to(tensors: list[Tensor], target: int) -> None:
+    _reduce(tensors, "sum")
+    for index, tensor in enumerate(tensors):
+        if index != target:
+            tensor.fill_(torch.nan)  # Libraries leave parts of the sum there.
 
 
 def _copy(tensors: list[Tensor], source: int) -> None:

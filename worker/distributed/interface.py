@@ -91,6 +91,12 @@ class Collective(Protocol):
         All ranks of a group must start their reductions in the same order.
         """
 
+    def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
+        """Start to sum over all ranks into the tensor of the group's member ``target`` alone.
+
+        What the tensors of the others hold afterwards is undefined.
+        """
+
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         """Start to copy the tensor of the group's member ``source`` to all members."""
 

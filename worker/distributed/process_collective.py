@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceOp, Work
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    ReduceOp,
+    ReduceOptions,
+    Work,
+)
 
 from worker.distributed.interface import Collective, PendingOperation, Reduction
 
@@ -53,6 +59,13 @@ class ProcessCollective(Collective):
         # On a GPU, an aborted collective ends like a completed one.
         self._transport.check()
         return values
+
+    def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
+        options = ReduceOptions()
+        options.reduceOp = ReduceOp.SUM
+        options.rootRank = target
+        options.rootTensor = 0
+        return self._start(lambda group: group.reduce([tensor.detach()], options))
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         options = BroadcastOptions()

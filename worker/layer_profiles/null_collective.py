@@ -24,6 +24,9 @@ class NullCollective(Collective):
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:  # noqa: ARG002 - nothing is reduced
         return _Done()
 
+    def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:  # noqa: ARG002 - nothing is reduced
+        return _Done()
+
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:  # noqa: ARG002 - nothing is sent
         return _Done()
 

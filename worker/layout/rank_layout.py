@@ -214,7 +214,8 @@ class Bucket:
     """Whether it includes the unsplit tensors."""
     ranks: tuple[int, ...]
     owner: int
-    """The rank that keeps the optimizer's moments under ZeRO-1."""
+    """The rank that reports the norm of its gradients; under ZeRO-1 it alone gets their sum, keeps
+    the optimizer's moments and updates the weights."""
 
 
 def sync_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
@@ -295,38 +296,6 @@ def channels_of(plan: Plan) -> tuple[tuple[int, int], ...]:
             if senders:
                 found.add((sender_for(place, senders).rank, place.rank))
     return tuple(sorted(found))
-
-
-@dataclass(frozen=True, slots=True)
-class NormShare:
-    """The parts of one layer whose gradient norm this rank reports; each part is reported once."""
-
-    layer: int
-    atoms: tuple[int, ...]
-    unsplit: bool
-
-
-def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
-    """Return, for each rank, the atoms and unsplit tensors whose norm it reports in the vote.
-
-    A holder with the highest TP degree reports an atom: it holds the fewest others, and a single
-    one contiguously. Among equals the layer number decides.
-    """
-    found: dict[int, list[NormShare]] = {}
-    for layer in sorted(holdings.holders, reverse=True):
-        holders = holdings.holders[layer]
-        chosen: dict[int, list[int]] = {}
-        if holdings.has_split(layer):
-            for atom in range(holdings.atoms):
-                able = [holder for holder in holders if atom in holder.atoms]
-                finest = max(holder.tp for holder in able)
-                best = [holder for holder in able if holder.tp == finest]
-                chosen.setdefault(best[layer % len(best)].rank, []).append(atom)
-        unsplit = holders[layer % len(holders)].rank if holdings.has_unsplit(layer) else None
-        for rank in sorted({*chosen, *(() if unsplit is None else (unsplit,))}):
-            share = NormShare(layer, tuple(chosen.get(rank, ())), rank == unsplit)
-            found.setdefault(rank, []).append(share)
-    return {rank: tuple(shares) for rank, shares in found.items()}
 
 
 # -- flat buffers ---------------------------------------------------------------------------------

@@ -52,10 +52,13 @@ def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
 
 
 def kept_parts(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
-    """Return the ranges of atoms that a rank keeps, and whether with the unsplit tensors."""
-    if kind.startswith("moment"):
-        return [(part.atoms, part.with_unsplit) for part in buffer.owned]
-    return [(buffer.held, True)]
+    """Return the ranges of atoms that a rank keeps, and whether with the unsplit tensors.
+
+    Of gradients only their sums are kept, which under ZeRO-1 their owners get.
+    """
+    if kind == "master":
+        return [(buffer.held, True)]
+    return [(part.atoms, part.with_unsplit) for part in buffer.owned]
 
 
 def merge_ranks(

@@ -1,4 +1,7 @@
-"""Sums each gradient over all ranks that hold its weight, overlapped with the backward pass."""
+"""Sums each gradient over all ranks that hold its weight, overlapped with the backward pass.
+
+All holders get the sum or, under ZeRO-1, the owner of its bucket, who alone updates the weights.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,15 @@ class GradientSync:
         transport: Transport,
         recorder: Recorder,
         *,
+        to_owners: bool = False,
         shares_tokens: bool = False,
     ) -> None:
-        """``shares_tokens``: under sequence parallelism every rank of a stage has a part of all
+        """``to_owners``: a bucket's sum goes to its owner alone.
+
+        ``shares_tokens``: under sequence parallelism every rank of a stage has a part of all
         unsplit gradients.
         """
+        self._rank, self._to_owners = place.rank, to_owners
         self._has_duplicates = place.index > 0 and not shares_tokens
         self._buffers = buffers
         self._recorder = recorder
@@ -68,7 +75,10 @@ class GradientSync:
                 buffer.zero_duplicate_gradients()
             values = buffer.gather_bucket(buffer.gradient, bucket)
             span = self._recorder.begin("sync", layer=max(layer, 0))
-            pending = group.start_all_reduce(values)
+            if self._to_owners:
+                pending = group.start_reduce(values, target=bucket.ranks.index(bucket.owner))
+            else:
+                pending = group.start_all_reduce(values)
             is_copy = values.data_ptr() not in {
                 buffer.gradient.data_ptr(),
                 buffer.unsplit_part(buffer.gradient).data_ptr(),
@@ -76,7 +86,7 @@ class GradientSync:
             self._under_way.append(_RunningSum(bucket, values, pending, span, is_copy))
 
     def finish(self) -> None:
-        """Wait until all sums are written to the buffers."""
+        """Wait until all sums are written to the buffers of the ranks that get them."""
         for each in self._under_way:
             self._end(each)
         self._under_way.clear()
@@ -92,5 +102,7 @@ class GradientSync:
         each.pending.wait()
         if each.span.end_ns == 0:
             self._recorder.end(each.span)
+        if self._to_owners and each.bucket.owner != self._rank:
+            return  # The values are parts of the sum.
         buffer = self._buffers[each.bucket.layer]
         buffer.scatter_bucket(buffer.gradient, each.bucket, each.values)

@@ -1,6 +1,6 @@
 """The vote that ends every step: one all-reduce after which all ranks know the same totals.
 
-The vector has a slot for every atom of every layer. Exactly one holder of the atom writes its
+The vector has a slot for every atom of every layer. The owner of the atom's bucket writes its
 squared gradient norm there, all others 0, so the sum is exact in any order and the norm is
 bit-equal under every plan. Further slots hold the loss, the number of labels, the digests of the
 samples, and whether a rank wants to stop. A rank votes only when its own gradients are complete, so
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.distributed.interface import Collective
-from worker.layout.rank_layout import Holdings, NormShare, norm_shares
+from worker.layout.rank_layout import Holdings, all_buckets
 from worker.models.loss import check_whole
 from worker.training.flat_buffers import LayerBuffer
 
@@ -71,7 +71,7 @@ class StepVote:
         self._ranks = 1 if group is None else group.size
         self._group = group
         self._device = device
-        self._shares: tuple[NormShare, ...] = norm_shares(holdings).get(rank, ())
+        self._owned = [bucket for bucket in all_buckets(holdings) if bucket.owner == rank]
         self._layers = sorted(holdings.holders, reverse=True)
         self._per_layer = holdings.atoms + 1
 
@@ -81,13 +81,13 @@ class StepVote:
         """Send this rank's norms and contribution, wait for the others, and return the totals."""
         count = self._per_layer * len(self._layers) + 5
         slots = torch.zeros(count, dtype=torch.float64, device=self._device)
-        for share in self._shares:
-            buffer = buffers[share.layer]
-            first = self._layers.index(share.layer) * self._per_layer
-            for atom in share.atoms:
+        for bucket in self._owned:
+            buffer = buffers[bucket.layer]
+            first = self._layers.index(bucket.layer) * self._per_layer
+            for atom in bucket.atoms:
                 image = buffer.gather_atoms(buffer.gradient, range(atom, atom + 1))
                 slots[first + atom] = square_sum(image)
-            if share.unsplit:
+            if bucket.with_unsplit:
                 slots[first + self._per_layer - 1] = square_sum(
                     buffer.unsplit_part(buffer.gradient)
                 )

@@ -190,6 +190,7 @@ class RankTrainer:
             self.buffers,
             transport,
             self.recorder,
+            to_owners=job.zero == 1,
             shares_tokens=plan.sequence_parallel,
         )
         self.world_group = opened.get(tuple(range(len(rank_places(plan)))))

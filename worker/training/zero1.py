@@ -1,6 +1,6 @@
 """ZeRO-1: one holder of each bucket keeps the optimizer's moments and updates the weights.
 
-Gradients are summed as without ZeRO-1. Then the owner of a bucket updates the weights and
+The owner of a bucket gets the sum of its gradients (``gradient_sync``), updates the weights and
 broadcasts them to the other holders, which keep no moments for it.
 """
 

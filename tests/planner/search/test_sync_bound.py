@@ -17,9 +17,20 @@ from tests.planner.search.tight_plans import any_recomputation, just_enough, jus
 from tests.simulator.worlds import random_plan, random_world
 
 
+def use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs of these worlds would use NCCL; gloo's rings take other steps, in threads."""
+    for module in (gradient_sync, optimizer_step, network, sync_bound, sync_rings):
+        monkeypatch.setattr(module, "uses_gloo", lambda _: True)
+
+
 @pytest.mark.sim
-def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
-    tied = 0
+@pytest.mark.parametrize("is_gloo", [False, True])
+def test_no_gradient_sum_is_below_its_floor(
+    examples: int, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_gloo:
+        use_gloo(monkeypatch)
+    tied = to_owners = 0
     # In case 404, curves within a machine are faster with four GPUs than with two.
     for seed in (*range(examples), 404):
         rng = random.Random(f"sync floor {seed}")
@@ -35,6 +46,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
             per_layer_sync=judge.overlaps,
         )
         sums = [job for _, job in judge.details(plan).sync if job.algorithm != "broadcast"]
+        to_owners += any(job.algorithm == "reduce" for job in sums)
         for job in sums:
             count, (first, end) = len(job.rows), job.layers
             for row in job.rows.tolist():
@@ -47,6 +59,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
                     least = float(tables.sync.by_layer(gpu, tp, count, count)[first:end].sum())
                 assert least <= job.seconds * (1 + 1e-9), (seed, job.algorithm, count)
     assert tied > examples / 10
+    assert to_owners > examples / 10
 
 
 @pytest.mark.sim
@@ -55,9 +68,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
     examples: int, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_gloo:
-        # Gloo sums in threads side by side; the GPUs of these worlds would use NCCL.
-        for module in (gradient_sync, optimizer_step, network, sync_bound, sync_rings):
-            monkeypatch.setattr(module, "uses_gloo", lambda _: True)
+        use_gloo(monkeypatch)
     compared = 0
     for seed in range(examples):
         rng = random.Random(f"stage floors {seed}")

@@ -401,7 +401,10 @@ def test_memory_never_falls_with_the_layers_held(examples: int) -> None:
 
 
 def test_zero1_never_needs_more_memory_nor_a_longer_step_without_broadcasts(examples: int) -> None:
-    less = 0
+    """Except that by curves one large message may be slower than several, and that a sum for one
+    rank is not staged over zones.
+    """
+    less = compared = 0
     for seed in cases("zero", examples):
         _, world, plan = world_and_plan(seed)
         whole, sharded = (
@@ -417,10 +420,16 @@ def test_zero1_never_needs_more_memory_nor_a_longer_step_without_broadcasts(exam
             assert other.optimizer <= one.optimizer * (1 + ROUNDING), seed
             assert replace(other, optimizer=0.0) == replace(one, optimizer=0.0), seed
             less += other.optimizer < one.optimizer
-        before, after = (each.estimator.details(plan).step_end for each in (whole, sharded))
-        for group, end in after.items():
-            assert end <= before[group] * (1 + ROUNDING), seed
+        before, after = (each.estimator.details(plan) for each in (whole, sharded))
+        is_measured = bool(world.measured.between or world.measured.within)
+        zones = {one.zone for p in plan.pipelines for s in p.stages for one in s.places}
+        if sharded.costs.has_owners and (is_measured or len(zones) > 1):
+            continue
+        compared += 1
+        for group, end in after.step_end.items():
+            assert end <= before.step_end[group] * (1 + ROUNDING), seed
     assert less > examples
+    assert compared > examples / 5
 
 
 # Equal pipelines -----------------------------------------------------------------------------

@@ -433,6 +433,9 @@ class _SlowGroup:
     def allreduce(self, *args: Any) -> Any:
         return self._later(lambda: self._group.allreduce(*args))
 
+    def reduce(self, *args: Any) -> Any:
+        return self._later(lambda: self._group.reduce(*args))
+
     def broadcast(self, *args: Any) -> Any:
         return self._later(lambda: self._group.broadcast(*args))
 

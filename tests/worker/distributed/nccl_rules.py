@@ -191,6 +191,15 @@ class Group:
 
         return self._start(("all-reduce",), tensors[0], run, self._size)
 
+    def reduce(self, tensors: list[Tensor], options: Any) -> _Work:
+        def run(calls: dict[int, _Work]) -> None:
+            given = {index: call.tensor.clone() for index, call in calls.items()}
+            _reduce(calls, options)
+            for index in set(calls) - {options.rootRank}:
+                calls[index].tensor.copy_(given[index])
+
+        return self._start(("reduce",), tensors[0], run, self._size)
+
     def broadcast(self, tensors: list[Tensor], options: Any) -> _Work:
         def run(calls: dict[int, _Work]) -> None:
             for index, call in calls.items():

@@ -1,4 +1,4 @@
-"""Gathers and sums of parts between processes, threads and in a measurement."""
+"""Gathers, sums of parts and sums on one rank, between processes, threads and in a measurement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ WANTED = [exchanged_by(rank, RANKS) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_processes_gather_and_sum_parts_and_number_both(tmp_path, dtype):
+def test_processes_gather_and_sum_and_number_each(tmp_path, dtype):
     found = rank_processes.as_processes(tmp_path, RANKS, rank_processes.exchange_parts, dtype)
-    assert found == [(*wanted, 2) for wanted in WANTED]
+    assert found == [(*wanted, 3) for wanted in WANTED]
 
 
-def test_threads_gather_and_sum_parts():
+def test_threads_gather_and_sum():
     assert run_as_threads(RANKS, lambda at: exchanged(at.group((0, 1, 2)))) == WANTED
 
 

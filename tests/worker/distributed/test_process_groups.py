@@ -64,7 +64,7 @@ def test_all_ranks_notice_a_death_in_any_phase(tmp_path, phase):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what", ["all-reduce", "all-gather", "reduce-scatter", "send", "receive", "others"]
+    "what", ["all-reduce", "reduce", "all-gather", "reduce-scatter", "send", "receive", "others"]
 )
 def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
     results = rank_processes.as_processes(tmp_path, 3, rank_processes.wait_for_the_dead, what)

@@ -14,11 +14,11 @@ from tests.worker.training_runs import drawn, image_job, plan_of, small_job
 from worker.layout.rank_layout import (
     ALIGNMENT,
     TIED,
+    all_buckets,
     atoms_layout,
     groups_of,
     holdings_of,
     neighbouring_stage,
-    norm_shares,
     plan_problems,
     rank_places,
     receivers_of,
@@ -84,21 +84,21 @@ def test_all_ranks_sum_in_one_order_that_follows_the_backward_pass(examples):
                 assert other.with_unsplit or one.atoms.stop <= other.atoms.start
 
 
-def test_exactly_one_holder_reports_the_norm_of_each_atom(examples):
+def test_each_atom_has_one_owner_who_holds_it(examples):
+    """It reports the atom's norm."""
     for job, _, holdings in cases(examples):
+        buckets = all_buckets(holdings)
         spoken = Counter(
-            (share.layer, atom)
-            for shares in norm_shares(holdings).values()
-            for share in shares
-            for atom in (*share.atoms, *(["whole"] if share.unsplit else []))
+            (bucket.layer, atom)
+            for bucket in buckets
+            for atom in (*bucket.atoms, *(["whole"] if bucket.with_unsplit else []))
         )
         layers = [*range(len(job.model.layers)), TIED]
         atoms = {(k, a) for k in layers if holdings.has_split(k) for a in range(job.max_tp)}
         wholes = {(k, "whole") for k in layers if holdings.has_unsplit(k)}
         assert spoken == dict.fromkeys(atoms | wholes, 1)
         held = {(h.rank, k, a) for k in layers for h in holdings.holders[k] for a in h.atoms}
-        for rank, shares in norm_shares(holdings).items():
-            assert {(rank, s.layer, a) for s in shares for a in s.atoms} <= held
+        assert {(b.owner, b.layer, atom) for b in buckets for atom in b.atoms} <= held
 
 
 def test_sender_and_receiver_of_activations_agree(examples):

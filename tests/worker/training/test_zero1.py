@@ -11,9 +11,9 @@ from simulator.models.families import build_model
 from simulator.spec.plan import Pipeline
 from tests.simulator.worlds import place, world_of
 from tests.worker.random_plan import any_plan
-from tests.worker.threads import ThreadWorld
+from tests.worker.threads import ThreadCollective, ThreadWorld
 from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job, trained
-from worker.layout.rank_layout import rank_places
+from worker.layout.rank_layout import rank_places, sync_buckets
 from worker.training.trainer import RankTrainer
 
 JOB = small_job(tied=True, clip_norm=1.0)
@@ -29,6 +29,50 @@ def test_zero1_is_bit_equal_under_any_plan(examples):
         assert plain.state.keys() == sharded.state.keys()
         for key, values in plain.state.items():
             assert torch.equal(values, sharded.state[key]), (plan, key)
+
+
+MIXED = plan_of(1, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 2)]), (4, [(0, 5, 1)]))
+
+
+def test_no_rank_needs_sums_of_gradients_that_it_does_not_own():
+    """Between threads a sum for one rank leaves NaN on all others."""
+    plain, sharded = (trained(replace(JOB, zero=zero), MIXED, steps=3) for zero in (0, 1))
+    assert [r.grad_norm for r in plain.reports] == [r.grad_norm for r in sharded.reports]
+    for key, values in plain.state.items():
+        assert torch.equal(values, sharded.state[key]), key
+    for trainer in sharded.trainers:
+        for bucket in sync_buckets(trainer.holdings):
+            if trainer.rank in bucket.ranks:
+                buffer = trainer.buffers[bucket.layer]
+                is_known = buffer.gather_bucket(buffer.gradient, bucket).isfinite().all()
+                copied = not bucket.with_unsplit and bucket.atoms != buffer.held
+                assert copied or is_known == (bucket.owner == trainer.rank)
+
+
+def test_gradients_go_to_their_owners_alone(monkeypatch):
+    """Each bucket in one reduction; with ZeRO-1 nothing but the votes is summed on all ranks."""
+    summed: list[tuple[str, int]] = []
+    for name in ("start_all_reduce", "start_reduce"):
+        start = getattr(ThreadCollective, name)
+
+        def count(group, tensor, *args, start=start, name=name, **how):
+            to_one = f" to {group._ranks[how['target']]}" if how else ""
+            if tensor.dtype == torch.float32:  # Votes have more digits.
+                summed.append((f"{name}{to_one}", tensor.numel()))
+            return start(group, tensor, *args, **how)
+
+        monkeypatch.setattr(ThreadCollective, name, count)
+    plan = plan_of(1, (2, [(0, 2, 1), (2, 5, 1)]), (6, [(0, 5, 1)]))
+    for zero in (0, 1):
+        summed.clear()
+        run = trained(replace(JOB, zero=zero), plan)
+        wanted: list[tuple[str, int]] = []
+        for bucket in sync_buckets(run.trainers[0].holdings):
+            buffer = run.trainers[bucket.owner].buffers[bucket.layer]
+            name = f"start_reduce to {bucket.owner}" if zero else "start_all_reduce"
+            wanted += [(name, buffer.gradient.numel())] * len(bucket.ranks)
+        assert sorted(summed) == sorted(wanted)
+    assert len({name for name, _ in summed}) > 1, "owners take turns"
 
 
 def test_moments_are_kept_by_one_rank():

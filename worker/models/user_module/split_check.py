@@ -221,6 +221,10 @@ class _Member(Collective):
         """Refuse: blocks do not need this."""
         raise NotImplementedError
 
+    def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
+        """Refuse: blocks do not need this."""
+        raise NotImplementedError
+
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
         """Refuse: blocks do not need this."""
         raise NotImplementedError
