@@ -206,6 +206,7 @@ class GenerationRun:
         else:
             trainer.export_state()
         self._milestone("filled")
+        del found  # What was fetched takes as much memory as a snapshot.
         self._open_snapshots(trainer, transport)
         self._milestone("reserved")
         self._check_cancelled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -285,6 +286,30 @@ def test_ended_generation_waits_for_no_fetch_and_its_process_is_used_again_once_
     finally:
         slow.may_end.set()
     assert slow.ended.wait(20)
+
+
+class Pieces(dict):
+    """Fetched pieces that can be seen to be freed."""
+
+
+def test_fetched_pieces_are_freed_before_snapshots_take_their_room(tmp_path: Path, monkeypatch):
+    """Whether the node has that room was computed without them."""
+    SlowFetch(monkeypatch).may_end.set()
+    known, left = [], []
+
+    def fetched(_: StateFetch) -> SimpleNamespace:
+        pieces = Pieces()
+        known.append(weakref.ref(pieces))
+        return SimpleNamespace(header=SimpleNamespace(progress=None), bodies=pieces, problems=())
+
+    monkeypatch.setattr(StateFetch, "wait", fetched)
+    monkeypatch.setattr(generation, "load_snapshot", lambda *_: None)
+    monkeypatch.setattr(generation, "check_state", lambda _: None)
+    run = run_of(tmp_path, lambda *_: None)
+    run._meet = run._build = lambda *_: None
+    run._open_snapshots = lambda *_: left.extend(each() for each in known)
+    run._restore(OPENED)
+    assert left == [None]
 
 
 def test_the_last_status_is_the_newest_whatever_thread_reports(tmp_path: Path, monkeypatch):
