@@ -215,7 +215,8 @@ def test_a_template_with_an_old_script_is_a_warning():
 
 def test_the_script_for_a_template_is_printed(monkeypatch):
     found = config("http://127.0.0.1", FLEX)
-    monkeypatch.setattr("sailord.config.load_config", lambda _: SimpleNamespace(provider=found))
+    loaded = SimpleNamespace(provider=found)
+    monkeypatch.setattr("sailord.config.load_config", lambda *_, **__: loaded)
     done = CliRunner().invoke(main, ["startup-script", FLEX.machine])
     assert (done.exit_code, done.output.strip()) == (0, startup_script(FLEX, found).strip())
     done = CliRunner().invoke(main, ["startup-script", "a2-highgpu-2g"])
