@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from agents.config import GPU_ABORT_S, load_config
 from agents.core.model import Options
+from agents.main import main
 from simulator.documents.problems import InputError
 
 
@@ -27,11 +29,14 @@ def test_abort_takes_longer_on_gpus(tmp_path: Path) -> None:
 
 
 def test_a_key_of_an_earlier_version_is_accepted_and_named(tmp_path: Path) -> None:
-    old = "[options]\nabort_s = 5.0\nneeded_s = 9.0\n[options.testing]\npark_s = 2.0\n"
-    path = written(tmp_path, old)
+    keys = ("abort_s", "kill_s", "nap_s", "needed_s", "park_s", "report_every_s", "short_s")
+    old = "\n".join(["[options]", *(f"{key} = 5.0" for key in keys)])
+    path = written(tmp_path, f"{old}\n[options.testing]\npark_s = 2.0\n")
     config = load_config(path)
     assert config.options == Options(park_s=2.0)
-    assert config.unread == tuple(f"agent.toml: [options] {key}" for key in ("abort_s", "needed_s"))
+    assert sorted(config.unread) == [f"agent.toml: [options] {key}" for key in keys]
+    said = CliRunner().invoke(main, ["check", "--config", str(path)]).output
+    assert all(f"warning: {place} is no longer read\n" in said for place in config.unread)
 
 
 def test_a_store_that_sailord_alone_opens_is_refused(tmp_path: Path) -> None:

@@ -33,17 +33,19 @@ from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule, ignore_checkpoints
 from worker.models.user_module.describe_module import describe_module
 from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
-from worker.models.user_module.module_skeleton import copied, drop_values
+from worker.models.user_module.module_skeleton import without_values
 from worker.models.user_module.module_splits import ModuleSplits, find_splits
-from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
+from worker.models.user_module.parameter_uses import refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
 from worker.models.user_module.split_check import check_splits
-from worker.reporting.loggers import Logger, close_all, log_to_all
+from worker.reporting.loggers import Logger
 from worker.script.first_samples import Lengths, unlike_first
 from worker.script.hf_model import source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, widened
+from worker.script.model_watch import ModelWatch
 from worker.script.prepare_module import prepared, refuse_without_gradients
 from worker.script.save_module import fill, save_filled
+from worker.script.script_reports import Callback, ScriptReports
 from worker.script.script_settings import settings_digests
 from worker.script.torch_settings import (
     OptimizerSettings,
@@ -52,11 +54,6 @@ from worker.script.torch_settings import (
     settings_of,
 )
 from worker.training.full_tensors import TensorKey
-
-_HOW_CUT = "see docs/own-model.md"
-_WEIGHTS = "`sailorctl checkpoint export` writes those of a checkpoint"
-Callback = Callable[[int, Mapping[str, float]], None]
-"""Called with the step and its figures; those of an evaluation have names that begin with eval/."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +94,15 @@ class Recipe:
     loggers: tuple[Logger, ...] = ()
     callbacks: tuple[Callback, ...] = ()
     name: str = "job"
+    is_alone: bool = False
+    """Whether this process is the only one that trains, whatever comes."""
 
-    _failed: dict[int, str] = field(default_factory=dict, repr=False)
-    """Why loggers are not used any more, by their places."""
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
     _changed: list[str] = field(default_factory=list, repr=False)
     """Changes to the module that the script has not asked for."""
     _untried: list[str] = field(default_factory=list, repr=False)
     """Blocks whose splits were not tried by numbers."""
-    _told: list[str] = field(default_factory=list, repr=False)
 
     # -- the module --------------------------------------------------------------------------------
 
@@ -130,15 +126,15 @@ class Recipe:
 
     def skeleton(self) -> nn.Module:
         """Make the module with zeros that take no memory as its parameters."""
-        # A copy shares the weights' memory until they are dropped.
-        known = {id(each): each for each in self._values_and_parameters()}
-        module = copied(self._module, known)
-        drop_values(module)
-        return module
+        if "_reports" in vars(self):  # A callback may have changed what ranks would copy now.
+            self._reports.watch.refuse_changes()
+        return without_values(self._first_skeleton, shared=self._module.parameters())
 
-    def _values_and_parameters(self) -> list[nn.Parameter]:
+    @cached_property
+    def _first_skeleton(self) -> nn.Module:
+        """A copy of the module from before training, with the parts in evaluation of then."""
         self._values  # noqa: B018 - keep the values before the module is changed
-        return list(self._module.parameters())
+        return without_values(self._module)
 
     def value(self, name: str) -> Tensor:
         """Return the initial value of a parameter."""
@@ -159,7 +155,8 @@ class Recipe:
                 return find_cut(skeleton, self.call, example)
         except CutError as error:
             wrong = re.search("unexpected keyword argument|required positional arg", str(error))
-            cure = "give call=, which hands a batch to the module" if wrong else _HOW_CUT
+            how = "give call=, which hands a batch to the module"
+            cure = how if wrong else "see docs/own-model.md"
             raise InputError(
                 Problem("model", f"cannot be cut into stages: {error}", cure)
             ) from None
@@ -181,12 +178,15 @@ class Recipe:
     # -- the optimizer -----------------------------------------------------------------------------
 
     @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return (self.make_optimizer or default_optimizer)(self._module)
+
+    @cached_property
     def settings(self) -> OptimizerSettings:
         """The optimizer's settings."""
         if self.given_settings is not None:
             return self.given_settings
-        make = self.make_optimizer or default_optimizer
-        optimizer = make(self._module)
+        optimizer = self._optimizer
         own = {id(each) for each in self._module.parameters()}
         if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
             what = "has parameters that are not the model's"
@@ -227,12 +227,13 @@ class Recipe:
                 if kind == "master":
                     full = self.cut.full_name(max(layer, 0), name)
                     self._parameters[full].copy_(value)
+        vars(self).pop("_reports", None)  # From here on the script may change them.
 
     def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
         """Write full tensors, keyed by layer and name, as the module's library would."""
         self._module  # noqa: B018 - making it switches the caches off
         self.switch_caches(on=True)
-        module = self.skeleton()
+        module = without_values(self._module)  # With the cache in its config.
         self.switch_caches(on=False)
         trained = {
             self.cut.full_name(layer, name): value for (layer, name), value in tensors.items()
@@ -313,27 +314,25 @@ class Recipe:
         about = self.eval_dataset, collate, self.batch_size, self.seed
         return MapData(*about, shuffled=False, limits=self.limits, name="eval_dataset")
 
+    @cached_property
+    def _reports(self) -> ScriptReports:
+        used: dict[str, Any] = {f"metric {name}": each for name, each in self.more_metrics.items()}
+        used |= {"the loss": self.loss, "call": self.call_module, "collate": self.collate}
+        used |= {"the data set": self.dataset}
+        watch = ModelWatch(self._module, self._optimizer)
+        about = self.loggers, self.callbacks, watch, self._trained
+        return ScriptReports(*about, used, is_alone=self.is_alone)
+
     def report(self, step: int, values: Mapping[str, float]) -> str:
         """Hand figures to loggers and callbacks; return why loggers are not used any more."""
         # Callbacks may draw random numbers, which must not disturb those of a sample being loaded.
         with turn():
-            self._report(step, values)
-        return "; ".join(self._failed.values())
-
-    def _report(self, step: int, values: Mapping[str, float]) -> None:
-        log_to_all(self.loggers, step, values, failed=self._failed)
-        uses = ParameterUses(self._trained)
-        with uses:
-            for callback in self.callbacks:
-                callback(step, values)
-        if uses.layers_of and not self._told:
-            self._told.append("callbacks")
-            print(f"note: callbacks see the model's initial weights; {_WEIGHTS}", flush=True)
+            return self._reports.report(step, values)
 
     def end_report(self) -> None:
         """Close the loggers: no more figures come."""
         with turn():
-            close_all(self.loggers, failed=self._failed)
+            self._reports.end()
 
     # -- data and job ------------------------------------------------------------------------------
 
@@ -488,9 +487,8 @@ class Recipe:
 
     def _describe(self) -> Model:
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        module = CutModule(self.skeleton(), self.cut, self.call)
         return describe_module(
-            module,
+            CutModule(self.skeleton(), self.cut, self.call),
             self.name,
             lambda samples: self._converted(self.longest_examples(samples)),
             lambda output, batch: self.losses(output, batch)[0],

@@ -26,7 +26,8 @@ from worker.reporting.progress_display import ProgressDisplay
 from worker.script.loader_parts import data_of
 from worker.script.losses import Loss
 from worker.script.one_rank_plan import one_rank_plan
-from worker.script.recipe import Callback, Recipe
+from worker.script.recipe import Recipe
+from worker.script.script_reports import Callback
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.step_report import StepReport
 from worker.training.trainer import RankTrainer
@@ -102,10 +103,8 @@ class Trainer:
         if steps is None:
             assert epochs is not None, "checked before"
             count = _count(data.dataset)
-            if data.drop_last:
-                steps = math.ceil(epochs * (count // batch_size))
-            else:
-                steps = math.ceil(epochs * count / batch_size)
+            whole = batch_size * (count // batch_size)
+            steps = steps_of(epochs, whole if data.drop_last else count, batch_size)
         evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
         if evaluated is not None:
             cure = "give a data set with len()"
@@ -139,6 +138,7 @@ class Trainer:
             num_workers=data.num_workers,
             ignored=data.notes + (() if evaluated is None else evaluated.notes),
             name=name or Path(sys.argv[0]).stem or "job",
+            is_alone=on_train is None,
         )
         self.history: list[StepReport] = []
         self.evaluations: dict[int, dict[str, float]] = {}
@@ -186,6 +186,12 @@ class Trainer:
         rank.end_log()
         rank.close()
         recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
+
+
+def steps_of(epochs: float, samples: int, batch_size: int) -> int:
+    """Return in how many whole batches all samples are so often, rounded up."""
+    # 1.1 * 100 / 10 is 11.000000000000002, whose fraction is no batch.
+    return max(1, math.ceil(round(epochs * samples / batch_size, 6)))
 
 
 def _check_counts(counts: Mapping[str, tuple[Any, int]], problems: Problems) -> None:

@@ -15,7 +15,7 @@ from worker.data.datasets.stream import Stream
 from worker.reporting.loggers import Logger, MLflow, TensorBoard, WandB
 from worker.script.loader_parts import data_of
 from worker.script.losses import default_loss
-from worker.script.script_trainer import Trainer
+from worker.script.script_trainer import Trainer, steps_of
 
 _PLACE = "transformers.Trainer"
 _NOT_SUPPORTED = {
@@ -69,7 +69,7 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
             cure = "give max_steps in TrainingArguments, or steps="
             raise InputError(Problem("dataset", f"is a {type(data).__name__} without epochs", cure))
         epochs = more.pop("epochs", args.num_train_epochs)
-        steps = math.ceil(epochs * samples / batch_size)
+        steps = steps_of(epochs, samples, batch_size)
     trainer.create_optimizer_and_scheduler(steps)
     precision: Precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     settings = {

@@ -70,13 +70,21 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
     assert failed.failure == ended.failure == why
 
 
+PROCESS = '{"job": "j", "generation": 3, "rank": 0, "device": 0, "pid": 1, "start": 1}'
+
+
+@pytest.mark.parametrize("is_reused", [False, True], ids=["new", "reused"])
 @pytest.mark.parametrize("text", ["[]", "{}", '{"job": "j", "generation": 3, "rank": "x"}', "{"])
-async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(tmp_path, text):
+async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(
+    tmp_path, text, is_reused
+):
     async def nothing() -> None: ...
 
     home = tmp_path / "process" / "j.3.0"
     home.mkdir(parents=True)
-    (home / "process.json").write_text(text)
+    (home / "process.json").write_text(PROCESS if is_reused else text)
+    if is_reused:
+        (home / "seat.json").write_text(text)
     client: Any = SimpleNamespace(
         is_service=False, wait_settled=nothing, ensure_running=nothing, orphan_s=60.0,
         close=nothing,

@@ -156,3 +156,30 @@ def test_keys_of_an_earlier_version_are_accepted_and_named(place):
     file.write_text(file.read_text().replace("lost_s", "lots_s"))
     with pytest.raises(InputError, match="unknown key"):
         load_config(file)
+
+
+ONCE_READ = {
+    "options": (
+        *("start_gather_s", "grace_s", "plan_s", "stop_s", "unprepared_s", "suspect_s", "broken_s"),
+        *("probe_s", "reconsider_s", "failure_pause_s", "slow_steps", "slow_s", "steps_of_health"),
+    ),
+    "capacity": (
+        *("lost_s", "look_s", "doubt_s", "delete_again_s", "rest_max_s", "boot_failures_max"),
+    ),
+    "network": ("fresh_hours", "pairs", "seconds_each", "quiet_mbytes_per_s"),
+}
+"""Keys that a version before ADR 121 read, and that stand in files of operators."""
+
+
+def test_no_key_of_an_earlier_version_keeps_sailord_from_starting(place):
+    """Also if the constant has another name by now."""
+    file = place.config
+    begin = file.read_text().partition("[options]")[0]
+    sections = [
+        "\n".join([f"[{section}]", *(f"{key} = 1" for key in keys)])
+        for section, keys in ONCE_READ.items()
+    ]
+    file.write_text("\n".join([begin, *sections, ""]))
+    assert sorted(load_config(file).unread) == sorted(
+        f"{file.name}: [{section}] {key}" for section, keys in ONCE_READ.items() for key in keys
+    )

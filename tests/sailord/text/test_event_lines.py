@@ -97,9 +97,11 @@ def test_an_end_that_is_followed_is_told_once():
         *(event("transition", "held: why"), event("job_held", "why")),
         *(event("job_finished", "done: all"), event("transition", "done: all", job="other")),
         event("transition", "done: all"),
+        *(event("transition", "held: why"), event("transition", "held: why")),
     )
     assert [ends.is_second(each) for each in events] == [
-        *(False, False, False, True, False, True, False, False, True)
+        *(False, False, False, True, False, True, False, False, True),
+        *(False, False),  # Each waits for a second one of another kind.
     ]
 
 

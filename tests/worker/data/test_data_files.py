@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from tests.worker.training_runs import alone, small_job
 from worker.data.data_files import check_identity, place_of
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.sources.image_data import ImageData, open_image_arrays
-from worker.data.sources.open_data import open_data
+from worker.data.sources.open_data import SampleForm, open_data, open_samples
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
+from worker.models.starting_weights import open_weights
+from worker.script.hf_job import hf_recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
@@ -130,3 +133,44 @@ def test_files_of_a_mount_are_read_from_the_folder_that_a_worker_has_entered(tmp
     assert place_of(job, beside, "a.npy") == beside / "a.npy"
     assert place_of(job, beside, "corpus/b.npy") == beside / "corpus/b.npy", "as where it is made"
     assert place_of(small_job(), beside, "corpus/a.npy") == beside / "corpus/a.npy"
+
+
+OF_TOKENS = Data(tokens="corpus/a.npy")
+OF_IMAGES = Data(kind="images", images="corpus/a.npy", labels="corpus/labels.npy")
+
+
+def open_first(job, base):
+    if job.hf is not None:
+        hf_recipe(job, base)
+    open_weights(job, base)
+    open_samples(job, base, SampleForm(30, image=0 if job.data.images is None else 2))
+
+
+@pytest.mark.parametrize(
+    ("opened", "job"),
+    [
+        ("worker.data.sources.open_data.open_tokens", {"data": OF_TOKENS}),
+        ("worker.data.sources.open_data.open_image_arrays", {"data": OF_IMAGES}),
+        ("worker.models.starting_weights.open_checkpoint", {"weights": "corpus/a.npy"}),
+        ("worker.script.hf_job.hf", {"hf": "corpus/folder"}),
+    ],
+    ids=["tokens", "images and labels", "weights", "hf"],
+)
+def test_each_file_that_a_job_names_may_lie_in_a_mount(tmp_path, monkeypatch, opened, job):
+    class Opened(Exception):  # noqa: N818 - it ends what is not of interest
+        pass
+
+    def refuse(*names, **_):
+        raise Opened(*(name for name in names if isinstance(name, str | Path)))
+
+    (tmp_path / "entered/corpus/folder").mkdir(parents=True)
+    for name in ("a.npy", "labels.npy"):
+        (tmp_path / "entered/corpus" / name).touch()
+    monkeypatch.chdir(tmp_path / "entered")
+    monkeypatch.setattr(opened, refuse)
+    work = Work("", mounts=(("corpus", "gs://bucket/corpus"),))
+    given = small_job(work=work, **job)
+    with pytest.raises(Opened) as found:
+        open_first(given, tmp_path)
+    assert found.value.args
+    assert all(Path(name).is_relative_to(tmp_path / "entered") for name in found.value.args)

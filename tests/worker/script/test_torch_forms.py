@@ -178,11 +178,29 @@ def test_drop_last_shortens_an_epoch_and_workers_of_a_loader_load(capsys):
         sailor.Trainer(module, loader, batch_size=11, epochs=3)
 
 
-def test_epochs_that_end_with_a_whole_batch_have_no_step_more():
-    """15 * (25000 / 24) is 15625.000000000002."""
+@pytest.mark.parametrize(
+    ("epochs", "samples", "batch_size", "steps"),
+    [
+        pytest.param(15, 25_000, 24, 15_625, id="15 * (25000 / 24) is 15625.000000000002"),
+        pytest.param(1.1, 100, 10, 11, id="1.1 * 100 is 110.00000000000001"),
+        pytest.param(0.1 + 0.2, 10, 1, 3, id="0.1 + 0.2 is 0.30000000000000004"),
+        pytest.param(1, 25, 10, 3, id="the last batch is filled up"),
+        pytest.param(1.21, 25, 10, 4, id="a fourth of a sample more"),
+        pytest.param(1e-9, 25, 10, 1, id="at least one step"),
+    ],
+)
+def test_epochs_are_whole_batches_rounded_up_and_not_by_an_error_of_floats(
+    epochs, samples, batch_size, steps
+):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    trainer = sailor.Trainer(module, torch.ones(25_000, 2), batch_size=24, epochs=15)
-    assert trainer.recipe.steps == 15_625
+    given = {"batch_size": batch_size, "epochs": epochs}
+    assert sailor.Trainer(module, torch.ones(samples, 2), **given).recipe.steps == steps
+
+
+def test_epochs_without_the_last_batch_are_no_step_longer_by_an_error_of_floats():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    loader = torch.utils.data.DataLoader(torch.ones(1_005, 2), 10, drop_last=True)
+    assert sailor.Trainer(module, loader, epochs=1.1).recipe.steps == 110, "not 111"
 
 
 def test_trained_parts_in_evaluation_mode_are_reported():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,14 +51,20 @@ def _is_computed(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_leaf
 
 
-def drop_values(module: nn.Module) -> None:
-    """Replace all parameters by zeros that take no memory, under all their names."""
+def without_values(module: nn.Module, *, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """Copy a module, with zeros that take no memory as parameters, under all their names.
+
+    What it keeps outside of its parts of its own and of the ``shared`` parameters stays itself.
+    """
+    # The copy shares the parameters' memory until they are dropped.
+    found = copied(module, {id(each): each for each in (*module.parameters(), *shared)})
     zeros: dict[int, nn.Parameter] = {}
-    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+    for name, parameter in list(found.named_parameters(remove_duplicate=False)):
         if id(parameter) not in zeros:
             zero = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
             zeros[id(parameter)] = nn.Parameter(zero, requires_grad=False)
-        set_parameter(module, name, zeros[id(parameter)])
+        set_parameter(found, name, zeros[id(parameter)])
+    return found
 
 
 def move_skeleton(module: nn.Module, *, device: torch.device | str, dtype: torch.dtype) -> None:
