@@ -211,7 +211,9 @@ class StageTimeTables:
         optimizer = times.optimizer / (most if self.costs.job.zero else 1)
         start = self._start(times, fewest, most)
         below = self.again.below_top(times, again)
-        tail = self._tail(times, sync, optimizer, self._tied(fewest, most), start, below)
+        tail = self._tail(
+            times, sync, optimizer, self._tied(micro_batch, fewest, most), start, below
+        )
         left = seconds - times.iteration_s[:, None, None] - times.ahead[:, :, None] - tail
         layers = times.layers
         behind_max = min(BEHIND_MAX, layers - 1)
@@ -282,7 +284,8 @@ class StageTimeTables:
     ) -> Neighbourhood:
         times = self.times(micro_batch)
         optimizer = times.optimizer / (pipelines[1] if self.costs.job.zero else 1)
-        sync, tied = self._sync(*pipelines, stages), self._tied(*pipelines, stages)
+        sync = self._sync(*pipelines, stages)
+        tied = self._tied(micro_batch, *pipelines, stages)
         start = self._start(times, *pipelines)
         below = self.again.below_top(times, self.again.seconds(micro_batch, *pipelines))
         out_s = times.leave - times.transfer
@@ -314,21 +317,25 @@ class StageTimeTables:
 
         It may be the only stage: then no other group may hold the shared tensor.
         """
-        last = self._last_s(self._sync(fewest, most), self._tied(fewest, most))
+        tied = self._tied(times.micro_batch, fewest, most)
+        last = self._last_s(self._sync(fewest, most), tied)
         shares = most if self.costs.job.zero else 1
         return float(last.min()) + float(times.optimizer[:, 0, 1].min()) / shares
 
-    def _tied(self, fewest: int, most: int, stages: int | None = None) -> Floats:
+    def _tied(self, micro_batch: int, fewest: int, most: int, stages: int | None = None) -> Floats:
         """Least seconds of the sum of a shared tensor, by [choice, 0 or 1].
 
-        Last, for pipelines of one stage; before it, for pipelines of several.
+        Last, for pipelines of one stage; before it, for pipelines of several. If no group can hold
+        all layers, there are only the latter, and each has a group at either end.
         """
         tied_s, gpus = self.sync.tied_s, sum(lot.gpus for lot in self.lots)
+        numbers = (fewest + 1, fewest)
+        if (self.room(micro_batch, fewest, most)[:, 0, -1] < 1).all():
+            numbers = (2 * fewest, 2 * fewest)
         groups_max = max(fewest, min(2 * most, gpus))
-        numbers = (min(fewest + 1, groups_max), fewest)
         return np.array(
             [
-                [tied_s(c.gpu, c.tp, low, groups_max, stages) for low in numbers]
+                [tied_s(c.gpu, c.tp, min(low, groups_max), groups_max, stages) for low in numbers]
                 for c in self.choices
             ]
         )
@@ -414,7 +421,7 @@ class StageTimeTables:
             both = (pipelines, pipelines)
             sync = self._sync(*both)
             optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
-            start, tied = self._start(times, *both), self._tied(*both)
+            start, tied = self._start(times, *both), self._tied(micro_batch, *both)
             below = self.again.below_top(times, self.again.seconds(micro_batch, *both))
             tail = self._tail(times, sync, optimizer, tied, start, below)
             self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]

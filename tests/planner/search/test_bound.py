@@ -51,6 +51,28 @@ def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
     assert bounds.objective <= usd
 
 
+def test_pipelines_of_several_stages_sum_a_tied_embedding_at_both_ends() -> None:
+    """Where no GPU holds the model, P pipelines have 2 P groups with the embedding or the head."""
+    pool = Pool("us-central1-a", "T4", "T4x1", 1, 8, price_usd_per_gpu_hour=1.0, price_source="x")
+    tied = build_model(
+        "gpt2", layers=4, hidden=4096, heads=32, vocab=50_257, sequence=64, tied=True
+    )
+    job = Job("tied", tied, 8, 64, precision="fp32", optimizer="adam", max_tp=1)
+    world = world_of(job, cluster=Cluster((pool,), load_catalogue()))
+    layers = len(tied.layers)
+    halves = (
+        Stage((0, layers // 2), 1, (pool.place,)),
+        Stage((layers // 2, layers), 1, (pool.place,)),
+    )
+    plan = Plan(1, (Pipeline(2, halves),) * 4)
+    estimate = world.estimator.estimate(plan)
+    assert estimate.fits
+    tables = tables_of(world.estimator, lots_of(world.cluster, world.estimator.facts), "none", (1,))
+    assert tables.end_s(1, 4, 4) > tables.sync.tied_s("T4", 1, 8, 8)
+    bound = bound_of(world, plan, tables, "throughput").bounds(*[2 * estimate.iteration_s] * 2)
+    assert bound.seconds <= estimate.iteration_s
+
+
 def test_layers_that_fit_only_with_shared_moments_count() -> None:
     """With goal cost the bound ended where no pipeline alone fits, and was above real plans."""
     pool = Pool(
