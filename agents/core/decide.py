@@ -185,12 +185,12 @@ def _learn_device_failure(state: State, fault: str) -> AgentDecision:
 
 def _learn_record(state: State, record: GenerationRecord | None) -> State:
     if record is not None and record.job == state.job and record.number < state.heard.generation:
-        return state  # The store was set back; sailord will ask this node for what it knows.
+        # A late read. Or the store was set back: sailord will ask this node for what it knows.
+        return state
     state = replace(state, has_read_store=True)
     if record is None:
         return replace(state, record=None)
     fence = Fence(record.term, record.number)
-    known = state.record
     if state.job != record.job:
         # Generations are counted per job, and a node serves the next job only when it has left the
         # last.
@@ -207,8 +207,6 @@ def _learn_record(state: State, record: GenerationRecord | None) -> State:
             trouble="",
             shortage=None,
         )
-    if known is not None and known.job == record.job and record.number < known.number:
-        return state  # A newer record was read before.
     heard = max(state.heard, fence)
     return replace(state, record=record, heard=heard)
 

@@ -360,7 +360,7 @@ MUTATIONS = [
         ),
         (
             "a stale record is followed",
-            " and record.number < known.number:",
+            " and record.number < state.heard.generation:",
             " and record.number < 0:",
         ),
         (
