@@ -39,6 +39,7 @@ from tests.sailord.core.states import (
     C,
     G,
     Planning,
+    generation,
     grouped,
     job,
     node,
@@ -275,6 +276,10 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     (paused,) = json.loads(json.dumps(plain(render.queue_view(known)["paused"])))
     reason = "pause was ordered"
     at = {"step": 1030, "steps": 2000}
+    at_first = replace(known, generations={JobId("other"): generation(A, state="closed")})
+    view = render.job_view(at_first, JobId("other"))
+    assert view is not None
+    assert view.step == 1030, "not where its last generation began"
     assert paused == {"id": "other", "state": "paused", "reason": reason, "unpaid": "", **at}
     shown_now = json.loads(
         json.dumps(

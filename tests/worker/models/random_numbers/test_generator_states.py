@@ -26,16 +26,16 @@ def closed_over():
         def forward(self, x):
             return x + hidden.random() + GLOBAL.random()
 
-    return Part(), hidden
+    return Part(), hidden.random  # No global names the generator itself.
 
 
-PART, HIDDEN = closed_over()
+PART, DRAW_HIDDEN = closed_over()
 DRAWS = {
     "torch": lambda: torch.rand(1),
     "own torch": lambda: torch.rand(1, generator=PART.own["torch"][0]),
     "python": random.random,
     "numpy": np.random.rand,
-    "own python": HIDDEN.random,
+    "own python": DRAW_HIDDEN,
     "own numpy": GLOBAL.random,
 }
 

@@ -443,7 +443,26 @@ def notes_of(module):
     return check_separable(recipe, recipe.examples)
 
 
-@pytest.mark.parametrize(("part", "name"), [(Warming(True), "1.passes"), (Smoothed(), "1.mean")])
+class Listed(nn.Module):
+    """A block that counts its passes in a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = nn.Linear(4, 4), {"passes": 0}
+
+    def forward(self, x):
+        self.seen["passes"] += 1
+        return self.linear(x) * min(self.seen["passes"] / 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (Warming(True), "1.passes"),
+        (Smoothed(), "1.mean"),
+        (Listed(), r"1.seen\['passes'\]"),
+    ],
+)
 def test_what_depends_on_earlier_passes_is_refused(part, name):
     with pytest.raises(InputError, match=f"otherwise after other passes, and keeps {name}"):
         notes_of(chain(part))
