@@ -22,6 +22,11 @@ class _Flow:
     to_send: int
     to_receive: int
 
+    @property
+    def events(self) -> int:
+        """What it waits for."""
+        return bool(self.to_receive) * select.POLLIN | bool(self.to_send) * select.POLLOUT
+
 
 def exchange(
     connections: Sequence[socket.socket], *, send: int, receive: int, end_at: float
@@ -30,24 +35,25 @@ def exchange(
     into = bytearray(CHUNK)
     flows = {c.fileno(): _Flow(c, send, receive) for c in connections}
     while True:
-        readers = [number for number, flow in flows.items() if flow.to_receive]
-        writers = [number for number, flow in flows.items() if flow.to_send]
-        if not readers and not writers:
+        poll = select.poll()  # select() knows no number above 1023.
+        flows = {number: flow for number, flow in flows.items() if flow.events}
+        if not flows:
             return
+        for number, flow in flows.items():
+            poll.register(number, flow.events)
         wait_s = end_at - time.monotonic()
         if wait_s <= 0:
             raise LinkBroken("it stood still, or was too slow for the time allowed")
-        readable, writable, _ = select.select(readers, writers, [], wait_s)
         try:
-            for number in readable:
+            for number, ready in poll.poll(wait_s * 1000):
                 flow = flows[number]
-                count = flow.connection.recv_into(into, min(flow.to_receive, CHUNK))
-                if count == 0:
-                    raise LinkBroken("the peer closed the connection")
-                flow.to_receive -= count
-            for number in writable:
-                flow = flows[number]
-                flow.to_send -= flow.connection.send(_ZEROS[: min(flow.to_send, CHUNK)])
+                if flow.to_receive and ready & ~select.POLLOUT:
+                    count = flow.connection.recv_into(into, min(flow.to_receive, CHUNK))
+                    if count == 0:
+                        raise LinkBroken("the peer closed the connection")
+                    flow.to_receive -= count
+                if flow.to_send and ready & ~select.POLLIN:
+                    flow.to_send -= flow.connection.send(_ZEROS[: min(flow.to_send, CHUNK)])
         except BlockingIOError:
             continue
         except OSError as error:

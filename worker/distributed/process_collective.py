@@ -61,8 +61,7 @@ class ProcessCollective(Collective):
         return values
 
     def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
-        options = ReduceOptions()
-        options.reduceOp = ReduceOp.SUM
+        options = ReduceOptions()  # It sums unless told otherwise.
         options.rootRank = target
         options.rootTensor = 0
         return self._start(lambda group: group.reduce([tensor.detach()], options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import threading
 import time
@@ -109,6 +110,16 @@ def test_peer_that_stops_reading_breaks_the_link_in_time():
         ours.setblocking(False)
         with pytest.raises(LinkBroken, match="stood still"):
             exchange([ours], send=1 << 30, receive=0, end_at=time.monotonic() + 0.05)
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_a_thousand_open_files_break_no_link():
+    near, theirs = socket.socketpair()
+    with near, theirs, socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 1024)) as ours:
+        ours.setblocking(False)
+        exchange([ours], send=1, receive=0, end_at=time.monotonic() + 5)
+        theirs.sendall(theirs.recv(1))
+        exchange([ours], send=0, receive=1, end_at=time.monotonic() + 5)
 
 
 def test_lost_peer_breaks_the_link():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,16 +58,7 @@ def test_worker_that_cannot_follow_an_order_ends_and_says_why(
     assert "its agent needs 2" in capfd.readouterr().err
 
 
-@pytest.fixture
-def may_open_many() -> Iterator[None]:
-    """Allow as many open files as systemd's units do."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, min(FAR + 64, most)), most))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
-
-
-@pytest.mark.usefixtures("may_open_many")
+@pytest.mark.usefixtures("descriptors")
 def test_a_worker_with_a_thousand_open_files_hears_an_agent_that_has_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import time
 from collections import Counter
@@ -60,15 +59,6 @@ async def flood(port: int, count: int) -> list[bytes]:
         await asyncio.sleep(0.05)
     connected.set()
     return await asyncio.gather(*tasks)
-
-
-@pytest.fixture
-def descriptors():
-    """As many as the machine lets us have; the limit of this process is put back."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def step(head) -> int:
