@@ -148,15 +148,22 @@ class Travel:
                 seen = nodes_text(nodes)
             time.sleep(0.1)
         names = [node["name"] for node in self.ask("/v1/nodes")["nodes"]]
+        # What happened is stored a moment after the state is shown.
+        while not (history := self.history(name))[-1].startswith(job["state"]):
+            assert time.monotonic() < end, history
+            time.sleep(0.1)
         return {
             "seen": seen,
             "state": job["state"],
             "reason": job["reason"],
-            "history": [line["text"] for line in self.ask(f"/v1/jobs/{name}/history")["history"]],
+            "history": history,
             "members": job["generation"]["members"],
             "step": job["step"],
             "logs": {node: self.log(node) for node in names},
         }
+
+    def history(self, name: str) -> list[str]:
+        return [line["text"] for line in self.ask(f"/v1/jobs/{name}/history")["history"]]
 
     def ask(self, path: str) -> Any:
         return self.cluster.client.ask("GET", path)
