@@ -168,7 +168,7 @@ ONCE_READ = {
     ),
     "network": ("fresh_hours", "pairs", "seconds_each", "quiet_mbytes_per_s"),
 }
-"""Keys that a version before ADR 121 read, and that stand in files of operators."""
+"""Keys that a version before ADR 121 read, and that operators may still have in their files."""
 
 
 def test_no_key_of_an_earlier_version_keeps_sailord_from_starting(place):
