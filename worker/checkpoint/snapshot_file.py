@@ -19,7 +19,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -81,6 +81,9 @@ class SavedProgress:
     """How many steps in a row were not finite; absent from older files, when none was skipped."""
     data: str = ""
     """Which files the samples are from; absent from older files."""
+    order: str = field(default="", compare=False)
+    """What the order of a script's samples depends on beside the job file; absent from older files,
+    which are no others for that."""
 
 
 @dataclass(frozen=True, slots=True)

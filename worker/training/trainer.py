@@ -21,6 +21,7 @@ from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.data.data_files import check_identity, identity_of
 from worker.data.datasets.map_dataset import MapData
+from worker.data.sample_order import check_order, order_of
 from worker.distributed.interface import Collective, Transport
 from worker.layout.rank_layout import (
     TIED,
@@ -93,10 +94,19 @@ class TrainingProgress:
     data: str = ""
     """Which files the samples are from, if any."""
 
-    def on(self, data: str) -> TrainingProgress:
-        """Continue with these files; ``InputError`` if they are others than before."""
-        check_identity(data, self.data)
-        return replace(self, data=data)
+    order: str = ""
+    """What the order of the samples depends on beside the job file, if anything."""
+
+    @classmethod
+    def first(cls, scale: LossScale, data: DataSource) -> TrainingProgress:
+        """Return the progress before the first step on some data."""
+        return cls(scale=scale, data=identity_of(data), order=order_of(data))
+
+    def on(self, fresh: TrainingProgress) -> TrainingProgress:
+        """Continue with the data of a fresh run; ``InputError`` if they are others than before."""
+        check_identity(fresh.data, self.data)
+        check_order(fresh.order, self.order, step=self.step)
+        return replace(self, data=fresh.data, order=fresh.order)
 
 
 class RankTrainer:
@@ -138,9 +148,7 @@ class RankTrainer:
         self.update_complete = True
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
-        self.progress = TrainingProgress(
-            scale=LossScale.first(self.precision, job), data=identity_of(data)
-        )
+        self.progress = TrainingProgress.first(LossScale.first(self.precision, job), data)
         self._is_fused = is_fused(job, plan, self.device) if fuses_update is None else fuses_update
         self._module = module
         self.place = rank_places(plan)[rank]
@@ -405,7 +413,7 @@ class RankTrainer:
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
         scale = progress.scale.restored(self.precision, self.job)
-        self.progress = replace(progress, scale=scale).on(self.progress.data)
+        self.progress = replace(progress, scale=scale).on(self.progress)
 
     def _recomputed(self, chunk: Chunk) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""

@@ -104,7 +104,7 @@ def load_snapshot(
 ) -> None:
     """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
-    progress = progress_from(saved).on(trainer.progress.data)
+    progress = progress_from(saved).on(trainer.progress)
     scale = progress.scale.restored(trainer.precision, trainer.job)
     trainer.progress = replace(progress, scale=scale)
     trainer.import_state()

@@ -23,6 +23,7 @@ from worker.data.datasets.blend import Blend
 from worker.data.datasets.stream import Stream, StreamReader
 from worker.data.generator_turns import turn
 from worker.data.sample_checks import ValueLimits, check_sample, refuse_texts
+from worker.data.sample_order import order_text
 from worker.data.shuffle import sample_numbers
 
 T = TypeVar("T")
@@ -73,6 +74,16 @@ class MapData:
         blend = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         data = [part.dataset for part in blend] or [self.dataset]
         return tuple(file for each in data for file in files_of(each))
+
+    @property
+    def order(self) -> str:
+        """What the order depends on beside sizes, batch and seed, which the job file has."""
+        if isinstance(self.dataset, Stream):
+            return ""
+        weights = {}
+        if isinstance(self.dataset, Blend):
+            weights["weights"] = [part.weight for part in self.dataset.parts]
+        return order_text(shuffle=self.shuffled, drop_last=self.drop_last, **weights)
 
     def batches(self) -> int:
         """Return in how many batches all samples are; the last one may be smaller."""
@@ -161,7 +172,11 @@ class MapData:
 
     def _check_sizes(self, step: int) -> None:
         """Raise ``InputError`` if a data set has changed: the order would be another one."""
-        for part, (now, before) in enumerate(zip(sizes_of(self.dataset), self.sizes, strict=True)):
+        sizes = sizes_of(self.dataset)
+        if len(sizes) != len(self.sizes):
+            what = f"has {len(sizes)} data sets with a length, and had {len(self.sizes)}"
+            raise InputError(Problem(self.name, f"{what} when the job began", KEEP_DATA))
+        for part, (now, before) in enumerate(zip(sizes, self.sizes, strict=True)):
             if now != before:
                 name = f"{self.name} {part}" if len(self.sizes) > 1 else self.name
                 what = f"has {now} samples at step {step}, and had {before} when the job began"

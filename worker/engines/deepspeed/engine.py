@@ -27,7 +27,6 @@ from torch._C._distributed_c10d import Store
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.data.batch import NO_LABEL, DataSource, next_hash
-from worker.data.data_files import identity_of
 from worker.engines.deepspeed.build_ops import load_ops, ops_needed
 from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
@@ -67,9 +66,7 @@ class DeepSpeedTrainer:
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
-        self.progress = TrainingProgress(
-            scale=LossScale.first(precision_of(job), job), data=identity_of(data)
-        )
+        self.progress = TrainingProgress.first(LossScale.first(precision_of(job), job), data)
         self._at_peak_s = seconds_at_peak(job, plan, device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._number = 0
@@ -162,7 +159,7 @@ class DeepSpeedTrainer:
         In fp16 the loss scale starts anew.
         """
         load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
-        self.progress = progress.on(self.progress.data)
+        self.progress = progress.on(self.progress)
 
     def _model(self) -> nn.Module:
         pipe: Any = importlib.import_module("deepspeed.pipe")
