@@ -1,7 +1,7 @@
 """Notices: announcements that the instance will be stopped, from several sources.
 
 The metadata server's preemption flag, its maintenance event and a shutdown of the system (SIGPWR,
-``drain`` in ``agents.main``) may all announce the same departure. They share one notice, which
+``drain`` in ``agents.service``) may all announce the same departure. They share one notice, which
 stands until every source has withdrawn.
 """
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.main import ALONE
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import Abort, Fence, KeptSteps, Order, Output
+from agents.service import ALONE
 from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place
 from tests.processes import until
 

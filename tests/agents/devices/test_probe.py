@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from agents.devices.nvml import DriverError, query_driver
 from agents.devices.probe import Devices, faults, read_emulated, recognise, self_test
-from agents.main import FAILED, INVALID_INPUT, main
+from agents.main import INVALID_INPUT, main
+from agents.service import FAILED
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from tests.agents.running import ROOT

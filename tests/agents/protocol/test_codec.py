@@ -46,6 +46,7 @@ def _is_finite(record: object) -> bool:
         (b"\xff", "not JSON"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_invalid_data_is_refused_with_its_place(data: bytes, where: str) -> None:
     with pytest.raises(codec.WireError, match=where):
         codec.decode(Order, data)

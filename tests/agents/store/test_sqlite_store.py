@@ -211,6 +211,7 @@ async def test_each_of_many_concurrent_writes_has_a_revision(tmp_path):
         (9).to_bytes(4, "big") + b'{"id":"a"',
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 async def test_a_client_with_invalid_frames_is_disconnected_and_no_other(socket, said):
     store = await socket.open()
     await wait_answer(store)

@@ -122,6 +122,7 @@ def test_value_of_the_wrong_type_is_refused_with_the_expected_one(head, body, wh
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b"[" * 100_000, b'{"job": NaN}', b"3"])
+@pytest.mark.usefixtures("no_collection")
 def test_body_that_is_not_json_is_refused(head, raw):
     connection = Over(head.socket)
     with contextlib.closing(connection):

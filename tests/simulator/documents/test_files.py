@@ -122,6 +122,7 @@ def test_toml_has_a_lower_limit_than_json() -> None:
         (b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", "f: a", "is nested too deeply"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_syntax_error_is_reported_with_its_place(raw: bytes, place: str, what: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_document(raw, name="f")

@@ -81,6 +81,7 @@ def test_published_formats_are_read(
         ('{"at": 1, "gpus": {"V100-16@a": null}}', "could not be read as sailord"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
     with pytest.raises(InputError) as caught:
         read(text)

@@ -157,6 +157,7 @@ def test_flipped_bit_of_the_headers_length_is_refused(tmp_path, bit):
     ],
     ids=["no JSON", "no text", "deep", "list", "empty", "no pieces", "no rows"],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_header_with_a_valid_checksum_that_is_none_is_refused(tmp_path, text):
     path = tmp_path / "0.snap"
     path.write_bytes(sealing.head_of(text))

@@ -123,6 +123,7 @@ def test_keys_are_renewed_after_an_hour_without_a_wait():
         (200, "[" * 9999),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_known_keys_outlive_a_bad_answer_for_a_day(status, body):
     async def story(issuer: Issuer, keys: KeySet) -> None:
         await keys.find("1")

@@ -114,6 +114,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.usefixtures("no_collection")
 def test_any_other_token_is_refused(wrong, keys):
     with pytest.raises(TokenError):
         check(WRONG[wrong], keys)

@@ -15,7 +15,7 @@ import pytest
 
 from agents.config import load_config
 from agents.daemon.allowed_uris import MOUNTS
-from agents.main import ALONE
+from agents.service import ALONE
 from sailord.providers.gce.config import PACKAGE, machine_shape
 from sailord.providers.gce.requests import TORCH, bulk_insert_body, instance_names, startup_script
 from sailord.providers.interface import Pool
