@@ -76,14 +76,18 @@ class Precomputed:
     def after(self, live: Sequence[PlannerNode]) -> Replan:
         """The next plan on the nodes that are up: precomputed if possible, or else computed now.
 
-        A precomputed plan ignores nodes that were added since; a later replan may use them.
+        A precomputed plan ignores nodes that were added since; a later replan may use them. Where
+        there was none, they may allow one.
         """
         there = {node.id for node in live}
+        has_joined = not there <= {node.id for node in self.nodes}
         lost = frozenset(node.id for node in self.nodes if node.id not in there)
         # Ignore lost nodes that the plan did not use.
         for known in (lost, lost & self.used):
             found = self.by_loss.get(known)
-            if found is not None and found.nodes <= there:
+            if found is None or (found.plan is None and has_joined):
+                continue
+            if found.nodes <= there:
                 return found
         return self.replanner.replan(self.running, live)
 

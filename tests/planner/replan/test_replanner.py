@@ -10,7 +10,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -318,6 +319,18 @@ def test_unused_and_new_nodes_do_not_invalidate_a_precomputed_answer() -> None:
     live = ready.without(frozenset([lost]))
     more = (*live, replace(nodes[0], id="newcomer"))
     assert ready.after(more) is ready.by_loss[frozenset([lost])]
+
+
+def test_nodes_that_joined_may_allow_a_plan_where_there_was_none() -> None:
+    node, spare, newcomer = (PlannerNode(name, "T4", "T4x1", "zone", 1) for name in "abc")
+    stage = Stage((0, 3), 1, (replace(node.place, node="a", devices=(0,)),))
+    running = SimpleNamespace(plan=Plan(1, (Pipeline(1, (stage,)),)))
+    none, new = (Replan(None, None, None, None, "the plan's node is lost", n) for n in (1, 2))
+    replanner = SimpleNamespace(replan=lambda *_: new)
+    ready = Precomputed(cast("Any", replanner), cast("Any", running), (node, spare))
+    ready.by_loss[frozenset("a")] = none
+    assert ready.after((spare,)) is none
+    assert ready.after((spare, newcomer)) is new
 
 
 @pytest.mark.slow
