@@ -318,8 +318,7 @@ def shares_tokens(model: Model) -> bool:
     It knows where the layers of built-in models begin and end their split parts; the head of a
     vision model reads the first token, which one rank would have.
     """
-    architecture = model.architecture
-    return architecture is not None and architecture.image == 0
+    return model.architecture is not None and not model.is_vision
 
 
 def _also(more: int, what: str) -> str:

@@ -24,7 +24,7 @@ from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.layer_costs.weight_part import kept_for_weights
 from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision, Recompute
 from simulator.network.network import Network
-from simulator.spec.job import Job
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.provenance import Provenance
 
 _DIFFERENCE = 0.02
@@ -46,6 +46,10 @@ class LayerCosts:
         live: tuple[Correction, ...] = (),
     ) -> None:
         self.job = job
+        self.sequence = job.model.tokens_of(job.sequence)
+        if profile is not None and job.model.is_vision:
+            # It was measured on whole images, too, whatever its job said of a sequence.
+            profile = replace(profile, sequence=self.sequence)
         self.hints = hints
         self._live = live
         self._corrected: dict[tuple[str, int, int], LayerTimes] = {}
@@ -56,7 +60,13 @@ class LayerCosts:
         self.layer_count = len(self._layers)
         self._check_profile()
         roofline = self._roofline = Roofline(
-            job.model, job.sequence, job.precision, job.uses_flash, catalogue, network
+            job.model,
+            self.sequence,
+            job.precision,
+            job.uses_flash,
+            catalogue,
+            network,
+            OPTIMIZER_MOMENTS[job.optimizer],
         )
         hooked = profile is not None and not profile.is_own
         self._times = LayerTimeTable(
@@ -242,10 +252,10 @@ class LayerCosts:
         """
         width = FLOAT_BYTES[self.job.precision]
         profile = self.profile
-        if profile is not None and 1 in profile.sizes:
-            scale = self.job.sequence / profile.sequence
+        if profile is not None and 1 in profile.sizes and not self.job.model.is_vision:
+            scale = self.sequence / profile.sequence
             return width * scale * profile.sizes[1].output_elements[layer]
-        return float(width * self._layers[layer].output_elements(self.job.sequence))
+        return float(width * self._layers[layer].output_elements(self.sequence))
 
     def kept_bytes(
         self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None
@@ -278,7 +288,7 @@ class LayerCosts:
         there = self._profiled_in(profile)
         # Published profiles do not reliably state whether flash attention was on.
         flash = profile.flash_attention if profile.is_own else self.job.uses_flash
-        same = degree == tp and profile.sequence == self.job.sequence and there == precision
+        same = degree == tp and profile.sequence == self.sequence and there == precision
         if same and flash == self.job.uses_flash:
             return measured
         reference = self._modelled(
@@ -290,7 +300,7 @@ class LayerCosts:
     def kept_for_weights(self, *, tp: int, samples: int, gpu: str | None = None) -> Floats:
         """Return the bytes of each layer on one TP rank between the parts of a divided backward."""
         precision = self.precision_on(gpu)
-        flash, sequence = self.job.uses_flash, self.job.sequence
+        flash, sequence = self.job.uses_flash, self.sequence
 
         def kept(layer: Layer) -> float:
             return kept_for_weights(
@@ -345,7 +355,7 @@ class LayerCosts:
     ) -> Floats | None:
         """Return measured bytes if they were measured under the job's conditions."""
         profile = self.profile
-        if profile is None or profile.sequence != self.job.sequence:
+        if profile is None or profile.sequence != self.sequence:
             return None
         if profile.flash_attention != self.job.uses_flash:
             return None
@@ -386,7 +396,7 @@ class LayerCosts:
                 known[key] = method(
                     layer,
                     micro_batch=samples,
-                    sequence=sequence or self.job.sequence,
+                    sequence=sequence or self.sequence,
                     tp=tp,
                     precision=precision,
                     recompute=recompute,

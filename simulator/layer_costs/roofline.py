@@ -29,6 +29,8 @@ OPTIMIZER_BYTES: Mapping[str, int] = {"fp32": 40, "bf16": 46, "fp16": 46}
 """Bytes per parameter that a step of Adam reads and writes: gradients are zeroed and summed for
 their norm (8), a fused kernel reads and writes weight, moments and scaled gradient (32), and the
 16-bit copy is derived (6)."""
+MOMENT_BYTES = 8
+"""Bytes of these that one moment takes: it is read and written. Adam has two, SGD has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +155,8 @@ class Roofline:
     flash: bool
     catalogue: Catalogue
     network: Network
+    moments: int = 2
+    """Moments per parameter that the optimizer updates."""
 
     def under(self, *, sequence: int, precision: Precision) -> Roofline:
         """Return the roofline of the same model at another sequence length and precision."""
@@ -268,10 +272,11 @@ class Roofline:
         return np.array([known[id(layer.tensors)] for layer in self.model.layers])
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:
-        """Return Adam's seconds per parameter, which memory bandwidth limits."""
+        """Return the optimizer's seconds per parameter, which memory bandwidth limits."""
         calibration = self.calibration(gpu)
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
-        return OPTIMIZER_BYTES[self.precision_on(gpu)] / (bandwidth * calibration.traffic_share)
+        moved = OPTIMIZER_BYTES[self.precision_on(gpu)] - MOMENT_BYTES * (2 - self.moments)
+        return moved / (bandwidth * calibration.traffic_share)
 
     def _collectives(
         self, layer: Layer, gpu: str, tp: int, micro_batch: int

@@ -248,6 +248,15 @@ class Model:
         return sum(layer.parameters(tp) for layer in held) - shared
 
     @property
+    def is_vision(self) -> bool:
+        """Whether its samples are images."""
+        return self.architecture is not None and self.architecture.image > 0
+
+    def tokens_of(self, sequence: int) -> int:
+        """Return the tokens of a sample; an image has as many as the model cuts it into."""
+        return self.sequence_max if self.is_vision else sequence
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the model: equal models have equal fingerprints."""
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))

@@ -117,7 +117,7 @@ def _before(path: Path, catalogue: Catalogue) -> Profile | None:
 def _empty_like(before: Profile, job: Job, name: str) -> Profile:
     return Profile(
         name=name,
-        sequence=job.sequence,
+        sequence=job.model.tokens_of(job.sequence),
         precision=job.precision,
         layer_names=tuple(layer.name for layer in job.model.layers),
         timings={},

@@ -99,7 +99,7 @@ def profile_job(
         raise InputError(_nothing_fits(job, did_not_fit, device))
     return Profile(
         name=request.name,
-        sequence=job.sequence,
+        sequence=job.model.tokens_of(job.sequence),
         precision=job.precision,
         layer_names=tuple(layer.name for layer in job.model.layers),
         timings=timings,
@@ -185,7 +185,7 @@ def _activation_bytes(job: Job, tp: int, micro_batch: int) -> float:
     """Return about what a micro batch takes, by the model's own counts."""
     setup = CostSetup(
         micro_batch=micro_batch,
-        sequence=job.sequence,
+        sequence=job.model.tokens_of(job.sequence),
         tp=tp,
         precision=job.precision,
         flash=job.uses_flash,
@@ -255,7 +255,7 @@ def _sizes(
     kept = (found.kept_bytes[at] / 4 / micro_batch for at in stands)
     return LayerSizes(
         tuple(layer.parameters(tp) for layer in layers),
-        tuple(layer.output_elements(job.sequence) for layer in layers),
+        tuple(layer.output_elements(job.model.tokens_of(job.sequence)) for layer in layers),
         tuple(round(each) for each in kept),
     )
 

@@ -26,9 +26,9 @@ def seconds_at_peak(job: Job, plan: Plan, device: torch.device) -> float | None:
 
 def model_flops(job: Job) -> float:
     """Return the FLOPs of a step's forward and backward passes, without recomputation."""
-    total = 0.0
+    total, sequence = 0.0, job.model.tokens_of(job.sequence)
     for layer in job.model.layers:
-        forward = layer.forward_flops(micro_batch=job.global_batch, sequence=job.sequence)
+        forward = layer.forward_flops(micro_batch=job.global_batch, sequence=sequence)
         total += forward * (1 + layer.backward_over_forward())
     return total
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from simulator.hardware.catalogue import load_catalogue
+from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.roofline import (
     SPLIT_KERNELS,
     Calibration,
@@ -24,8 +25,10 @@ from simulator.layer_costs.roofline import (
 )
 from simulator.models.families import build_model
 from simulator.models.layers import Precision
+from simulator.models.presets import preset
 from simulator.network.curves import curve_from_bandwidths
 from simulator.network.network import MeasuredNetwork, Network
+from simulator.spec.job import Job, Optimizer
 
 ROOT = Path(__file__).resolve().parents[3]
 CATALOGUE = load_catalogue()
@@ -205,3 +208,29 @@ def test_calibration_is_the_output_of_its_program(reference: Path) -> None:
                 assert value == entry.fitted_on
             else:
                 assert getattr(entry, key) == pytest.approx(value, rel=0.02), (name, key)
+
+
+def test_a_step_of_sgd_moves_one_moment_less_than_one_of_adam() -> None:
+    def seconds(optimizer: Optimizer, precision: Precision) -> float:
+        job = Job("job", MODEL, 8, 2048, precision=precision, optimizer=optimizer)
+        costs = LayerCosts(
+            job, profile=None, catalogue=CATALOGUE, network=Network(catalogue=CATALOGUE)
+        )
+        return costs.times("A100-40", tp=1, samples=1).optimizer_s_per_parameter
+
+    assert seconds("sgd", "fp32") == pytest.approx(32 / 40 * seconds("adam", "fp32"))
+    assert seconds("sgd", "bf16") == pytest.approx(38 / 46 * seconds("adamw", "bf16"))
+
+
+def test_an_image_has_the_tokens_of_its_model_whatever_the_job_says() -> None:
+    def costs(sequence: int) -> LayerCosts:
+        job = Job("job", preset("vit-b"), 64, sequence)
+        network = Network(catalogue=CATALOGUE)
+        return LayerCosts(job, profile=None, catalogue=CATALOGUE, network=network)
+
+    stated, other = costs(197), costs(1)
+    assert other.output_bytes(3) == stated.output_bytes(3) == 2 * 197 * 768
+    forward = [one.times("A100-40", tp=1, samples=64).forward for one in (stated, other)]
+    kept = [one.kept_bytes(tp=1, samples=64, recompute="none") for one in (stated, other)]
+    for one, same in (forward, kept):
+        assert (one == same).all()
