@@ -26,7 +26,8 @@ USUAL_ORDER = ("tp", "dp", "pp")
 MISSPELT = 0.75
 """A key that resembles a missing one by this ratio is taken for a misspelling of it."""
 PARTS = ("job", "cluster", "plan")
-FACTS = {"gradient_allreduce_bytes", "softmax", "rank_order"}
+OF_OTHER_RUNTIMES = {"gradient_allreduce_bytes", "softmax"}
+FACTS = {*OF_OTHER_RUNTIMES, "rank_order"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,14 @@ def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> Mea
     cluster = cluster_from_document(document("cluster", raw["cluster"]), catalogue=catalogue)
     plan = complete_plan(read_plan(raw["plan"], f"{where}.plan"), cluster)
     order = facts.get("rank_order", USUAL_ORDER)
+    stages = [stage for pipe in plan.pipelines for stage in pipe.stages]
+    if any(place.node is not None for stage in stages for place in stage.places):
+        order = USUAL_ORDER  # The plan itself says which machine each stage is on.
     if order != USUAL_ORDER:
         Problems(list(check_plan(plan, job, cluster, place=f"{where}.plan"))).raise_if_any()
         plan = _laid_out(plan, order, cluster)
+        if order[0] != "tp" and any(stage.tp > 1 for stage in stages):
+            notes.append("rank_order: the ranks of a TP group count as neighbours on one machine")
     return MeasuredRun(name, source, job, cluster, plan, seconds, peak, (*notes, *more))
 
 
@@ -123,11 +129,16 @@ def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
     if not isinstance(training, dict):
         return job, notes  # The job's reader says so.
     training = dict(training)
+    if training.get("runtime", "sailor") == "sailor":
+        known = sorted(OF_OTHER_RUNTIMES & set(facts))
+        notes += [f"facts: {key} is not used: Sailor's own runtime decides it" for key in known]
+        return job, notes
     sent = facts.get("gradient_allreduce_bytes")
     if sent is not None:
         training.setdefault("gradient_bytes", sent)
     softmax = facts.get("softmax")
-    if softmax is None and sent == 4 and training.get("runtime") == "megatron-deepspeed":
+    is_half = training.get("precision") != "fp32"
+    if softmax is None and sent == 4 and is_half:
         # DeepSpeed reduced 16-bit gradients in fp32 for Megatron-LM 1.1.5, whose fused softmax had
         # to be switched on.
         softmax = "fp32"
@@ -142,7 +153,9 @@ def _laid_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
     if any(len(stage.places) > 1 for pipe in plan.pipelines for stage in pipe.stages):
         what = "orders ranks otherwise than tp, dp, pp, but a stage of the plan is split"
         raise InputError(Problem("facts.rank_order", what, "name the nodes in the plan instead"))
-    sizes = {(pool.gpu, pool.machine, pool.zone): pool.gpus_per_machine for pool in cluster.pools}
+    # Of machines that lost GPUs, the size is that of the whole ones.
+    pools = sorted(cluster.pools, key=lambda pool: pool.gpus_per_machine)
+    sizes = {pool.key: pool.gpus_per_machine for pool in pools}
     taken: dict[tuple[str, str, str], int] = {}
     nodes: dict[tuple[int, int], str] = {}
     for p, s in _positions(plan, order):

@@ -114,6 +114,39 @@ def test_the_order_of_ranks_decides_which_machine_a_stage_is_on() -> None:
     assert nodes("tp, pp, dp") == [[first, first], [second, second]]
 
 
+def test_the_nodes_of_a_plan_go_before_the_order_of_ranks() -> None:
+    plan = copy.deepcopy(RUN["plan"])
+    plan["pipelines"] = [
+        {"micro_batches": 4, "stages": [{**s, "node": f"{s['layers'][0]}"} for s in p["stages"]]}
+        for p in plan["pipelines"]
+    ]
+    run = changed(plan=plan, facts={"rank_order": "tp, pp, dp"})
+    found = read_run(run, "run", Path(), CATALOGUE).plan.pipelines
+    assert [[stage.place.node for stage in pipe.stages] for pipe in found] == [["0", "3"]] * 2
+
+
+def test_tp_groups_of_ranks_far_apart_are_told_to_count_as_neighbours() -> None:
+    for order, is_told in (("dp, tp, pp", True), ("tp, pp, dp", False)):
+        run = read_run(changed(facts={"rank_order": order}), "run", Path(), CATALOGUE)
+        assert any("neighbours" in note for note in run.notes) == is_told
+
+
+def test_facts_of_other_runtimes_are_not_used_of_sailors_own() -> None:
+    training = {**RUN["job"]["training"], "runtime": "sailor"}
+    job = {**RUN["job"], "training": training}
+    ours = report_of(changed(job=job, facts={"gradient_allreduce_bytes": 4}))
+    assert ours.failures == ()
+    (found,) = ours.comparisons
+    assert any("gradient_allreduce_bytes is not used" in note for note in found.notes)
+
+
+def test_gradients_of_fp32_jobs_tell_nothing_of_the_softmax() -> None:
+    training = {**RUN["job"]["training"], "precision": "fp32"}
+    run = changed(job={**RUN["job"], "training": training}, facts={"gradient_allreduce_bytes": 4})
+    (found,) = report_of(run).comparisons
+    assert not any("softmax" in note for note in found.notes)
+
+
 def test_the_chunks_of_a_device_group_are_on_one_machine() -> None:
     ranges = [[0, 2], [2, 3], [3, 4], [4, 6]]
     pipeline = {"micro_batches": 4, "stages": [STAGE | {"layers": layers} for layers in ranges]}
