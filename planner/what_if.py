@@ -7,7 +7,7 @@ finds nothing better reports no gain rather than a loss.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from planner.api import asked_with_spot_first, find_plan
@@ -69,7 +69,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMoreMachine]:
     now = _worth(answer, seconds, dollars)
     pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
     for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
-        found, why_none = _with(question, _with_one_more_machine(question.cluster, pool))
+        found, why_none = _with_one_more(question, pool)
         usd = None if found is None else found.money.total_usd
         least = now * (1 - GAIN_MIN)
         if found is None or now <= 0 or _worth(answer, found.iteration_s, usd) > least:
@@ -88,17 +88,18 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMoreMachine]:
         )
 
 
-def _with_one_more_machine(cluster: Cluster, pool: Pool) -> Cluster:
+def _with_one_more(question: Question, pool: Pool) -> tuple[Estimate | None, str]:
+    """The best estimate with one more machine of a pool, or the reason why there is no gain."""
     more = replace(pool, gpus=pool.gpus + pool.gpus_per_machine)
-    return replace(cluster, pools=tuple(more if p is pool else p for p in cluster.pools))
-
-
-def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
-    """The best estimate on another cluster, or the reason why there is no gain."""
+    pools = tuple(more if p is pool else p for p in question.cluster.pools)
+    cluster = replace(question.cluster, pools=pools)
     facts = PlaceFacts(cluster, question.measurements.network)
     before = grants_of(question.cluster, lots_of(question.cluster, facts))
-    grants = grants_of(cluster, lots_of(cluster, facts))
-    if len(grants) > len(before):
+    lots = lots_of(cluster, facts)
+    grants = grants_of(cluster, lots)
+    # Where a quota was too small before, GPUs of its other pools may give way.
+    its_own = any(all(lots[k].key == pool.key for k in grant.lots) for grant in grants)
+    if its_own or len(grants) > len(before):
         return None, "no quota left for it"
     try:
         asked = replace(question, cluster=cluster, is_bounded=False)
@@ -132,8 +133,11 @@ def _reasons(question: Question, answer: Answer) -> Iterator[IdleGpus]:
     free = _without_dollars(question) if answer.why.idle else None
     for idle in answer.why.idle:
         name = f"{idle.gpu}@{idle.zone}"
-        misfit = _misfit(question, idle) if idle.gpus == idle.of else ""
-        if misfit:
+        beyond = _beyond_quota(question.cluster, idle, used)
+        misfit = _misfit(question, idle) if idle.gpus == idle.of and not beyond else ""
+        if beyond:
+            yield replace(idle, because=beyond)
+        elif misfit:
             yield replace(idle, reason="does not fit", because=misfit)
         elif free is not None and Counter(free[0].gpus_used())[name] > used[name]:
             more = Counter(free[0].gpus_used())[name] - used[name]
@@ -145,6 +149,17 @@ def _reasons(question: Question, answer: Answer) -> Iterator[IdleGpus]:
             yield replace(idle, reason="does not pay", because=because)
         else:
             yield replace(idle, reason="does not help")
+
+
+def _beyond_quota(cluster: Cluster, idle: IdleGpus, used: Mapping[str, int]) -> str:
+    """Which quota the plan uses up, if one limits these GPUs; else an empty text."""
+    for quota in cluster.quotas:
+        zones = {pool.zone for pool in cluster.pools}
+        inside = {zone for zone in zones if quota.where in (zone, cluster.region_of(zone))}
+        taken = sum(used[f"{quota.gpu}@{zone}"] for zone in inside)
+        if idle.gpu == quota.gpu and idle.zone in inside and taken >= quota.gpus_max:
+            return f"the quota of {quota.where} allows {quota.gpus_max} {quota.gpu}"
+    return ""
 
 
 def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:

@@ -184,6 +184,14 @@ def _raised(allowed: float, least: float) -> str:
     return f"raise it by {_enough(least / allowed - 1)}"
 
 
+def _lowered(allowed: float, most: float) -> str:
+    """By how much to lower a limit, as in ``_raised``."""
+    if allowed > PERCENT_MAX * most:
+        step = 10.0 ** (math.floor(math.log10(most)) - 3)
+        return f"lower it to {math.floor(most / step + 1e-9) * step:.4g}"
+    return f"lower it by {_enough(1 - most / allowed)}"
+
+
 def _enough(share: float) -> str:
     """A share in per cent, rounded up so that it is enough."""
     return f"{math.ceil(100 * share - 1e-9)}%"
@@ -196,7 +204,7 @@ def _too_slow(breach: Breach, limits: Limits, fastest_s: float, others: str) -> 
             "objective.min_iterations_per_s",
             f"wants iterations of {1 / breach.allowed:.4g} s, and the fastest plan {others} takes"
             f" {fastest_s:.4g} s ({breach.needed:.4g} iterations/s)",
-            f"lower it by {_enough(1 - breach.needed / breach.allowed)}",
+            _lowered(breach.allowed, breach.needed),
         )
     assert limits.steps is not None
     assert limits.seconds_left is not None

@@ -161,14 +161,19 @@ class EventEstimator:
         """Return the device groups that lack memory, with cures for each."""
         job, costs = self.costs.job, self.costs_of(plan)
 
-        def tp_max(stage: Stage) -> int:
+        def wider_tp(stage: Stage) -> list[int]:
             machines = (self.facts.gpus_per_machine(place) for place in stage.places)
-            return min(job.max_tp, *machines)
+            return [
+                tp
+                for tp in range(stage.tp + 1, min(job.max_tp, *machines) + 1)
+                if not job.model.problems_with_tp(tp)
+                and not (plan.sequence_parallel and job.sequence % tp)
+            ]
 
         return memory_shortages(
             plan,
             lambda changed: MemoryModel(changed, costs, self.facts.capacity_bytes).pipelines(),
-            tp_max=tp_max,
+            wider_tp=wider_tp,
         )
 
     def details(self, plan: Plan) -> IterationDetails:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.documents.fields import quote
@@ -44,9 +44,12 @@ class MemoryShortage:
 
 
 def memory_shortages(
-    plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
+    plan: Plan, memory_of: MemoryOf, *, wider_tp: Callable[[Stage], Sequence[int]]
 ) -> tuple[MemoryShortage, ...]:
-    """Return the device groups that lack memory, equal ones once, with cures that work."""
+    """Return the device groups that lack memory, equal ones once, with cures that work.
+
+    ``wider_tp`` gives the larger TP degrees that a stage may have.
+    """
     rows = memory_of(plan)
     groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
     for p, row in enumerate(rows):
@@ -61,13 +64,13 @@ def memory_shortages(
             stage.places[0].zone,
             device.total,
             device.capacity,
-            tuple(_cures(plan, pipelines[0], s, memory_of, tp_max(stage))),
+            tuple(_cures(plan, pipelines[0], s, memory_of, wider_tp(stage))),
         )
         for (s, stage, device), pipelines in groups.items()
     )
 
 
-def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list[str]:
+def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, degrees: Sequence[int]) -> list[str]:
     """Return changes of this stage, or of the micro batch size, that make it fit."""
     stage = plan.pipelines[p].stages[s]
 
@@ -79,9 +82,6 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list
 
     found = [*_recomputation(stage, stage_fits)]
     found += _smaller_micro_batch(plan, p, stage, fits)
-    degrees: list[int] = []
-    while 2 * (degrees[-1] if degrees else stage.tp) <= tp_max:
-        degrees.append(2 * (degrees[-1] if degrees else stage.tp))
     wider = next((tp for tp in degrees if stage_fits(replace(stage, tp=tp))), None)
     if wider is not None:
         found.append(f"with TP {wider}")

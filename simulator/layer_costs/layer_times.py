@@ -168,7 +168,7 @@ class LayerTimeTable:
     ) -> tuple[float, tuple[str, ...]]:
         """Return the optimizer's seconds per parameter, and a note if they were not measured."""
         parameters = profile.optimizer_parameters.get(tp)
-        if parameters is None or timing.optimizer_s is None:
+        if not parameters or timing.optimizer_s is None:
             note = f"{gpu} TP {tp}: optimizer step computed, not measured"
             return self._as_measured(profile).optimizer_s_per_parameter(gpu), (note,)
         return timing.optimizer_s / parameters, ()

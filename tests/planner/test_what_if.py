@@ -96,6 +96,17 @@ def test_an_exhausted_quota_leaves_no_gain() -> None:
     assert gain.seconds_gained == 0.0
 
 
+def test_a_quota_that_the_plan_uses_up_is_why_gpus_are_idle() -> None:
+    question = asked(pool("A100-80", 8), quotas=(Quota("us-central1", "A100-80", 4),))
+    answer = answered(replace(question, budget=4))
+    (gain,) = answer.why.one_more
+    assert gain.why_none == "no quota left for it"
+    (idle,) = answer.why.idle
+    assert str(idle) == (
+        "idle: 4 of 8 A100-80 in us-central1-a; the quota of us-central1 allows 4 A100-80"
+    )
+
+
 @pytest.mark.slow
 def test_gpus_that_only_slow_the_plan_down_do_not_help() -> None:
     answer = answered(asked(pool("H100-80", 8), pool("T4", 4, zone="europe-west4-a")))

@@ -31,11 +31,16 @@ def read_question(
     budget: int | None = None,
     has_deadline: bool = False,
 ) -> Question:
-    """Read the files of a question; with ``has_deadline`` the job's deadline limits the plan."""
+    """Read the files of a question; with ``has_deadline`` the job's deadline limits the plan, as
+    its budget does.
+    """
     the_job, the_cluster = load_job_and_cluster(job, cluster)
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
     left = seconds_left(the_job) if has_deadline else None
+    if has_deadline and the_job.objective.max_usd_total is not None and the_job.steps is None:
+        what = "training.steps is not given"
+        click.echo(f"note: objective.max_usd_total is not checked: {what}", err=True)
     return Question(the_job, the_cluster, measurements, estimator_name, space, budget, left)
 
 

@@ -44,6 +44,7 @@ def test_a_pace_that_the_fastest_plan_just_keeps_is_not_in_the_way() -> None:
     ("objective", "limits", "said"),
     [
         (Objective(min_iterations_per_s=2.0), {}, "lower it by 50%"),
+        (Objective(min_iterations_per_s=1e5), {}, "lower it to 1"),
         (Objective(deadline="2030-01-01"), {"steps": 10, "seconds_left": 4.0}, "move it by 6 s"),
     ],
 )

@@ -454,3 +454,12 @@ def test_a_gpu_without_bf16_keeps_what_a_job_in_fp32_keeps_and_sends_bf16() -> N
     assert last.activations == 4 * SAMPLES * TOKENS * (20 + 20 + 7)
     assert (first.parameters, last.parameters) == (2 * (800 + 1600), 4 * (1600 + 1600 + 400))
     assert (first.optimizer, last.optimizer) == (12 * (800 + 1600), 8 * (1600 + 1600 + 400))
+
+
+def test_cures_name_only_tp_degrees_that_the_model_supports() -> None:
+    """Three heads can be split over three ranks, not over two."""
+    first, _, *others = model().layers
+    large = layer("b", parameters=10**9, kept=20, checkpoint=4, transient=30)
+    three = replace(model(), heads=3, kv_heads=3, ffn=15, layers=(first, large, *others))
+    (told,) = world(model=three, max_tp=3).estimator.memory_shortages(two_stages())
+    assert [cure for cure in told.cures if "TP" in cure] == ["with TP 3"]

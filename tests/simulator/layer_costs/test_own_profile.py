@@ -132,6 +132,14 @@ def test_timings_of_another_model_are_not_merged() -> None:
     assert read(changed()).merged_with(read(newer), place="file").fingerprint == "newer"
 
 
+def test_an_optimizer_step_of_no_parameters_counts_as_not_measured() -> None:
+    frozen = copy.deepcopy(OWN)
+    frozen["sizes"][0]["parameters"] = [0, 0, 0]
+    times = costs_of(read(frozen)).times("A100-40", tp=1, samples=1)
+    assert times.optimizer_s_per_parameter > 0
+    assert any("optimizer step computed" in note for note in times.provenance.notes)
+
+
 def test_an_optimizer_step_that_did_not_fit_leaves_what_was_measured() -> None:
     older = read(changed())
     newer = replace(read(changed()), optimizer_parameters={})

@@ -57,6 +57,14 @@ def test_an_empty_cluster_or_pool_is_refused_with_a_cure(tmp_path: Path) -> None
         assert ";" in result.stderr, "the cure follows the mistake"
 
 
+def test_a_budget_of_a_job_without_an_end_is_not_checked_and_that_is_told(tmp_path: Path) -> None:
+    pools, budget = pool("A100-40", 1), "max_usd_total = 0.0001"
+    result = run(tmp_path, "--budget", "1", pools=pools, objective=budget)
+    told = "note: objective.max_usd_total is not checked: training.steps is not given"
+    assert result.exit_code == 0
+    assert told in result.stderr
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_cluster_without_running_gpus_is_refused(tmp_path: Path, planner: str) -> None:
     pools = pool("T4", 1, more="obtainable = 4").replace("gpus = 1", "gpus = 0")
