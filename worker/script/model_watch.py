@@ -95,9 +95,10 @@ def _groups_of(optimizer: Optimizer) -> dict[str, Any]:
     return found
 
 
-def _numbers_of(module: nn.Module) -> dict[str, float]:
+def _numbers_of(module: nn.Module) -> dict[str, str]:
+    """Return the numbers that parts of a module have, as texts: NaN differs from itself."""
     return {
-        f"{path}.{name}".lstrip("."): value
+        f"{path}.{name}".lstrip("."): repr(value)
         for path, part in module.named_modules()
         for name, value in vars(part).items()
         if type(value) in (int, float)

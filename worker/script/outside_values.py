@@ -70,7 +70,8 @@ def _code_of(used: Any) -> tuple[Any, Any]:
 def _plain_values(value: Any, names: frozenset[str], depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield numbers, texts and small tensors of a variable: of objects what the code names."""
     if isinstance(value, bool | int | float | str):
-        yield "", value
+        # As text: NaN differs from itself.
+        yield "", repr(value) if isinstance(value, float) else value
     elif isinstance(value, Tensor):
         if value.numel() <= _NUMEL_MAX and not (value.is_meta or value.is_sparse):
             yield "", repr(value.tolist())

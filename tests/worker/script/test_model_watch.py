@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -137,6 +139,14 @@ def test_numbers_that_a_callback_changes_get_one_note_and_reach_no_rank(capsys):
     (note,) = (line for line in capsys.readouterr().out.splitlines() if "note:" in line)
     assert note.startswith("note: callbacks change drop.p of the script's model")
     assert trainer.recipe.skeleton().drop.p == 0.1
+
+
+def test_a_number_of_the_model_that_is_not_one_is_not_changed(capsys):
+    trainer, calls = trainer_with(lambda *_: None)
+    trainer.recipe.model.best = math.nan
+    trainer.train()
+    assert calls == [*range(STEPS)]
+    assert "note:" not in capsys.readouterr().out
 
 
 def test_a_callback_may_change_a_copy_and_draw_numbers(capsys):

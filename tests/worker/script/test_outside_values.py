@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -94,6 +95,7 @@ CASES = {
     "data set's other": (ROWS, put(ROWS, "loaded", 3), None),
     "partial": (partial(lambda o, _, k: o * OPTIONS.beta * k, k=2), put(OPTIONS, "beta", 3.0),
                 "OPTIONS.beta"),
+    "no number": (lambda o, _: o * math.nan, lambda: None, None),
     "no code": ([1, 2], lambda: None, None),
 }  # fmt: skip
 
