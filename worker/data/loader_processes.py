@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DataSource, Samples
-from worker.forked_process import end_with_parent
+from worker.forked_process import end_with_parent, is_withheld
 
 Micro = tuple[int, range]
 """A micro batch: the step, and the positions of its samples in the step's batch."""
@@ -161,7 +161,8 @@ def _part_with_files() -> None:
     """Share no connection and no place in a file with the parent and its other processes.
 
     A connection ends when the parent closes it, which peers wait for. A file that the parent has
-    opened for reading would be read from where another process has gone to.
+    opened for reading would be read from where another process has gone to. A snapshot would take
+    memory after the parent has closed it.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -173,10 +174,12 @@ def _part_with_files() -> None:
 
 
 def _part_with(fd: int, nothing: int) -> None:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISSOCK(mode):
+    about = os.fstat(fd)
+    if stat.S_ISSOCK(about.st_mode) or is_withheld(about):
         os.dup2(nothing, fd, inheritable=False)
-    elif stat.S_ISREG(mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+    elif (
+        stat.S_ISREG(about.st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    ):
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(own, fd, inheritable=False)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.load_state import flat_states, views_in_buffer, views_in_piece
+from worker.forked_process import withhold, withhold_no_more
 from worker.layout.rank_layout import piece_layout
 from worker.profiling.fault_injection import Milestone
 from worker.training.flat_buffers import LayerBuffer
@@ -67,6 +68,7 @@ class _SnapshotSlot:
             unpin(self.memory)
         with suppress(BufferError):  # Views of it still exist and keep it mapped.
             self.memory.close()  # A mapped file takes memory even if it is removed.
+        withhold_no_more(self.file)
         os.close(self.file)
 
 
@@ -218,6 +220,9 @@ class SnapshotWriter:
         self._made += 1
         file = snapshot_file.create(temporary, template.total_bytes)
         memory = mmap.mmap(file, template.total_bytes)
+        # Else processes that load samples would keep its memory after we have closed it.
+        memory.madvise(mmap.MADV_DONTFORK)
+        withhold(file)
         targets = self.sources.targets(memory)
         is_pinned = bool(targets) and self.sources.is_on_gpu and pin(memory)
         return _SnapshotSlot(file, temporary, temporary, memory, targets, is_pinned=is_pinned)

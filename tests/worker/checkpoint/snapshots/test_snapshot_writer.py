@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.worker.checkpoint.test_snapshot_file import header_of
 from worker.checkpoint.snapshots import snapshot_writer
-from worker.checkpoint.snapshots.snapshot_writer import SnapshotCopier, pin, unpin
+from worker.checkpoint.snapshots.snapshot_writer import (
+    CopySources,
+    SnapshotCopier,
+    SnapshotWriter,
+    pin,
+    unpin,
+)
+from worker.data.loader_processes import _part_with_files
 
 
 class FakeCuda:
@@ -89,3 +99,30 @@ def test_a_refused_file_leaves_no_error_to_the_next_step(cuda, monkeypatch, caps
     assert not pin(mmap.mmap(-1, 8192))
     assert not left
     assert "a folder on tmpfs such as /dev/shm can be pinned" in capsys.readouterr().out
+
+
+def test_processes_that_load_samples_take_no_part_of_a_snapshots_memory(tmp_path):
+    """They live for longer than some of the files."""
+    writer = SnapshotWriter(tmp_path, header_of(8192), CopySources((), []))
+    writer.reserve(2)
+    assert held(tmp_path) == 6, "each file is mapped, and open twice"
+    reader, child_writes = os.pipe()
+    child = os.fork()
+    if not child:
+        _part_with_files()
+        os.write(child_writes, bytes([held(tmp_path)]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"\0"
+    writer.close()
+    assert held(tmp_path) == 0
+    for each in (reader, child_writes):
+        os.close(each)
+
+
+def held(folder):
+    """Return how often this process has files of a folder open or mapped."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    opened = [os.readlink(each) for each in links if each.is_symlink()]
+    return sum(str(folder) in each for each in (*maps, *opened))
