@@ -32,7 +32,7 @@ from worker.plain_file import open_plain
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
 SILENT_S = 60.0
-"""A sender that sends nothing for so long is given up; senders wait half as long."""
+"""A sender that sends nothing for so long is given up."""
 DONE = "the replica is here\n"
 
 

@@ -25,7 +25,10 @@ from worker.checkpoint.snapshot_file import ANY_NODE
 
 CONNECT_S = 2.0
 SILENT_S = 30.0
-"""A transfer fails after so long without progress."""
+"""A transfer fails after so long without progress, ..."""
+PREPARED_BYTES_S = 1e9
+"""... and the time that the file takes at this rate: its buddy takes no bytes while it makes room
+for all of it, and gives no answer while it checks it."""
 RETRY_S = 0.3
 PATIENCE_S = 20.0
 """How long a replication is retried: an agent may be restarting."""
@@ -214,17 +217,19 @@ class Replicator:
             f"?header={head_checksum(part)}"
         )
         lost: list[Exception] = []
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
+        silent_s = SILENT_S + part.total_bytes / PREPARED_BYTES_S
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
         headers = {"Content-Length": str(part.total_bytes)}
         try:
             # aiohttp's own limit does not cover the time in which a body is sent.
-            async with asyncio.timeout(SILENT_S) as limit:
-                stream = StreamedBody(self._stream(snapshot, part, lost, limit), headers, timeout)
+            async with asyncio.timeout(silent_s) as limit:
+                chunks = self._stream(snapshot, part, lost, limit, silent_s)
+                stream = StreamedBody(chunks, headers, timeout)
                 status, answer = await self.client.call(
                     node.address, "PUT", path, to=agent_of(node.name), stream=stream
                 )
         except TimeoutError:
-            raise CopyRefused(f"took no bytes for {SILENT_S:g} s") from None
+            raise CopyRefused(f"took no bytes for {silent_s:.3g} s") from None
         except CallFailed as error:
             if lost:
                 raise lost[0] from None  # The client wraps the error of the stream in its own.
@@ -239,6 +244,7 @@ class Replicator:
         part: snapshot_file.Header,
         lost: list[Exception],
         limit: asyncio.Timeout,
+        silent_s: float,
     ) -> AsyncIterator[bytes]:
         sent, begun, loop = 0, time.monotonic(), asyncio.get_running_loop()
         try:
@@ -248,8 +254,8 @@ class Replicator:
                 due = begun + sent / self.rate_bytes_s
                 while not self._is_draining() and (ahead_s := due - time.monotonic()) > 0:
                     await asyncio.sleep(min(ahead_s, LOOK_S))
-                    limit.reschedule(loop.time() + SILENT_S)
-                limit.reschedule(loop.time() + SILENT_S)
+                    limit.reschedule(loop.time() + silent_s)
+                limit.reschedule(loop.time() + silent_s)
         except (OSError, snapshot_file.SnapshotError) as error:
             lost.append(error)
             raise

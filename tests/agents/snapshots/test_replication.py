@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -281,6 +282,24 @@ async def test_a_buddy_that_stops_reading_is_replaced(world, monkeypatch):
         await world.run(world.buddies(), world.snapshot(4, pieces=more_than_the_kernel_takes))
     assert world.held("c") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
     assert world.done == [(4, "")]
+
+
+async def test_a_buddy_that_makes_room_for_a_large_file_is_waited_for(world, monkeypatch):
+    """It takes half a second per GB, in which the kernel alone takes bytes."""
+    made, create = [], snapshot_file.create
+    snapshot = world.snapshot(4, pieces={(0, 0): bytes(24 << 20)})
+
+    def slowly(path: Path, size: int) -> int:
+        time.sleep(0.6)
+        made.append(path)
+        return create(path, size)
+
+    monkeypatch.setattr(snapshot_file, "create", slowly)
+    monkeypatch.setattr(replication, "SILENT_S", 0.2)
+    monkeypatch.setattr(replication, "PREPARED_BYTES_S", 1 << 20)
+    await world.run(world.buddies(), snapshot)
+    assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
+    assert len(made) == 1
 
 
 async def test_a_slow_rate_is_not_taken_for_a_buddy_that_stopped_reading(world, monkeypatch):
