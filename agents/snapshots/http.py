@@ -24,7 +24,13 @@ from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId, Point
 from agents.rpc.server import answer_signed, refuse_stranger
 from agents.rpc.signing import Verifier
-from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
+from agents.snapshots.memory import (
+    FILE_NAME,
+    SnapshotFile,
+    SnapshotMemory,
+    delete,
+    head_checksum,
+)
 from agents.snapshots.readers import ReadAdmission
 from worker.checkpoint import snapshot_file
 from worker.plain_file import open_plain
@@ -61,6 +67,8 @@ class SnapshotRoutes:
     verifier: Verifier
     readers: ReadAdmission
     _coming: set[Path] = field(default_factory=set)
+    _listed: tuple[tuple[SnapshotFile, ...], bytes] = ((), snapshot_file.listing({}))
+    """The files that were listed last, and their list."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Makes the temporary file names of replicas that arrive at the same time differ."""
 
@@ -78,8 +86,11 @@ class SnapshotRoutes:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         found = self.memory.snapshots(*await self._admit(request))
-        listing = snapshot_file.listing({each.path.name: each.header for each in found})
-        return web.Response(body=listing, content_type="application/json")
+        if self._listed[0] != found:
+            # Made once for all ranks that ask as a generation begins.
+            listing = snapshot_file.listing({each.path.name: each.header for each in found})
+            self._listed = found, listing
+        return web.Response(body=self._listed[1], content_type="application/json")
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
         job, point = await self._admit(request)

@@ -281,12 +281,12 @@ class LocalSource:
             with (self.folder / file).open("rb") as opened:
                 # Pages are read when they are used. No writer is left: the workers of the previous
                 # generation have closed their files or were killed.
-                whole = mmap.mmap(
-                    opened.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-                )
+                begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+                how = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+                mapped = mmap.mmap(opened.fileno(), offset + size - begin, *how, offset=begin)
         except (OSError, ValueError) as error:
             raise SourceError(f"{self.name}: {file}: {error}") from None
-        return memoryview(whole)[offset : offset + size]
+        return memoryview(mapped)[offset - begin :]
 
     def close(self) -> None:
         return

@@ -304,6 +304,26 @@ async def test_reads_need_the_jobs_grant_and_reach_only_its_snapshots(served):
         assert (await served.get(f"/v1/memory/job/1-3/{wrong}"))[0] in (400, 404)
 
 
+async def test_a_point_is_listed_once_for_all_ranks_until_it_changes(served, monkeypatch):
+    """Hundreds of ranks ask at once as a generation begins."""
+    lists, listing = [], snapshot_file.listing
+
+    def counted(found):
+        lists.append(sorted(found))
+        return listing(found)
+
+    monkeypatch.setattr(snapshot_file, "listing", counted)
+    for rank in (0, 1):
+        write_snapshot(served.memory.folder, step=3, rank=rank)
+        served.memory.open()
+        for _ in range(3):
+            status, body = await served.get("/v1/memory/job/1-3")
+            names = [each["file"] for each in json.loads(body)]
+            assert (status, names) == (200, [f"{each}.snap" for each in range(rank + 1)])
+    assert (await served.get("/v1/memory/job/1-4"))[1] == b"[]"
+    assert lists == [["0.snap"], ["0.snap", "1.snap"], []]
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 async def test_a_snapshot_that_a_worker_replaced_by_something_else_is_not_served(
     served, tmp_path, kind

@@ -66,6 +66,17 @@ def test_own_files_are_used_first(tmp_path, peer):
     assert got.header.progress == found.header.progress
 
 
+def test_own_pieces_are_mapped_and_not_each_time_the_whole_file(tmp_path):
+    found = write(tmp_path / "own", header_of(*SIZES, 50_000))
+    content = found.path.read_bytes()
+    for offset, size in ((0, 10), (4095, 2), (4096, 64), (len(content) - 9, 9)):
+        part = own(tmp_path / "own").read(found.path.name, offset, size)
+        assert bytes(part) == content[offset : offset + size]
+        assert len(part.obj) <= size + 4096
+    with pytest.raises(SourceError, match=r"this node: 2\.snap"):
+        own(tmp_path / "own").read(found.path.name, len(content) - 9, 10)
+
+
 def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
     found = write(tmp_path / "own", header_of(*SIZES))
     want = expected(found)
