@@ -214,7 +214,7 @@ def job_part(
         "problems": list(
             problems_of(
                 *(about.service, view, kept.rows.views, part.now, paused),
-                *(of_job.risks, render.stuck_view(part)),
+                *(of_job.risks, render.stuck_view(*parts)),
             )
         ),
     }

@@ -192,9 +192,9 @@ def unsound_view(state: State) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def leaving_view(state: State) -> tuple[types.Leaving, ...]:
-    """The draining nodes, by announced end; those without one last."""
-    free, kept = drained(state), stuck_view(state)
+def leaving_view(*parts: State) -> tuple[types.Leaving, ...]:
+    """The draining nodes, by announced end; those without one last. ``parts`` as ``nodes_view``."""
+    free, kept = {id_ for part in parts for id_ in drained(part)}, stuck_view(*parts)
     leaving = [
         types.Leaving(
             node.record.name,
@@ -202,15 +202,16 @@ def leaving_view(state: State) -> tuple[types.Leaving, ...]:
             safe_to_stop=id_ in free,
             stuck=kept.get(node.record.name, ""),
         )
-        for id_, node in state.nodes.items()
+        for part in parts
+        for id_, node in part.nodes.items()
         if node.is_draining and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
 
 
-def stuck_view(state: State) -> dict[str, str]:
+def stuck_view(*parts: State) -> dict[str, str]:
     """By name: the nodes whose drain cannot end, why, and what ends it."""
-    names = sorted(state.nodes[id_].record.name for id_ in stuck(state))
+    names = sorted(part.nodes[id_].record.name for part in parts for id_ in stuck(part))
     return {name: NO_OTHER_NODE.format(name=name) for name in names}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from prometheus_client.core import Metric
 
@@ -16,7 +17,6 @@ from sailord.api.answers.goodput_types import GoodputView
 from sailord.api.answers.types import ActiveView, PhaseName
 from sailord.api.handlers.capacity import CapacityView, capacity_of
 from sailord.api.handlers.context import ApiContext
-from sailord.api.handlers.plans import plan_explanation
 from sailord.capacity.core.model import CapacityState
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import NodeSpeeds
@@ -26,12 +26,12 @@ from sailord.goodput.core.causes import TEXTS
 from sailord.goodput.core.ledger import IN_STEP
 
 
-def metrics_text(api: ApiContext) -> str:
-    """All metrics in Prometheus' text format."""
+def metrics_text(api: ApiContext, about: Mapping[str, Any]) -> str:
+    """All metrics in Prometheus' text format; ``about``: the planner's account of the plan."""
     families = [build_info("sailor_build_info"), *controller_metrics(api)]
     # A former leader's view of the jobs is out of date.
     if api.cluster.state.term is not None or api.cluster.leader is None:
-        families += job_metrics(api)
+        families += job_metrics(api, about)
         # A new leader has to read the ledger first: no counter may start from 0 until then.
         if api.goodput.stored.since_us is not None:
             books = api.goodput
@@ -92,10 +92,9 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
     ]  # fmt: skip
 
 
-def job_metrics(api: ApiContext) -> list[Metric]:
+def job_metrics(api: ApiContext, about: Mapping[str, Any]) -> list[Metric]:
     """Metrics of the jobs; those of the active one are left out while there is none."""
     state, outbox = api.cluster.last_led, api.cluster.outbox
-    about = {} if state.active is None else plan_explanation(api, state.active)
     view = render.active_view(
         state, api.cluster.step_rate_of(None), None, about, outbox.at_of, state.now,
         api.cluster.safe_point(),

@@ -9,7 +9,7 @@ from agents.protocol.records import JobId
 from agents.store.interface import StoreError
 from sailord.api.answers import render
 from sailord.api.handlers.context import ApiContext
-from sailord.core.model.state import Active, State
+from sailord.core.model.state import State
 
 PLANS_SEEN_MAX = 8
 """Plans that are kept: of jobs that share the cluster, each has one."""
@@ -47,12 +47,3 @@ async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None,
             return await read_plan(api, active.job, active.generation.plan)
     except (TimeoutError, StoreError):
         return None, {}  # The rest of the status does not depend on the store.
-
-
-def plan_explanation(api: ApiContext, active: Active) -> dict[str, Any]:
-    """The planner's explanation of the running plan, if it was read before; else empty."""
-    if active.generation is None:
-        return {}
-    sha = active.generation.plan
-    known = api.cluster.plans.get((active.job, sha))
-    return known.about if known is not None else api.plans_seen.get(sha, (None, {}))[1]

@@ -39,7 +39,10 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """Export metrics for Prometheus."""
-    text = metrics_text(request.app[CONTEXT])
+    api = request.app[CONTEXT]
+    # A new leader has read no plan yet, and an alert compares steps with the prediction.
+    _, about = await plan_of(api, api.cluster.last_led)
+    text = metrics_text(api, about)
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
@@ -49,6 +52,7 @@ async def status(request: web.Request) -> web.Response:
     state, now = api.cluster.last_led, api.clock.now()
     chosen = JobId(request.query["job"]) if "job" in request.query else None
     part = state if chosen is None else api.cluster.led_of(chosen)
+    parts = api.cluster.led_parts
     if chosen is not None and (part.active is None or part.active.job != chosen):
         return refusal(404, Problem(f"job {chosen}", "does not run", "see `sailorctl jobs`"))
     plan, about = await plan_of(api, part)
@@ -70,20 +74,20 @@ async def status(request: web.Request) -> web.Response:
             **render.queue_view(state),
             unsound=render.unsound_view(state),
             nodes=render.counts_view(state),
-            leaving=render.leaving_view(state),
+            leaving=render.leaving_view(*parts),
             capacity=service.capacity,
             unreadable=service.unreadable,
-            running=render.running_view(api.cluster.led_parts),
+            running=render.running_view(parts),
             refusals=service.refusals,
             unheard=service.unheard,
             problems=problems_of(
                 service,
                 job,
-                render.nodes_view(state, parts=api.cluster.led_parts).nodes,
+                render.nodes_view(state, parts=parts).nodes,
                 now,
                 render.paused_view(state),
-                api.cluster.risks(state).values(),
-                render.stuck_view(state),
+                api.cluster.risks(part).values(),
+                render.stuck_view(*parts),
             ),
         )
     )

@@ -1,0 +1,135 @@
+"""The status where jobs share the cluster, and metrics of a leader that has just begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import Histogram
+
+from agents.daemon.unreadable import UnreadableRecords
+from agents.protocol.records import Bill, JobId
+from agents.rpc.strangers import StrangerLimits
+from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.status import metrics, status
+from sailord.controller.durations import Durations
+from sailord.controller.step_rate import StepRate
+from sailord.controller.store_health import StoreHealth
+from sailord.core.model.phases import Running
+from sailord.core.model.state import State
+from sailord.core.sharing.parts import Parts, whole
+from sailord.goodput.core.ledger import Ledger
+from sailord.notify.announcer import Announcer
+from sailord.notify.feed import Feed
+from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, C, D, generation, job, node, state
+
+OTHER = JobId("other")
+BUDGET = Bill(usd=9.0, until=NOW, usd_max=10.0)
+FIRST = state(
+    Running(BEGAN),
+    job=job(steps=100_000, bill=BUDGET),
+    generation=generation(usd_per_hour=8.0),
+    step_s=0.5,
+)
+"""Its budget is at risk."""
+LEAVES = node(D, draining_since=NOW - 9)
+SECOND = state(
+    Running(BEGAN),
+    *(node(C), LEAVES),
+    job=job(id=OTHER, part=(C, D)),
+    generation=replace(generation(C, D), job=OTHER),
+    considered=frozenset((C,)),
+    is_refused=True,
+)
+"""Its second node cannot drain."""
+ABOUT = {"estimate": {"iteration_s": 0.5}}
+
+
+def served(parts: Parts) -> Any:
+    """A sailord that leads, and has read no plan since it began."""
+
+    async def read_plan(_job: str, _sha: str) -> bytes:
+        return b"{}"
+
+    async def read_about(_job: str, _sha: str) -> dict[str, Any]:
+        return ABOUT
+
+    outbox: Any = SimpleNamespace(at_of={}, failing={}, waiting=0)
+    gateway: Any = SimpleNamespace(read_plan=read_plan, read_about=read_about)
+    announcer = Announcer(gateway, Feed(), outbox)
+    cluster = SimpleNamespace(
+        state=whole(parts),
+        last_led=whole(parts),
+        led_parts=tuple(parts.all()),
+        led_of=lambda id_: parts.others.get(id_, whole(parts)),
+        leader=None,
+        outbox=outbox,
+        feed=announcer.feed,
+        risks=announcer.risks,
+        step_rate_of=lambda _: StepRate(),
+        safe_point=lambda _=None: None,
+        store=StoreHealth(),
+        plans={},
+        durations=Durations(),
+        plan_requests=0,
+        planner=SimpleNamespace(precomputed_losses=0),
+    )
+    return SimpleNamespace(
+        cluster=cluster,
+        clock=SimpleNamespace(now=lambda: NOW),
+        config=SimpleNamespace(cluster_name="prod"),
+        gateway=gateway,
+        own_gateway=SimpleNamespace(unreadable=UnreadableRecords()),
+        strangers=StrangerLimits(),
+        plans_seen={},
+        capacity=None,
+        goodput=SimpleNamespace(stored=Ledger(), stored_shares={}),
+        request_times=Histogram("sailor_http_request_seconds", "None yet.", registry=None),
+    )
+
+
+def asked(api: Any, **query: str) -> Any:
+    return SimpleNamespace(app={CONTEXT: api}, query=query)
+
+
+async def told(parts: Parts, **query: str) -> Mapping[str, Any]:
+    answer = await status(asked(served(parts), **query))
+    found: Mapping[str, Any] = json.loads(answer.text or "")
+    return found
+
+
+async def test_the_status_of_a_job_names_its_own_risks() -> None:
+    parts = Parts(FIRST, {OTHER: SECOND})
+    first, second = await told(parts), await told(parts, job=OTHER)
+    assert [each["job"]["id"] for each in (first, second)] == [JOB, OTHER]
+    assert any(each.startswith(f"{JOB}: at its present speed") for each in first["problems"])
+    assert not [each for each in second["problems"] if "at its present speed" in each]
+
+
+async def test_a_drain_that_cannot_end_is_told_whichever_job_has_the_node() -> None:
+    parts = Parts(FIRST, {OTHER: SECOND})
+    for query in ({}, {"job": OTHER}):
+        found = await told(parts, **query)
+        (leaving,) = found["leaving"]
+        assert (leaving["name"], bool(leaving["stuck"])) == ("machine-d", True)
+        assert any(each.startswith("machine-d cannot drain") for each in found["problems"])
+
+
+def figures(text: str) -> dict[str, float]:
+    lines = (line.split(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value, *_ in lines if "{" not in name}
+
+
+def alone() -> State:
+    return state(Running(BEGAN), node(A), node(B))
+
+
+async def test_a_leader_that_was_asked_for_no_status_knows_the_predicted_time_of_a_step() -> None:
+    """`SailorNoStep` compares with it."""
+    answer = await metrics(asked(served(Parts(alone()))))
+    found = figures(answer.text or "")
+    assert found["sailor_step"] == 40
+    assert found["sailor_step_predicted_seconds"] == 0.5
