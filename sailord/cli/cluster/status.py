@@ -32,7 +32,7 @@ def status(client: Client, watch: bool, job: str | None, as_json: bool) -> None:
         job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", path.format(name)))
     if not watch:
         show(client.ask("GET", status_path(job)), as_json, text.status_text)
-    elif not as_json and sys.stdout.isatty():
+    elif not as_json and _has_screen():
         from sailord.screen.watch import watch as watch_on_screen  # noqa: PLC0415 - see ADR 87
 
         click.echo(watch_on_screen(client, job))
@@ -40,8 +40,17 @@ def status(client: Client, watch: bool, job: str | None, as_json: bool) -> None:
         _print_repeatedly(client, job, as_json)
 
 
+def _has_screen() -> bool:
+    """Return whether the output is a terminal that can be drawn on."""
+    if not sys.stdout.isatty():
+        return False
+    from sailord.screen.terminal import is_usable  # noqa: PLC0415 - see ADR 87
+
+    return is_usable()
+
+
 def _print_repeatedly(client: Client, job: str | None, as_json: bool) -> None:
-    """Print the status every second, for a pipe."""
+    """Print the status every second, for a pipe or a terminal without cursor keys."""
 
     def report(problem: ServerProblem) -> None:
         click.echo(json_line({"error": str(problem)}) if as_json else f"error: {problem}")
@@ -50,7 +59,7 @@ def _print_repeatedly(client: Client, job: str | None, as_json: bool) -> None:
     reconnector = Reconnector(report)
     while True:
         value = reconnector.insist(lambda: client.ask("GET", status_path(job)))
-        click.echo(json_line(value) if as_json else text.status_text(value))
+        click.echo(json_line(value) if as_json else printable(text.status_text(value)))
         sys.stdout.flush()
         time.sleep(WATCH_S)
 
