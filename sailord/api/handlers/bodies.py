@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from simulator.documents.problems import InputError, Problem
 
 ID_CURE = "use letters, digits, dots and hyphens"
 MOMENT_MAX = 4e9
+NUMBER_MAX = sys.float_info.max
 PROBLEMS_MAX = 50
 KINDS: dict[type, str] = {
     str: "a text", int: "a whole number", float: "a number", bool: "true or false"
@@ -59,6 +61,8 @@ async def read_object(
         if type(value[key]) is not kind and not is_number:
             what = f"is {quote(value[key])}"
             problems.append(Problem(f"body: {key}", what, f"give {KINDS[kind]}"))
+        elif is_number and not abs(value[key]) <= NUMBER_MAX:
+            problems.append(Problem(f"body: {key}", "is out of range", "give a finite number"))
         elif kind is str and not _is_clean(value[key]):
             what = "contains a NUL or an unpaired surrogate"
             problems.append(Problem(f"body: {key}", what, "remove it"))
