@@ -34,7 +34,7 @@ from sailord.core.queries.reconfiguration_timing import (
 )
 from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.message_formats import WORDS
-from sailord.notify.outbox import Message, Outbox, committed_id
+from sailord.notify.outbox import Message, Outbox, committed_id, job_stopped
 from sailord.notify.summaries import summary_of
 from sailord.notify.telemetry import TraceSender
 from sailord.text.units import duration
@@ -125,12 +125,19 @@ class Announcer:
         changes = [*_changes_of_nodes(before, after)]
         for _, then, now in parts:
             changes += _changes_of_job(then, now)
+        is_new = before.term != after.term
         for event, id_ in changes:
-            if before.term == after.term:
+            if not is_new:
                 self.feed.add(replace(event, id=self.feed.next_id(after.now)))
-            if id_:
+            if id_ and not (is_new and self._is_long_over(event, after)):
                 self.outbox.offer(id_, event)
         return moves
+
+    def _is_long_over(self, event: FeedEvent, state: State) -> bool:
+        """Whether a fact is of a job whose end the outbox has forgotten, and with it the fact."""
+        job = None if event.job is None else state.jobs.get(JobId(event.job))
+        end = None if job is None or job.state not in ENDED else job_stopped(job, 0.0, 0)
+        return end is not None and end[0] not in self.outbox.at_of
 
     def _report_evaluations(self, before: State, after: State) -> None:
         if after.active is None:
