@@ -119,7 +119,9 @@ def _by_day(
 ) -> Iterator[tuple[str, tuple[Account, ...]]]:
     """Split what was booked in a time among its days, in proportion."""
     booked: tuple[Account, ...] = ()
-    midnight = (from_us // DAY_US + 1) * DAY_US
+    # A clock may jump by decades; older days would not be kept.
+    kept_us = until_us // DAY_US * DAY_US - KEPT_MAX["day"] * DAY_US
+    midnight = max((from_us // DAY_US + 1) * DAY_US, kept_us)
     while midnight < until_us:
         share = midnight - from_us, until_us - from_us
         upto = tuple(_scaled(each, *share) for each in delta)

@@ -131,6 +131,15 @@ def test_days_without_a_leader_get_their_part_each() -> None:
     }
 
 
+def test_a_clock_that_jumps_by_years_makes_no_more_days_than_are_kept() -> None:
+    begun, now = MIDNIGHT - 1_000 * 86_400, MIDNIGHT + 3_600
+    ledger, shares = played(UsageSample(begun, TRAINING), UsageSample(now, ()))
+    days = newest_first(shares, "day")
+    assert len(days) <= KEPT_MAX["day"] + 2
+    assert days[0].accounts == (Account("unobserved", 8 * 3_600 * 10**6, 36.0),)
+    assert rest_of(shares, "day", ledger) == ()
+
+
 def test_what_an_older_sailord_booked_is_a_rest() -> None:
     """Its ledger names no job, and it leaves the shares as they are."""
     step = StepProgress(JOB, 1, 5, 0)
