@@ -56,7 +56,7 @@ const kinds = {
     const fresh = value.filter((each) => !known.has(each.id));
     view.events = [...fresh.reverse(), ...view.events].slice(0, EVENTS_MAX);
     const last = view.moves.at(-1)?.generation ?? 0;
-    if (fresh.some((each) => each.generation > last)) askAgainSoon();
+    if (fresh.some((each) => each.job === view.movesOf && each.generation > last)) askAgainSoon();
   },
 };
 
@@ -194,7 +194,7 @@ function render() {
   renderMoney(doc);
   renderMoves();
   renderCheckpoints(doc, now());
-  renderEvents();
+  renderEvents(doc);
   renderLost(doc);
 }
 
@@ -426,15 +426,16 @@ function renderLost(doc) {
     make("time", { datetime: iso(each.at) }, moment(each.at)), ` ${each.text}`)));
 }
 
-function renderEvents() {
+function renderEvents(doc) {
   const list = byId("events");
   const order = view.events.find((each) => each.kind === "order");
   setText(byId("last-order"), order ? `Last order, at ${moment(order.at)}: ${order.text}.` : "");
-  const key = `${view.eventsOf} ${view.events.length} ${view.events[0]?.id}`;
+  const shown = doc.job?.id;
+  const key = `${view.eventsOf} ${shown} ${view.events.length} ${view.events[0]?.id}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
   list.replaceChildren(...eventsShown().map((each) => make("li", { "data-kind": each.kind },
-    make("time", { datetime: iso(each.at) }, moment(each.at)), make("span", {}, each.text),
+    make("time", { datetime: iso(each.at) }, moment(each.at)), make("span", {}, `${each.job && each.job !== shown ? `${each.job}: ` : ""}${each.text}`),
     make("small", {}, each.step === null ? "" : `step ${count(each.step)}`))));
 }
 

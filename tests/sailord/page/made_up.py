@@ -7,12 +7,13 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
 
+from agents.protocol.codec import plain
 from agents.protocol.records import (
     Bill,
     ComputeTimes,
@@ -42,6 +43,7 @@ from sailord.core.model.state import Active, Progress, State
 from sailord.core.sharing.parts import Parts, whole
 from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.usage_sample import Renting, sample_usage
+from sailord.notify.feed import FeedEvent
 from sailord.page.merge_patch import merge_patch
 
 JOB, STAGES, LAYERS, NOTICE_S = JobId("job"), 8, 4, 5
@@ -92,6 +94,7 @@ class MadeUp:
     ledger: Ledger = field(default_factory=Ledger)
     costs_s: list[float] = field(default_factory=list)
     """Processor time of each document."""
+    events: tuple[FeedEvent, ...] = ()
 
     def __post_init__(self) -> None:
         self._random = random.Random(7)
@@ -252,8 +255,9 @@ async def serve(
     document: Callable[[JobId | None], dict[str, Any]],
     schedule: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
+    events: Sequence[FeedEvent] = (),
 ) -> AsyncIterator[str]:
-    """Serve the page with these documents, and yield its address."""
+    """Serve the page with these documents and events, and yield its address."""
 
     async def live(request: web.Request) -> web.StreamResponse:
         """Stream the document and its patches, as sailord does."""
@@ -261,6 +265,7 @@ async def serve(
         reply.content_type = "text/event-stream"
         await reply.prepare(request)
         known: dict[str, Any] = {}
+        news = plain(list(events))
         chosen = request.query.get("job")
         hello = {"cluster": "bench", "name": "", "role": "viewer", "now": time.time()}
         await reply.write(f"event: hello\ndata: {json.dumps(hello)}\n\n".encode())
@@ -271,6 +276,9 @@ async def serve(
                 if patch:
                     text = json.dumps(patch, separators=(",", ":"))
                     await reply.write(f"event: patch\ndata: {text}\n\n".encode())
+                if news:
+                    await reply.write(f"event: events\ndata: {json.dumps(news)}\n\n".encode())
+                    news = []
                 await asyncio.sleep(LOOK_S)
         return reply
 

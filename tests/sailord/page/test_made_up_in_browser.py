@@ -15,6 +15,7 @@ from agents.protocol.records import JobId, NodeId
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
+from sailord.notify.feed import FeedEvent
 from tests.sailord.page.accessibility import check_rules
 from tests.sailord.page.browser import NEEDS_CHROMIUM, Tab, open_browser
 from tests.sailord.page.made_up import BESIDE, PAUSED, STORAGE, MadeUp, SharedMadeUp, serve
@@ -29,7 +30,8 @@ def watch(folder: Path, cluster: MadeUp, play: Callable[[Tab], Awaitable[None]])
     async def go() -> None:
         async with open_browser(folder) as tab:
             await tab.screen(1280, 900)
-            async with serve(cluster.document, cluster.schedule, cluster.measured) as url:
+            told = cluster.schedule, cluster.measured, cluster.events
+            async with serve(cluster.document, *told) as url:
                 await tab.open(url)
                 await tab.wait(DRAWN.format(cluster.count))
                 await play(tab)
@@ -287,3 +289,23 @@ def test_a_stream_that_is_refused_says_why(tmp_path: Path) -> None:
         assert await tab.run(script) == ["lost", "sailord refuses: requests: too many at once"]
 
     watch(tmp_path, MadeUp(8), play)
+
+
+def test_an_event_of_another_job_names_it(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        lines = "[...document.querySelectorAll('#events span')].map(each => each.innerText)"
+        await tab.wait(f"{lines}.length === 3")
+        assert await tab.run(lines) == [
+            "n1 is lost",
+            "step 8 is durable",
+            "beside: step 9 is durable",
+        ]
+
+    cluster = shared()
+    cluster.events = tuple(
+        FeedEvent(number, cluster.begun, "note", text, job=job)
+        for number, (job, text) in enumerate(
+            ((BESIDE, "step 9 is durable"), ("job", "step 8 is durable"), (None, "n1 is lost")), 1
+        )
+    )
+    watch(tmp_path, cluster, play)
