@@ -14,13 +14,15 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
+from worker.distributed.presence import announce, are_all_there, pause_s
 from worker.distributed.proof import GREETING_S, STRANGERS_MAX, prove, receive_proof
 from worker.distributed.sockets import listener_at
 
@@ -30,6 +32,8 @@ KEEPALIVE_S, KEEPALIVES = 1, 4
 too."""
 _POLL_S = 0.002
 """Seconds between two checks whether the others have connected, or the listener was closed."""
+CALLS_MAX = 32
+"""The most ranks that are being connected to at a time."""
 
 
 class PeerMonitor:
@@ -199,42 +203,66 @@ def _connect(
 ) -> dict[int, socket.socket]:
     """Connect every pair of ranks: the higher rank connects, the lower one listens.
 
-    Both prove that they know the secret; others are sent away.
+    Both prove that they know the secret; others are sent away. Over a long link each question to
+    the store and each connection takes round trips, so all addresses are read at once, and many
+    ranks are connected to at a time.
     """
     deadline = time.monotonic() + deadline_s
+    others = [each for each in range(size) if each != rank]
     with listener_at(host, backlog=size + STRANGERS_MAX) as server:
-        acceptor = _Acceptor(server, secret, rank, size)
-        thread = threading.Thread(target=acceptor.accept, daemon=True, name="peer acceptor")
+        meeting = _Meeting(server, secret, rank, size)
+        thread = threading.Thread(target=meeting.accept, daemon=True, name="peer acceptor")
         thread.start()
+        calls = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="peer caller")
         try:
-            store.set(f"{_PREFIX}/{rank}", json.dumps(server.getsockname()[:2]))
-            for lower in range(rank):
-                missing = [lower]
-                address = _wait_for_key(
-                    store, f"{_PREFIX}/{lower}", deadline, missing, check_cancelled
-                )
-                left_s = _remaining(deadline, missing)
-                peer = socket.create_connection(tuple(address), timeout=left_s)
-                acceptor.peers[lower] = peer
-                peer.settimeout(min(GREETING_S, left_s))
-                prove(peer, secret, b"", listener=lower, caller=rank)
-            while len(acceptor.peers) < size - 1:
+            store.set(_key_of(rank), json.dumps(server.getsockname()[:2]))
+            announce(store, _PREFIX, size)
+            while not are_all_there(store, _PREFIX):
                 check_cancelled()
-                higher = range(rank + 1, size)
-                _remaining(deadline, [each for each in higher if each not in acceptor.peers])
+                if time.monotonic() > deadline:
+                    raise _late(_without_address(store, others))
+                time.sleep(pause_s(size))
+            lower = [_key_of(each) for each in range(rank)]
+            for each, address in enumerate(store.multi_get(lower) if lower else ()):
+                calls.submit(meeting.call, each, json.loads(address), deadline)
+            while len(meeting.peers) < size - 1:
+                check_cancelled()
+                if meeting.failure is not None:
+                    raise meeting.failure
+                if time.monotonic() > deadline:
+                    raise _late([each for each in others if each not in meeting.peers])
                 time.sleep(_POLL_S)
         except BaseException:
-            acceptor.end()
-            for peer in acceptor.peers.values():
+            meeting.end()
+            for peer in meeting.peers.values():
                 peer.close()
             raise
         finally:
-            acceptor.end()
+            meeting.end()
+            calls.shutdown(wait=False, cancel_futures=True)
             thread.join()
-    for peer in acceptor.peers.values():
+    for peer in meeting.peers.values():
         peer.settimeout(1.0)  # Messages are short: a peer that does not read them is stuck.
         _notice_power_loss(peer)
-    return acceptor.peers
+    return meeting.peers
+
+
+def _key_of(rank: int) -> str:
+    return f"{_PREFIX}/{rank}"
+
+
+def _without_address(store: Store, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks that have not stored their address; asks for halves, since few are late."""
+    if not ranks or store.check([_key_of(each) for each in ranks]):
+        return []
+    if len(ranks) == 1:
+        return [*ranks]
+    half = len(ranks) // 2
+    return [*_without_address(store, ranks[:half]), *_without_address(store, ranks[half:])]
+
+
+def _late(ranks: Sequence[int]) -> TimeoutError:
+    return TimeoutError(f"ranks that did not connect in time: {', '.join(map(str, ranks))}")
 
 
 def _notice_power_loss(peer: socket.socket) -> None:
@@ -248,22 +276,43 @@ def _notice_power_loss(peer: socket.socket) -> None:
 
 
 @dataclass(eq=False)
-class _Acceptor:
-    """Accepts the higher ranks' connections, each in a thread, so a silent one delays no other."""
+class _Meeting:
+    """Connects one rank with the others, each in a thread, so that a silent one delays no other."""
 
     server: socket.socket
     secret: bytes
     rank: int
     size: int
     peers: dict[int, socket.socket] = field(default_factory=dict)
+    failure: OSError | None = None
+    """Why a lower rank could not be connected to."""
     _greeting: int = 0
     _is_over: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self) -> None:
-        """Accept no further connections."""
+        """Keep no further connections."""
         with self._lock:
             self._is_over = True
+
+    def call(self, lower: int, address: Sequence[Any], deadline: float) -> None:
+        """Connect to a lower rank."""
+        left_s = max(deadline - time.monotonic(), _POLL_S)
+        try:
+            peer = socket.create_connection((address[0], address[1]), timeout=left_s)
+        except OSError as error:
+            self.failure = error
+            return
+        try:
+            peer.settimeout(min(GREETING_S, left_s))
+            prove(peer, self.secret, b"", listener=lower, caller=self.rank)
+            with self._lock:
+                if self._is_over:
+                    raise ConnectionError("the meeting is over")
+                self.peers[lower] = peer
+        except OSError as error:
+            self.failure = error
+            peer.close()
 
     def accept(self) -> None:
         """Greet everybody who connects, until the end."""
@@ -296,25 +345,3 @@ class _Acceptor:
         finally:
             with self._lock:
                 self._greeting -= 1
-
-
-def _wait_for_key(
-    store: Store,
-    name: str,
-    deadline: float,
-    missing: list[int],
-    check_cancelled: Callable[[], None],
-) -> Any:
-    """Poll for a value of another rank; torch's own wait cannot be cancelled."""
-    while not store.check([name]):
-        check_cancelled()
-        _remaining(deadline, missing)
-        time.sleep(_POLL_S)
-    return json.loads(store.get(name))
-
-
-def _remaining(deadline: float, missing: list[int]) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(f"ranks that did not connect in time: {', '.join(map(str, missing))}")
-    return left

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from worker.distributed.interface import (
 )
 from worker.distributed.operations import MembersByName, OperationLog, StartedOperation
 from worker.distributed.peer_monitor import PeerMonitor
+from worker.distributed.presence import announce, are_all_there, pause_s
 from worker.distributed.process_collective import ProcessCollective
 from worker.distributed.stalls import HangCause, RankPosition, find_blame
 
@@ -50,6 +52,7 @@ CLOSE_S = 20.0
 AFTER_LOSS_S = 1.0
 """The same for gloo after a loss: they close at once or, with a sum that goes on, in minutes."""
 _ALL = "all"
+_PRESENT = "present"
 _DATA_TAG = 1
 
 
@@ -170,14 +173,14 @@ class ProcessTransport:
         pending.wait()
         self.check()
 
-    def _poll(self, is_done: Callable[[], bool], doing: str) -> None:
+    def _poll(self, is_done: Callable[[], bool], doing: str, *, pause_s: float = _POLL_S) -> None:
         deadline = time.monotonic() + self.deadline_s
         while not is_done():
             self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
                 self._give_up(doing)
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
 
     def _open(self, name: str, ranks: tuple[int, ...]) -> None:
         store = PrefixStore(name, self._store)
@@ -233,9 +236,9 @@ class ProcessTransport:
 
     def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
         """Wait until all members open the group; torch's own wait would not notice a death."""
-        store.set(f"present/{self.rank}", "")
-        names = [f"present/{rank}" for rank in ranks]
-        self._poll(lambda: store.check(names), doing)
+        announce(store, _PRESENT, len(ranks))
+        are_there = partial(are_all_there, store, _PRESENT)
+        self._poll(are_there, doing, pause_s=pause_s(len(ranks)))
 
     # ---- transfers -------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections import Counter
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -12,6 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from worker.distributed import process_groups
 from worker.distributed.interface import PeerLostError
 from worker.distributed.peer_monitor import PeerMonitor
+from worker.distributed.presence import announce
+from worker.distributed.proof import receive_proof
 from worker.distributed.rendezvous import secret_of
 
 SECRET = b"of this generation"
@@ -170,4 +173,48 @@ def test_ranks_that_do_not_connect_are_named():
     for thread in [start(store, rank, 4, found) for rank in (0, 2)]:
         thread.join()
     assert str(found[0]) == "ranks that did not connect in time: 1, 3"
-    assert str(found[2]) == "ranks that did not connect in time: 1"
+    assert str(found[2]) == "ranks that did not connect in time: 1, 3"
+
+
+class Counting:
+    """A store that counts what it is asked for."""
+
+    def __init__(self):
+        self._store, self.asked = HashStore(), Counter()
+
+    def __getattr__(self, name):
+        def ask(*given):
+            self.asked[name, str(given[0])] += 1
+            return getattr(self._store, name)(*given)
+
+        return ask
+
+
+def test_each_rank_asks_a_few_questions_of_the_store_however_many_ranks_there_are():
+    store, found = Counting(), {}
+    for thread in [start(store, rank, 6, found) for rank in range(6)]:
+        thread.join()
+    for rank in range(6):
+        assert len(found[rank]._peers) == 5
+        found[rank].close()
+    assert sum(n for (name, _), n in store.asked.items() if name in {"get", "multi_get"}) == 5
+    assert {what for name, what in store.asked if name == "check"} == {"['watch/all']"}
+
+
+def test_a_rank_connects_to_another_while_the_first_one_is_silent():
+    store, found = HashStore(), {}
+    first, second = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    for rank, server in enumerate((first, second)):
+        store.set(f"watch/{rank}", json.dumps(server.getsockname()))
+        announce(store, "watch", 3)
+    thread = start(store, 2, 3, found)
+    callers = []
+    for server in (second, first):  # The first one answers last.
+        server.settimeout(2.0)
+        callers.append(server.accept()[0])
+        receive_proof(callers[-1], SECRET, b"", 2 - len(callers))
+    thread.join()
+    assert sorted(found[2]._peers) == [0, 1]
+    found[2].close()
+    for each in (first, second, *callers):
+        each.close()
