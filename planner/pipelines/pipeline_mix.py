@@ -13,7 +13,7 @@ import numpy as np
 from planner.pipelines.pipeline_template import Template, TemplateMaker
 from planner.pipelines.plan_shape import PlanShape
 from planner.pipelines.stage_memory import TemplateStage
-from planner.problem.inventory import Lot, lots_hold
+from planner.problem.inventory import Lot, LotQuota, lots_hold
 from simulator.arrays import Bools, Floats
 from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.plan import Plan
@@ -148,9 +148,12 @@ def placements(mix: PipelineMix, lots: Sequence[Lot]) -> Iterator[PipelineMix]:
 
 
 def room_for(
-    template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
+    template: Template,
+    lots: Sequence[Lot],
+    taken: Mapping[int, Mapping[int, int]],
+    grants: Sequence[LotQuota] = (),
 ) -> int:
-    """How many pipelines of a template fit beside the groups already taken."""
+    """How many pipelines of a template fit beside the groups already taken, within the quotas."""
 
     def fits(count: int) -> bool:
         wanted = {lot: dict(groups) for lot, groups in taken.items()}
@@ -161,6 +164,11 @@ def room_for(
         (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
         for (lot, tp), groups in template.gpus.items()
     )
+    for grant in grants:
+        each = sum(tp * n for (lot, tp), n in template.gpus.items() if lot in grant.lots)
+        if each:
+            used = sum(tp * n for lot in grant.lots for tp, n in taken.get(lot, {}).items())
+            most = min(most, (grant.gpus_max - used) // each)
     while most > 0 and not fits(most):
         most -= 1
     return max(most, 0)

@@ -225,8 +225,9 @@ class EventDrafts:
             (
                 *(lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)),
                 lot.price_usd_per_gpu_hour if self.limits.needs_prices else None,
+                tuple(grant.gpus_max for grant in self.grants if number in grant.lots),
             )
-            for lot in some
+            for number, lot in zip(lots, some, strict=True)
         )
 
     def _sorted_templates(
@@ -240,7 +241,7 @@ class EventDrafts:
             template = self.maker.template(stages, micro_batch, total)
             if template is None:
                 continue
-            count = min(room_for(template, self.lots, {}), total)
+            count = min(room_for(template, self.lots, {}, self.grants), total)
             if count:
                 # Rate it as if this template did all the work.
                 found += self._smaller(PipelineMix((template,), (count,)), total)
@@ -283,11 +284,14 @@ class EventDrafts:
 
         The time begins with that of a simple mix, and is then the one that the last mix needs.
         """
-        uses = np.zeros((len(self.lots), len(pool)))
+        uses = np.zeros((len(self.lots) + len(self.grants), len(pool)))
         for column, template in enumerate(pool):
             for (lot, tp), groups in template.gpus.items():
                 uses[lot, column] += tp * groups
-        room = np.array([float(lot.gpus) for lot in self.lots])
+        for row, grant in enumerate(self.grants, len(self.lots)):
+            uses[row] = uses[list(grant.lots)].sum(axis=0)
+        limits = (*(lot.gpus for lot in self.lots), *(grant.gpus_max for grant in self.grants))
+        room = np.array(limits, dtype=float)
         mix = self.filled([], pool, total)
         for _ in range(PACKED if pool else 0):
             seconds = seconds_of(mix, total) + self.sums.seconds(mix)
@@ -312,7 +316,7 @@ class EventDrafts:
         for share in (counts + PACKED_WHOLE, [float(total)] * len(templates)):
             for n, template in enumerate(templates):
                 left = min(int(share[n]) - whole[n], total - sum(whole))
-                count = min(room_for(template, self.lots, taken), left)
+                count = min(room_for(template, self.lots, taken, self.grants), left)
                 if count > 0:
                     whole[n] += count
                     take(taken, template, count)
@@ -346,7 +350,7 @@ class EventDrafts:
                 if self.maker.template(stages, b, total) is not None:
                     continue
                 template = self.alone.template(stages, b, total)
-                if template is not None and room_for(template, self.lots, {}):
+                if template is not None and room_for(template, self.lots, {}, self.grants):
                     found[PipelineMix((template,), (1,))] = None
         return self.ranked(list(found))[:SINGLE_MAX]
 
@@ -364,7 +368,7 @@ class EventDrafts:
         templates: list[Template] = []
         counts: list[int] = []
         for template in [*first, *rest]:
-            count = min(room_for(template, self.lots, taken), total - sum(counts))
+            count = min(room_for(template, self.lots, taken, self.grants), total - sum(counts))
             if count <= 0 or template in templates:
                 continue
             templates.append(template)
@@ -417,16 +421,20 @@ class EventDrafts:
             )
             if tables.table_size > EQUAL_TABLE_MAX:
                 continue
+            quotas = (grant.gpus_max for grant in self.grants if lot in grant.lots)
+            gpus = min([self.lots[lot].gpus, *quotas])
             for line in quickest_equal_pipelines(
                 self.maker,
                 tables,
                 lot,
+                gpus=gpus,
                 micro_batches=self.drafted,
                 global_batch=self.job.global_batch,
                 longest_s=longest_s,
             ):
                 total = self.job.global_batch // line.template.micro_batch
-                count = min(room_for(line.template, self.lots, {}), line.pipelines, total)
+                room = room_for(line.template, self.lots, {}, self.grants)
+                count = min(room, line.pipelines, total)
                 if count:
                     found.append((line.seconds, PipelineMix((line.template,), (count,))))
         found.sort(key=lambda pair: pair[0])

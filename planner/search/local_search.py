@@ -306,7 +306,7 @@ class EventSearch(EventDrafts):
             for template in self.templates((lot,), b, total):
                 if template in mix.templates:
                     continue
-                room = room_for(template, self.lots, mix.groups())
+                room = room_for(template, self.lots, mix.groups(), self.grants)
                 count = min(room, total - mix.pipelines)
                 if count > 0:
                     more = (*mix.templates, template), (*mix.counts, count)
@@ -382,7 +382,8 @@ class EventSearch(EventDrafts):
         Without that template if the new one is in the mix already or has no room.
         """
         others = mix.with_count(index, 0)
-        room = min(room_for(template, self.lots, others.groups()), total - others.pipelines)
+        room = room_for(template, self.lots, others.groups(), self.grants)
+        room = min(room, total - others.pipelines)
         if template in others.templates or room <= 0:
             return others if others.templates else mix
         return PipelineMix(

@@ -342,16 +342,17 @@ def quickest_equal_pipelines(
     tables: StageTimeTables,
     lot: int,
     *,
+    gpus: int,
     micro_batches: Sequence[int],
     global_batch: int,
     longest_s: float | None,
 ) -> Iterator[EqualPipelines]:
-    """For each number of equal pipelines on a lot, the quickest template within ``longest_s``.
+    """For each number of equal pipelines on some GPUs of a lot, the quickest template within
+    ``longest_s``.
 
     Target times are tried until a pipeline costs no more than its share of the GPUs. The times of
     other stages are typical ones, so the results are starting points, not bounds.
     """
-    gpus = maker.lots[lot].gpus
     prices = np.array([float(choice.tp) for choice in tables.choices])
     for b in micro_batches:
         total = global_batch // b

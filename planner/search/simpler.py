@@ -77,7 +77,8 @@ class Variants:
             other = change(template)
             if other is None:
                 continue
-            fits = min(count, room_for(other, self.search.lots, taken))
+            room = room_for(other, self.search.lots, taken, self.search.grants)
+            fits = min(count, room)
             if fits > 0:
                 counts[other] += fits
                 take(taken, other, fits)

@@ -52,7 +52,7 @@ def _variants(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
         if size == b:
             continue  # The search has tried these.
         for template in search.templates((lot,), size, samples // size)[:MORE_PER_LOT]:
-            count = room_for(template, search.lots, mix.groups())
+            count = room_for(template, search.lots, mix.groups(), search.grants)
             if count > 0:
                 more = (*mix.templates, template), (*mix.counts, count)
                 yield PipelineMix(*more, mix.together)

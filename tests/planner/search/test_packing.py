@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 from planner.pipelines.pipeline_mix import PipelineMix
 from planner.pipelines.pipeline_template import Template
 from planner.pipelines.stage_memory import TemplateStage
-from planner.problem.inventory import lots_of
+from planner.problem.inventory import grants_of, lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import Question
 from planner.search.local_search import EventSearch
 from planner.search.packing import best_packing
 from planner.search.search_cache import SearchCache
 from simulator.api import Measurements
-from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster import Cluster, Pool, Quota
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.presets import preset
@@ -70,19 +71,20 @@ def test_a_packing_is_the_best_vertex(
     assert float(found @ values) == pytest.approx(best_vertex(values, uses, room), abs=1e-6)
 
 
-def search_in_two_zones() -> EventSearch:
+def search_in_two_zones(*quotas: Quota) -> EventSearch:
     """32 A100 and 32 V100 in each of two zones, in machines of four."""
     pools = tuple(
         Pool(zone, gpu, f"{gpu}x4", 4, 32)
         for zone in ("us-central1-a", "us-central1-b")
         for gpu in ("A100-40", "V100-16")
     )
-    cluster = Cluster(pools, load_catalogue())
+    cluster = Cluster(pools, load_catalogue(), quotas=quotas)
     job = Job("two zones", preset("opt-350m"), 1024, 2048, precision="fp32", max_tp=4)
     question = Question(job, cluster, Measurements())
     lots = lots_of(cluster, PlaceFacts(cluster, question.measurements.network))
     judge, maker = SearchCache().event(question, lots)
-    return EventSearch(job, lots, (), maker, judge, Limits(Objective()), (4,), (1, 2, 4), 100)
+    grants = grants_of(cluster, lots)
+    return EventSearch(job, lots, grants, maker, judge, Limits(Objective()), (4,), (1, 2, 4), 100)
 
 
 def lots_of_template(template: Template) -> set[int]:
@@ -100,6 +102,24 @@ def test_drafts_have_pipelines_over_two_kinds_in_each_zone_at_once() -> None:
         and all(len({zone[n] for n in lots_of_template(t)}) == 1 for t in mix.templates)
     ]
     assert found
+
+
+def test_drafts_take_as_many_gpus_as_quotas_allow() -> None:
+    """Most of what fits the machines would break a quota of few of them."""
+    search = search_in_two_zones(
+        Quota("us-central1", "A100-40", 24), Quota("us-central1-b", "V100-16", 0)
+    )
+    kinds = [(lot.gpu, lot.zone) for lot in search.lots]
+    most = 0
+    for mix in search.mixes():
+        used = Counter[tuple[str, str]]()
+        for lot, groups in mix.groups().items():
+            used[kinds[lot]] += sum(tp * count for tp, count in groups.items())
+        a100 = sum(count for (gpu, _), count in used.items() if gpu == "A100-40")
+        assert a100 <= 24
+        assert not used["V100-16", "us-central1-b"]
+        most = max(most, used["V100-16", "us-central1-a"] + a100)
+    assert most == 32 + 24
 
 
 def test_layers_are_summed_over_the_gpus_that_hold_them() -> None:
