@@ -2,19 +2,22 @@
 
 | format | file |
 |---|---|
-| ``bamboo-events`` | lines ``<ms>,add|remove,<node>`` |
+| ``bamboo-events`` | lines ``<time>,add|remove,<node>`` |
 | ``bamboo-counts`` | lines ``<date>, <time>, <nodes>`` |
-| ``counts`` | lines ``<ms>,<nodes>``, as Parcae's |
-| ``parcae`` | lines ``[<ms>, "add"|"remove"|..., {"nodes": [...], "duration": <ms>}]`` |
+| ``dated-counts`` | lines ``<date and time>,<nodes>``, as Bamboo's of one group of machines |
+| ``counts`` | lines ``<time>,<nodes>``, as Parcae's |
+| ``parcae`` | lines ``[<time>, "add"|"remove"|..., {"nodes": [...], "duration": <time>}]`` |
 | ``skypilot`` | JSON with ``metadata.gap_seconds`` and ``data``, nodes at equal intervals |
 | ``sailord`` | lines ``{"at": <seconds>, "gpus": {"<gpu>@<zone>": <count>}}``, sailord's own logs |
+
+A line without digits above the others is a heading. Times without a unit are milliseconds.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -27,6 +30,10 @@ TIMES_END_S = 253_402_300_800
 """Seconds from 1970 to the year 10000, where dates end."""
 COUNT_MAX = 10**7
 """Far above any log; more nodes or GPUs are a mistake."""
+UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+"""Seconds of the units in which a log may give its times."""
+SURE_S = 3600.0
+"""A log of fewer seconds, if its times were milliseconds, probably has them in another unit."""
 Counts = Mapping[str, int]
 """GPUs by pool, named ``<gpu>@<zone>``."""
 NodesByKind = Mapping[str, tuple[str, ...]]
@@ -54,6 +61,14 @@ class Series:
         ]
         return replace(self, points=tuple(points), nodes=({},) * len(points))
 
+    @property
+    def share_up(self) -> float:
+        """The share of the time in which any GPU is up."""
+        times = [*(at_s for at_s, _ in self.points), self.end_s]
+        lasts_s = (two - one for one, two in pairwise(times))
+        up = (any(counts.values()) for _, counts in self.points)
+        return sum(s for s, is_up in zip(lasts_s, up, strict=True) if is_up) / self.end_s
+
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
@@ -63,6 +78,8 @@ class LogFile:
     text: str
     pool: str
     gpus_per_node: int
+    unit: str | None = None
+    """Of its times, if they have none and the user has said it."""
 
 
 def series_of(file: LogFile) -> Series:
@@ -85,6 +102,8 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
     try:
         points, end_s = _READERS[format_of(file)](file)
         _check_times(points, end_s)
+    except InputError:
+        raise
     except (
         *(ValueError, KeyError, TypeError, IndexError, AttributeError),
         *(OverflowError, RecursionError),
@@ -96,6 +115,15 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
             what = f"goes back in time: its entry {number} is earlier than the one before"
             raise InputError(Problem(file.name, what, "sort its entries by time"))
     return points, end_s
+
+
+def assumed_of(file: LogFile, series: Series) -> str:
+    """Return what a file does not say and is assumed; empty: nothing."""
+    kind = format_of(file)
+    if kind == "skypilot":
+        share = f"some are for {series.share_up:.0%} of the time"
+        return f"its numbers are read as nodes that are available, and {share}"
+    return f"its times are read as {file.unit or 'ms'}" if kind in _WITHOUT_UNIT else ""
 
 
 def _check_times(points: _Points, end_s: float) -> None:
@@ -121,11 +149,11 @@ def format_of(file: LogFile) -> str:
         return "parcae"
     if first.startswith("{"):
         return "sailord" if '"at"' in first and '"gpus"' in first else "skypilot"
-    fields = [part.strip() for part in first.split(",")]
+    fields = next(iter(_rows(text)), [])
     if len(fields) == 3:
         return "bamboo-events" if fields[1] in ("add", "remove") else "bamboo-counts"
     if len(fields) == 2:
-        return "counts"
+        return "dated-counts" if ":" in fields[0] else "counts"
     what = f'begins with "{first[:40]}", which no known format does'
     known = ", ".join(_READERS)
     raise InputError(Problem(file.name, what, f"give a file in one of these formats: {known}"))
@@ -153,17 +181,19 @@ def merged(series: Sequence[Series]) -> Series:
     return Series(tuple(points), end_s, tuple(nodes), begins.pop() if len(begins) == 1 else None)
 
 
-def trace_document(series: Series, source: str) -> dict[str, Any]:
-    """The trace file, in the form of recorded points."""
+def trace_document(series: Series, source: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
+    """The trace file, in the form of recorded points; ``assumed`` is for its readers."""
     begins = {} if series.begins is None else {"starts_at": series.begins.isoformat()}
+    pools = {pool for counts in series.points for pool in counts[1]}
     return {
         "source": source,
+        **({"conventions": list(assumed)} if assumed else {}),
         **begins,
         "points": [
             {
                 "time_s": at_s,
                 "available": [
-                    _entry(pool, n, names.get(pool)) for pool, n in sorted(counts.items())
+                    _entry(pool, n, names.get(pool), pools) for pool, n in sorted(counts.items())
                 ],
             }
             for (at_s, counts), names in zip(series.points, series.nodes, strict=True)
@@ -172,14 +202,20 @@ def trace_document(series: Series, source: str) -> dict[str, Any]:
     }
 
 
-def _entry(pool: str, gpus: int, nodes: Sequence[str] | None) -> dict[str, Any]:
-    gpu, _, zone = pool.removesuffix(" spot").partition("@")
+def _entry(
+    pool: str, gpus: int, nodes: Sequence[str] | None, pools: Collection[str]
+) -> dict[str, Any]:
+    gpu, _, zone = pool.removesuffix(_SPOT).partition("@")
     entry: dict[str, Any] = {"gpu_type": gpu, "zone": zone, "gpus": gpus}
     if nodes is not None:
         entry["nodes"] = list(nodes)
-    return {**entry, "spot": True} if pool.endswith(" spot") else entry
+    # The contract is said where the log is about both.
+    if pool.endswith(_SPOT) or f"{pool}{_SPOT}" in pools:
+        entry["spot"] = pool.endswith(_SPOT)
+    return entry
 
 
+_SPOT = " spot"
 _Point = tuple[float, Counts, NodesByKind]
 _Points = list[_Point]
 
@@ -196,21 +232,38 @@ def _from_zero(points: _Points) -> Iterator[_Point]:
 
 
 def _rows(text: str) -> list[list[str]]:
-    lines = (line.strip() for line in text.splitlines())
-    return [[part.strip() for part in line.split(",")] for line in lines if line]
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    if lines and not any(map(str.isdigit, lines[0])):
+        lines = lines[1:]
+    return [[part.strip() for part in line.split(",")] for line in lines]
+
+
+def _in_seconds(points: _Points, file: LogFile) -> _Points:
+    """Return the points of a log that gives times without their unit."""
+    times = [at for at, _, _ in points]
+    as_ms_s = (times[-1] - times[0]) * UNITS["ms"]
+    if file.unit is None and 0 < as_ms_s < SURE_S and any(at % 1000 for at in times):
+        what = f"has times from {times[0]:g} to {times[-1]:g}; in ms that would be {as_ms_s:.3g} s"
+        cure = f"say their unit with --unit ({', '.join(UNITS)})"
+        raise InputError(Problem(file.name, what, cure))
+    each_s = UNITS[file.unit or "ms"]
+    return [(round(at * each_s, 6), counts, nodes) for at, counts, nodes in points]
 
 
 def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
     up: set[str] = set()
     points: _Points = []
-    for ms, what, node in _rows(file.text):
+    for at, what, node in _rows(file.text):
         if what == "add":
             up.add(node)
-        elif what == "remove":
-            up.remove(node)
-        else:
+        elif what != "remove":
             raise ValueError(f'"{what}" is neither add nor remove')
-        points.append(_named(float(ms) / 1000, up, file))
+        elif node not in up:
+            raise ValueError(f'"{node}" is removed, and was not added')
+        else:
+            up.remove(node)
+        points.append(_named(float(at), up, file))
+    points = _in_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
 
@@ -244,27 +297,38 @@ def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
     return points, points[-1][0]
 
 
+def _dated_counts(file: LogFile) -> tuple[_Points, float]:
+    points: _Points = []
+    for moment, count in _rows(file.text):
+        at = datetime.fromisoformat(moment)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        points.append((at.timestamp(), {file.pool: _whole(count) * file.gpus_per_node}, {}))
+    return points, points[-1][0] + _step_s(points)
+
+
 def _counts(file: LogFile) -> tuple[_Points, float]:
     points: _Points = [
-        (float(ms) / 1000, {file.pool: _whole(count) * file.gpus_per_node}, {})
-        for ms, count in _rows(file.text)
+        (float(at), {file.pool: _whole(count) * file.gpus_per_node}, {})
+        for at, count in _rows(file.text)
     ]
+    points = _in_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
 
 def _parcae(file: LogFile) -> tuple[_Points, float]:
     up: set[str] = set()
     points: _Points = []
-    end_s = 0.0
+    lasts = 0.0
     for line in filter(None, map(str.strip, file.text.splitlines())):
-        ms, what, about = json.loads(line)
+        at, what, about = json.loads(line)
         if what == "add":
             up.update(about["nodes"])
         elif what == "remove":
             up.difference_update(about["nodes"])
-        points.append(_named(ms / 1000, up, file))
-        end_s = (ms + about["duration"]) / 1000
-    return points, end_s
+        points.append(_named(float(at), up, file))
+        lasts = about["duration"]
+    points = _in_seconds(points, file)
+    return points, points[-1][0] + round(lasts * UNITS[file.unit or "ms"], 6)
 
 
 def _skypilot(file: LogFile) -> tuple[_Points, float]:
@@ -291,9 +355,11 @@ def _sailord(file: LogFile) -> tuple[_Points, float]:
     return points, points[-1][0]
 
 
+_WITHOUT_UNIT = ("bamboo-events", "counts", "parcae")
 _READERS: dict[str, Callable[[LogFile], tuple[_Points, float]]] = {
     "bamboo-events": _bamboo_events,
     "bamboo-counts": _bamboo_counts,
+    "dated-counts": _dated_counts,
     "counts": _counts,
     "parcae": _parcae,
     "skypilot": _skypilot,

@@ -19,6 +19,7 @@ from simulator.documents.fields import (
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problem, Problems, nearest
 from simulator.traces.named_nodes import Flaw, NamedNodes
+from simulator.traces.published import LogFile, format_of, read_points
 from simulator.traces.trace import GpuCounts, NodeNames, Trace, trace_of
 
 
@@ -55,8 +56,25 @@ class TraceChoice:
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
     """Read a trace; pools that it does not name stay as in the cluster."""
-    document = load_document(path, flaws_raise=False)
+    try:
+        document = load_document(path, flaws_raise=False)
+    except InputError:
+        _refuse_log(path)
+        raise
+    if "event" not in document.data and "points" not in document.data:
+        _refuse_log(path)
     return trace_from_document(document, cluster, choice or TraceChoice())
+
+
+def _refuse_log(path: Path) -> None:
+    """Name the cure where a published log is given for a trace."""
+    try:
+        log = LogFile(path.name, path.read_text(encoding="utf-8-sig"), "", 1, unit="ms")
+        read_points(log)
+    except (OSError, ValueError):
+        return
+    what = f"is a log ({format_of(log)}), not a trace"
+    raise InputError(Problem(path.name, what, "make one of it with `sailorctl trace import`"))
 
 
 def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoice) -> Trace:

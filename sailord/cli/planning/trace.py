@@ -11,11 +11,14 @@ import click
 
 from sailord.cli.shared.inputs import check_outputs
 from sailord.cli.shared.options import FILE
+from sailord.text.units import duration
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import load_catalogue
 from simulator.traces.published import (
+    UNITS,
     LogFile,
     Series,
+    assumed_of,
     format_of,
     merged,
     read_points,
@@ -50,6 +53,12 @@ def trace() -> None:
     "--spot", is_flag=True, help="The GPUs of files that name no pool are those of spot pools."
 )
 @click.option(
+    "--unit",
+    type=click.Choice(list(UNITS)),
+    help="Unit of the times in files that say none. Default: ms, if these cover an hour or are"
+    " whole seconds.",
+)
+@click.option(
     "--names", is_flag=True, help="Keep the names of nodes; each is a machine of the cluster file."
 )
 @click.option("--save", type=FILE, metavar="TRACE", required=True, help="The trace to write.")
@@ -58,6 +67,7 @@ def import_(
     pools: tuple[str, ...],
     gpus_per_node: int | None,
     spot: bool,
+    unit: str | None,
     names: bool,
     save: Path,
 ) -> None:
@@ -72,6 +82,7 @@ def import_(
         what = f"is given {len(pools)} times for {len(files)} files"
         raise InputError(Problem("--pool", what, "give it once for each file, in their order"))
     found: list[Series] = []
+    assumed: list[str] = []
     own: list[LogFile] = []
     for number, path in enumerate(files):
         try:
@@ -80,21 +91,26 @@ def import_(
             reason = error.strerror if isinstance(error, OSError) else "is not text"
             raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None
         pool, gpus = _pool_of(path, text, pools[number] if pools else None)
-        log = LogFile(path.name, text, f"{pool} spot" if spot else pool, gpus_per_node or gpus)
+        size = gpus_per_node or gpus
+        log = LogFile(path.name, text, f"{pool} spot" if spot else pool, size, unit)
         if format_of(log) == "sailord":
             read_points(log)  # So that an error names this file.
             own.append(log)
         else:
             found.append(series_of(log))
+            what = assumed_of(log, found[-1])
+            assumed.append(f"{path.name}: {duration(found[-1].end_s)}" + (what and f"; {what}"))
     if own:
         every = "\n".join(log.text for log in own)
         found.append(series_of(replace(own[0], text=every)))
     series = merged(found if names else [each.without_names() for each in found])
     source = ", ".join(path.name for path in files)
-    save.write_text(json.dumps(trace_document(series, source)) + "\n", encoding="utf-8")
+    document = trace_document(series, source, assumed)
+    save.write_text(json.dumps(document) + "\n", encoding="utf-8")
     most = max(sum(counts.values()) for _, counts in series.points)
     changes = len(series.points) - 1
-    click.echo(f"{save}: {series.end_s / 3600:.1f} h, {changes} changes, at most {most} GPUs")
+    told = f"{save}: {duration(series.end_s)}, {changes} changes, at most {most} GPUs"
+    click.echo("\n".join([*assumed, told]))
 
 
 def _pool_of(path: Path, text: str, given: str | None) -> tuple[str, int]:

@@ -22,6 +22,9 @@ SEGMENT = """\
 [120000, "remove", {"nodes": ["n1"], "duration": 60000}]
 [180000, "migration", {"nodes": [], "duration": 60000}]
 """
+DATED = (
+    "timestamp,count\n2021-07-26T18:42:00Z,8\n2021-07-26T18:45:00Z,11\n2021-07-26 18:47:00,0.0\n"
+)
 SKYPILOT = json.dumps({"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, 0]})
 OWN = (
     '{"at": 1000.5, "gpus": {"V100-16@us-east-1c": 8}}\n'
@@ -40,6 +43,7 @@ def read(text: str, gpus: int = 1) -> tuple[list[tuple[float, int]], float]:
     [
         (EVENTS, "bamboo-events", [(0, 2), (60, 3), (120, 2), (180, 2)], 240),
         (DATES, "bamboo-counts", [(0, 5), (86400, 7)], 86400),
+        (DATED, "dated-counts", [(0, 8), (180, 11), (300, 0)], 420),
         (COUNTS, "counts", [(0, 2), (60, 3), (120, 2)], 180),
         (SEGMENT, "parcae", [(0, 2), (120, 1)], 240),
         (SKYPILOT, "skypilot", [(0, 0), (300, 1), (900, 0)], 1200),
@@ -62,6 +66,7 @@ def test_published_formats_are_read(
         ("", "log: begins with"),
         ("a,b,c,d", "no known format"),
         ("0,add,a\n60,remove,b", "could not be read as bamboo-events"),
+        ("0,add,a\n60000,remove,b", 'as bamboo-events: "b" is removed, and was not added'),
         ("0,add,a\n60,renew,a", '"renew" is neither add nor remove'),
         ('{"metadata": {}, "data": [1]}', "could not be read as skypilot: 'gap_seconds'"),
         ('{"metadata": {"gap_seconds": 300}, "data": []}', "has no entry"),
@@ -100,6 +105,40 @@ def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
 def test_a_log_that_goes_back_in_time_is_a_mistake(text: str) -> None:
     with pytest.raises(InputError, match=r"goes back in time: its entry \d is earlier than"):
         read(text)
+
+
+SECONDS = "0,0\n21529,0\n21529,4\n21556,4\n21556,12\n88194,7\n"
+HOURS = "0.000,0\n5.980,0\n5.980,4\n24.498,7\n"
+"""As Bamboo published them, beside others in milliseconds."""
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "hours"),
+    [
+        (SECONDS, "s", 24.5),
+        (HOURS, "h", 30.5),
+        ("0,add,a\n41093,add,b\n68252,remove,b\n", "s", 26.5),
+        (EVENTS, "min", 4000.0),
+    ],
+)
+def test_times_that_are_no_plausible_milliseconds_need_a_unit(
+    tmp_path: Path, text: str, unit: str, hours: float
+) -> None:
+    log, save = tmp_path / "log.csv", tmp_path / "trace.json"
+    log.write_text(text)
+    words = ("trace", "import", str(log), "--pool", POOL, "--save", str(save))
+    code, told = run(*words)
+    if text == EVENTS:
+        assert (code, "its times are read as ms" in told) == (0, True)
+    else:
+        assert (code, save.exists()) == (2, False)
+        assert "say their unit with --unit (ms, s, min, h)" in told
+    code, told = run(*words, "--unit", unit)
+    assert code == 0, told
+    assert f"its times are read as {unit}" in told
+    document = json.loads(save.read_text())
+    assert document["end_s"] / 3600 == pytest.approx(hours, rel=0.05)
+    assert document["conventions"] == [told.splitlines()[0]]
 
 
 def test_of_overlapping_counts_the_later_line_holds() -> None:
@@ -224,7 +263,8 @@ def test_an_imported_trace_is_replayed(tmp_path: Path) -> None:
     trace = str(tmp_path / "trace.json")
     code, told = run("trace", "import", str(log), "--save", trace)
     assert code == 0, told
-    assert "0.3 h, 2 changes, at most 8 GPUs" in told
+    assert "20 min, 2 changes, at most 8 GPUs" in told
+    assert "nodes that are available, and some are for 50% of the time" in told
     files = [str(tmp_path / name) for name in ("job.toml", "cluster.toml")]
     code, told = run("replay", trace, *files, "--budget", "3", "--json")
     assert code == 0, told
@@ -244,6 +284,20 @@ def test_a_spot_trace_is_replayed_where_there_are_both_contracts(tmp_path: Path)
     assert run("trace", "import", str(log), "--spot", "--save", trace)[0] == 0
     code, told = run(*replay, "--budget", "3", "--json")
     assert code == 0, told
+
+
+def test_a_log_of_sailord_about_both_contracts_of_a_place_is_replayed(tmp_path: Path) -> None:
+    log, trace = tmp_path / "availability.jsonl", str(tmp_path / "trace.json")
+    pools = {"V100-16@us-east1-b": 8, "V100-16@us-east1-b spot": 8}
+    log.write_text("".join(json.dumps({"at": at, "gpus": pools}) + "\n" for at in (0, 900)))
+    for name, text in (("cluster.toml", CLUSTER + CLUSTER + "spot = true\n"), ("job.toml", JOB)):
+        (tmp_path / name).write_text(text)
+    assert run("trace", "import", str(log), "--save", trace)[0] == 0
+    files = [str(tmp_path / name) for name in ("job.toml", "cluster.toml")]
+    code, told = run("replay", trace, *files, "--budget", "3", "--json")
+    assert code == 0, told
+    (up,) = [each["available"] for each in json.loads(Path(trace).read_text())["points"]]
+    assert [(each["gpus"], each["spot"]) for each in up] == [(8, False), (8, True)]
 
 
 def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:

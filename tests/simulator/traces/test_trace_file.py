@@ -223,6 +223,25 @@ def test_invalid_trace_is_rejected(text: str | dict[str, Any], told: str) -> Non
     assert told in "\n".join(wrong(text, ALONE))
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("0,add,a\n60000,add,b\n", "bamboo-events"),
+        ("0,4\n21529,8\n", "counts"),
+        ('{"metadata": {"gap_seconds": 300}, "data": [1, 0]}', "skypilot"),
+        ('{"at": 1, "gpus": {}}\n{"at": 9, "gpus": {}}\n', "sailord"),
+    ],
+)
+def test_a_published_log_is_to_be_imported_first(tmp_path: Path, text: str, kind: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf"log: is a log \({kind}\), not a trace; .* import`"):
+        load_trace(path, ALONE)
+    path.write_text('end_s = 5\nnodes = ["a", "b", "c"')
+    with pytest.raises(InputError, match="is not valid TOML"):
+        load_trace(path, ALONE)
+
+
 def test_pool_must_be_named_if_there_are_several() -> None:
     points = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
     assert "choose one with --pool: A100-40@us-central1-a" in wrong(points)[0]
