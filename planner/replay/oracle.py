@@ -13,7 +13,7 @@ For a fixed order of plans the sum is linear in the times of change, so it is la
 change coincides with a change of capacity. The program finds the largest such sum. Only whole
 iterations count on a stretch that begins with its machines while no plan runs, and ends with their
 loss before another plan can begin; elsewhere parts of iterations count too, and no work is ever
-rolled back. A plan whose loss is announced trains until then, and may be left by a planned move. So
+rolled back. A plan whose loss is announced may train until then, or be left by a planned move. So
 no policy with these plans trains more, and the true optimum may lie a little lower.
 
 With a price in samples for each dollar the same program bounds dollars: for every price, no policy
@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import lt
 
 from simulator.traces.play_types import (
     NO_LIMITS,
@@ -75,6 +76,21 @@ class _Begin:
     """It begins with its machines while no plan runs: an earlier one cannot go on for longer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leaving:
+    """A stretch on machines whose loss is announced."""
+
+    end: _End
+    """If the plan trains until they are lost, or the trace ends."""
+    gain: float
+    """Of a second on them."""
+
+    def at(self, now_s: float) -> _End:
+        """Its end if the plan is left at this moment."""
+        value = self.end.value - self.gain * (self.end.at - now_s)
+        return replace(self.end, value=value, at=now_s)
+
+
 @dataclass(slots=True)
 class _Best:
     """The best schedules up to a moment, by how their last plan ended."""
@@ -106,7 +122,6 @@ def best_possible(
         samples = float(limits.steps * figures[0].samples)
     best = program.best(1.0, 0.0, samples)
     found = _policy_result(figures, best, "trace" if samples is None else "steps", spans)
-    # The last notice may announce more time than the trace has.
     found = replace(found, samples=best.value if samples is None else min(best.value, samples))
     budget = limits.max_usd
     if budget is None or found.usd is None or found.usd <= budget:
@@ -179,28 +194,29 @@ class _Program:
         going: list[list[_Begin]] = [[] for _ in figures]
         """The stretches on each plan that still run."""
         best = _Best(idle_cold=_End(0.0, 0.0))
-        leaving: list[tuple[float, _End]] = []
-        """When machines leave whose loss was announced, and the best schedules on them."""
+        leaving: list[_Leaving] = []
         done = _NEVER
         for number, span in enumerate(spans):
             now_s, end_s = span.start_s, span.end_s
+            best.free = max((best.free, *(each.at(now_s) for each in leaving)), key=_value)
             for way in range(len(figures)):
                 if number == 0 or not self._goes_on(way, number):
                     going[way] = []
-                for before, down_s, is_fixed in self._sources(way, number, best):
+                for before, down_s, is_fixed in self._sources(way, number, best, leaving):
                     if before is not _NEVER:
-                        lead = before.value - usd[way] * down_s - gain[way] * (now_s + down_s)
-                        going[way].append(_Begin(lead, now_s, down_s, before, is_fixed))
+                        begin_s = before.at
+                        lead = before.value - usd[way] * down_s - gain[way] * (begin_s + down_s)
+                        going[way].append(_Begin(lead, begin_s, down_s, before, is_fixed))
                 going[way] = _undominated(going[way])
             if samples is not None:
                 done = self._reached(samples, number, going, gain, done)
                 if done is not _NEVER and done.at <= end_s:
                     return done
             then, announced = self._ends(number, going, gain)
-            leaving = [(at_s, end) for at_s, end in (*leaving, *announced) if at_s > end_s]
-            then.free = max((then.free, *(end for _, end in leaving)), key=_value)
-            warm = _idle(max(best.idle_warm, best.free, best.warm, key=_value), now_s, end_s)
-            cold = _idle(max(best.idle_cold, best.cold, key=_value), now_s, end_s)
+            gone = [each.end for each in leaving if each.end.at <= end_s]
+            warm = _idle(max(best.idle_warm, best.free, best.warm, *gone, key=_value), end_s)
+            cold = _idle(max(best.idle_cold, best.cold, key=_value), end_s)
+            leaving = [*(each for each in leaving if each.end.at > end_s), *announced]
             if number + 1 < len(spans) and self._is_wiped(number + 1):
                 warm, cold = _NEVER, max(warm, cold, key=_value)
             then.idle_warm, then.idle_cold = warm, cold
@@ -213,20 +229,26 @@ class _Program:
         is_up = all(self.fits(way, self.spans[at].state) for at in (number - 1, number))
         return is_up and not self._is_hit(way, number)
 
-    def _sources(self, way: int, number: int, best: _Best) -> list[tuple[_End, float, bool]]:
-        """What may come before a stretch that begins with a span, the seconds until it trains, and
-        whether its beginning is fixed."""
-        if not self.fits(way, self.spans[number].state):
+    def _sources(
+        self, way: int, number: int, best: _Best, leaving: Sequence[_Leaving]
+    ) -> list[tuple[_End, float, bool]]:
+        """What may come before a stretch that begins with a span, or when machines leave in it, the
+        seconds until it trains, and whether its beginning is fixed."""
+        span = self.spans[number]
+        if not self.fits(way, span.state):
             return []
         if number == 0:
             return [(best.idle_cold, 0.0, True)]
+        late = [(each.end, self.planned_s, False) for each in leaving if each.end.at < span.end_s]
         if self._goes_on(way, number):
             return [
+                *late,
                 (max(best.free, best.early, key=_value), self.planned_s, False),
                 (best.idle_warm, self.warm_s, False),
                 (best.idle_cold, self.cold_s, False),
             ]
         return [
+            *late,
             (best.free, self.planned_s, False),
             (best.warm, self.warm_s, True),
             (best.cold, self.cold_s, True),
@@ -269,10 +291,10 @@ class _Program:
 
     def _ends(
         self, number: int, going: Sequence[Sequence[_Begin]], gain: Sequence[float]
-    ) -> tuple[_Best, list[tuple[float, _End]]]:
+    ) -> tuple[_Best, list[_Leaving]]:
         """The best ends of stretches at the end of a span, and those that a notice postpones."""
         best = _Best()
-        announced: list[tuple[float, _End]] = []
+        announced: list[_Leaving] = []
         end_s = self.spans[number].end_s
         for way, begins in enumerate(going):
             if not begins:
@@ -285,8 +307,9 @@ class _Program:
                 best.free = max(best.free, whole, key=_value)
             elif more_s > 0:
                 # It may train on until the machines are lost.
-                whole = replace(whole, value=value + max(0.0, gain[way]) * more_s)
-                announced.append((end_s + more_s, whole))
+                at_s = min(end_s + more_s, self.spans[-1].end_s)
+                last = replace(whole, value=value + gain[way] * (at_s - end_s), at=at_s)
+                announced.append(_Leaving(last, gain[way]))
             else:
                 best.early = max(best.early, whole, key=_value)
                 ends = (self._cut_short(way, begin, gain[way], end_s) for begin in begins)
@@ -344,10 +367,10 @@ def _value(end: _End) -> float:
     return end.value
 
 
-def _idle(before: _End, begin_s: float, end_s: float) -> _End:
+def _idle(before: _End, end_s: float) -> _End:
     if before.value == -math.inf:
         return _NEVER
-    return _End(before.value, end_s, begin_s, 0.0, None, None, before)
+    return _End(before.value, end_s, before.at, 0.0, None, None, before)
 
 
 def _policy_result(
@@ -415,9 +438,23 @@ def ideal_samples(
     fits: Fits,
     until_s: float = math.inf,
 ) -> float:
-    """Samples if the fastest plan of each span ran and reconfigurations cost nothing."""
+    """Samples if the fastest plan of each moment ran and reconfigurations cost nothing.
+
+    On machines whose loss is announced it runs until they are lost.
+    """
     total = 0.0
-    for span in spans:
-        rates = (plan.rate for number, plan in enumerate(figures) if fits(number, span.state))
-        total += max(rates, default=0.0) * max(0.0, min(span.end_s, until_s) - span.start_s)
+    fastest: list[tuple[float, float]] = []
+    """Samples per second of the fastest plans so far, and when they lose machines."""
+    for number, span in enumerate(spans):
+        if number and (any(span.lost) or any(map(lt, span.up, spans[number - 1].up))):
+            leaves_s = span.start_s + span.notice_s
+            fastest = [(rate, min(at_s, leaves_s)) for rate, at_s in fastest]
+        rates = [plan.rate for way, plan in enumerate(figures) if fits(way, span.state)]
+        fastest = [each for each in fastest if span.start_s < each[1] < math.inf]
+        fastest.append((max(rates, default=0.0), math.inf))
+        now_s, end_s = span.start_s, min(span.end_s, until_s)
+        for at_s in sorted(min(at_s, end_s) for _, at_s in fastest):
+            rate = max(rate for rate, leaves_s in fastest if leaves_s > now_s)
+            total += rate * max(0.0, at_s - now_s)
+            now_s = max(now_s, at_s)
     return total
