@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.library.plan_library import PlanLibrary
 from planner.move_policy.deadline import DeadlineRule, DeadlineVerdict, DeadlineView, judge_deadline
@@ -64,6 +64,8 @@ class DeadlinePolicy:
         if preferred is None or fastest is None:
             return self._run(plans.best(view.state), view)
         steady, verdict = self._judged(view, spot, preferred, fastest)
+        if verdict.use == "wait" and not any(pool.spot for pool in plans.pools):
+            verdict = replace(verdict, use="on demand")  # There is nothing to wait for.
         # Once committed, on-demand GPUs do all steps; until then spot GPUs do, if there are any.
         by = steady if verdict.is_committed or spot is None else spot
         is_paid = verdict.use != "on demand" or self._is_paid(view, by)

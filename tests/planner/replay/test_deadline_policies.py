@@ -183,6 +183,21 @@ def test_a_job_that_is_ahead_buys_nothing_while_it_waits() -> None:
     assert outcome(result, "sailor").idle_s > 0
 
 
+def test_a_cluster_without_spot_pools_has_nothing_to_wait_for() -> None:
+    """Half of the day would do, and the GPUs go after it."""
+    points = [(0.0, (16,)), (0.55 * DAY_S, (0,))]
+    given = trace_of("day", iter(points), DAY_S)
+    asked = question()
+    job = replace(asked.job, steps=int(0.5 * DAY_S / STEP_S))
+    result = replayed(
+        replace(asked, job=job), given, COSTS, taken=machines_taken(given, asked.cluster, 0),
+        search=all_machines, searches=9, deadline_s=DAY_S,
+    )  # fmt: skip
+    assert not any(pool.spot for pool in result.plans.pools)
+    assert [each.idle_s for each in result.policy_results] == [0] * 4
+    assert result.missed == ()
+
+
 def test_a_deadline_that_no_gpus_can_meet_is_reported() -> None:
     result = played((0, 0), steps=int(1.1 * DAY_S / STEP_S))
     assert result.steady is not None
