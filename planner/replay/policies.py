@@ -128,13 +128,16 @@ class CheckpointIntervals:
     """If false, the interval is ``costs.checkpoint_every_s``."""
     cold_losses: int = 0
     """How often the state was lost from memory."""
-    is_cold: bool = False
+    warm_s: float = math.inf
+    """From when on the state is in memory, as far as known at the last decision."""
 
     def observe(self, view: PolicyInput) -> None:
         """Count a loss of the state; to be called at each decision."""
-        if view.is_cold and not self.is_cold and view.plan is None and view.now_s > 0:
+        if view.is_cold and view.plan is None and view.now_s >= self.warm_s:
             self.cold_losses += 1
-        self.is_cold = view.is_cold
+        self.warm_s = view.now_s
+        if view.is_cold:
+            self.warm_s = math.inf if view.plan is None else view.resumes_s
 
     def every_s(self, plan: int, now_s: float) -> float:
         """The interval on a plan."""

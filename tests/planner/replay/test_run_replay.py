@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from planner.library.plan_library import PlanLibrary, learn
 from planner.problem.question import Answer, Question
+from planner.replay.policies import CheckpointIntervals, SailorPolicy
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from planner.replay.trace_plans import plans_for, spans_of
 from sailord.cli.main import main
@@ -28,6 +29,7 @@ from simulator.traces.play_types import (
     PolicyResult,
     ReconfigurationCosts,
 )
+from simulator.traces.player import play
 from simulator.traces.trace import Trace, trace_of
 from tests.sailord.cli.planning.command_files import CLUSTER_TEXT, JOB_TEXT, run_on
 
@@ -342,6 +344,18 @@ def test_where_no_plan_fits_a_notice_is_trained_through() -> None:
     for each in replay(given).policy_results[:-1]:
         idle = next(part for part in each.segments if part.kind == "idle")
         assert idle.start_s == 1030, each.policy
+
+
+def test_each_loss_of_the_state_counts_for_the_interval_of_checkpoints() -> None:
+    """Nobody asks the policy between a restart and the next loss."""
+    given = trace(*((1000.0 * n, 16 * (1 - n % 2)) for n in range(8)), end_s=8000)
+    taken = machines_taken(given, CLUSTER, 0)
+    plans = plans_for(question(), given, taken, per_machine, searches=9)
+    figures = plans.figures()
+    intervals = CheckpointIntervals(figures, COSTS)
+    policy = SailorPolicy(plans, figures, COSTS, intervals)
+    played = play(spans_of(given, plans, taken), figures, plans.fits, policy, COSTS)
+    assert (played.losses, intervals.cold_losses) == (4, 4)
 
 
 def test_a_lost_machine_of_either_pool_is_known_by_its_pool() -> None:
