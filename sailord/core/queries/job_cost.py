@@ -1,8 +1,9 @@
 """The cost of a job so far, kept in its record, and whether it is over the job's budget.
 
 A generation costs what its plan's devices and predicted egress cost per hour, from its opening to
-its end, whether or not it trains; lost nodes cost nothing more. The sum is stored every ``WRITTEN_EVERY_S`` and
-whenever the rate changes; in between, it follows from the rate and the time since.
+its end, whether or not it trains; lost nodes cost nothing more. The sum is stored every
+``WRITTEN_EVERY_S`` and whenever the rate changes; in between, it follows from the rate and the time
+since.
 """
 
 from __future__ import annotations
