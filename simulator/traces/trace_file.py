@@ -95,17 +95,17 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     assert end_s is not None
     name = table.text("name") or choice.name or Path(document.name).stem
     _check_window(choice, reader.said_end_s, points[-1].at_s)
+    sizes = [pool.gpus_per_machine for pool in cluster.pools]
+    # Of the whole file: at either end of the replay machines may boot, or their loss be announced.
+    usable = usable_points(points, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
     if choice.from_s:
-        before = [point for point in points if point.at_s <= choice.from_s][-1:]
-        after = [point for point in points if point.at_s > choice.from_s]
-        points = [
+        before = [point for point in usable if point.at_s <= choice.from_s][-1:]
+        after = [point for point in usable if point.at_s > choice.from_s]
+        usable = [
             point._replace(at_s=max(0.0, point.at_s - choice.from_s)) for point in (*before, *after)
         ]
         if choice.until_s is None:
             end_s -= choice.from_s
-    kept = [point for point in points if point.at_s < end_s]
-    sizes = [pool.gpus_per_machine for pool in cluster.pools]
-    usable = usable_points(kept, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
     usable = [point for point in usable if point.at_s < end_s]
     names = [point.nodes for point in usable]
     trace = trace_of(name, iter([(point.at_s, point.gpus) for point in usable]), end_s, names)

@@ -138,6 +138,10 @@ def test_machines_count_once_they_booted_and_until_their_loss_is_announced() -> 
         taken = [{"time_s": 0, "gpus": 16}, {"time_s": at_s, "gpus": 8}]
         found = read({"points": taken, "end_s": 400, "notice_s": 0.3}, ALONE)
         assert found == [(0, at_s - 0.3, (16,)), (at_s - 0.3, 400, (8,))]
+    # A part of the trace is as in the whole: a machine that boots as it begins does not count yet,
+    # nor one whose loss is announced before it ends.
+    part = read({**plain, "boot_s": 60, "notice_s": 30}, ALONE, from_s=130, until_s=150)
+    assert part == [(0, 30, (8,)), (30, 130, (12,)), (130, 140, (16,)), (140, 150, (4,))]
     document = parse_document(json.dumps({**plain, "notice_s": 30}).encode(), name="trace")
     assert trace_from_document(document, ALONE, TraceChoice()).notice_s == 30
 
