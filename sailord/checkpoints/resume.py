@@ -129,6 +129,16 @@ def _check(
         raise InputError([Problem("resume", fault, cure) for fault in faults[:9]])
 
 
+def refuse_later(storage: Storage, id_: JobId) -> None:
+    """Raise ``InputError`` where an import would not be a job's newest checkpoint."""
+    found = [each.point for each in folders_at(storage, id_) if each.manifests]
+    newest = max(found, key=lambda point: (point.generation, point.step), default=None)
+    if newest is not None and newest.generation > 0:
+        what = f"{storage.uri} has checkpoints of a job {id_} that trained, the newest of step"
+        cure = "give another --name, or `submit` would resume that one"
+        raise InputError(Problem("--name", f"{what} {newest.step}", cure))
+
+
 def take_in(storage: Storage, id_: JobId, job: Job, spec: str, file: Path) -> Durable:
     """Import one file that contains every piece as a checkpoint of generation 0."""
     header, head = read_header(file), read_head(file)

@@ -82,8 +82,8 @@ class SavedProgress:
     data: str = ""
     """Which files the samples are from; absent from older files."""
     order: str = field(default="", compare=False)
-    """What the order of a script's samples depends on beside the job file; absent from older files,
-    which are no others for that."""
+    """What the order of a script's samples depends on; absent from older files, which are no others
+    for that."""
 
 
 @dataclass(frozen=True, slots=True)

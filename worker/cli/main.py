@@ -302,13 +302,14 @@ def import_checkpoint(
     from simulator.inputs.job_file import load_job  # noqa: PLC0415 - as below
     from worker.checkpoint.other_formats import convert  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.checkpoint.other_formats.megatron import import_megatron  # noqa: PLC0415 - the same
+    from worker.data.sample_order import order_of  # noqa: PLC0415 - the same
     from worker.script.hf_job import names_hf  # noqa: PLC0415 - the same
     from worker.script.open_job import names_module, open_job  # noqa: PLC0415 - the same
 
     if step is not None and form != "dcp":
         raise InputError(Problem("--step", f"is not for --form {form}", "leave it out"))
     convert.return_freed_memory()
-    config = None
+    config, order = None, ""
     is_described = job_file.suffix != ".py" and not names_hf(
         load_document(job_file, flaws_raise=False)
     )
@@ -317,11 +318,11 @@ def import_checkpoint(
     else:
         with printing_to_stderr():
             job, module = open_job(job_file, arguments)
-            config = module.config
+            config, order = module.config, order_of(module.data())
     if form == "megatron":
         header = import_megatron(folder, job, config, name, out)
     elif form == "dcp":
-        header = convert.import_dcp(folder, job, name, out, step=step)
+        header = convert.import_dcp(folder, job, name, out, step=step, order=order)
     elif form == "deepspeed":
         header = convert.import_deepspeed(folder, job, name, out)
     else:

@@ -1,4 +1,4 @@
-"""What the order of a script's samples depends on, beside what the job file says.
+"""What the order of a script's samples depends on.
 
 It is saved with the number of steps, so that training goes on where it was in the same order.
 """
@@ -21,15 +21,22 @@ def order_text(**settings: object) -> str:
 
 
 def order_of(data: Any) -> str:
-    """Return on what a source's order depends; empty: on the job file alone."""
+    """Return on what a source's order depends; empty: on a job file alone."""
     order: str = getattr(data, "order", "")
     return order
 
 
 def check_order(now: str, before: str, *, step: int) -> None:
-    """Raise ``InputError`` if samples would not come in the order of the steps before.
+    """Raise ``InputError`` if samples would not come in the order of the steps before."""
+    what = other_order(now, before, step=step)
+    if what:
+        raise InputError(Problem("dataset", what, _CURE))
 
-    What only one of the two says is of another version, and not compared.
+
+def other_order(now: str, before: str, *, step: int) -> str:
+    """Return what differs from the order of the steps before; empty: nothing.
+
+    What only one of the two says is of another version, or of other data, and not compared.
     """
     mine, theirs = _settings(now), _settings(before)
     changed = [
@@ -37,9 +44,9 @@ def check_order(now: str, before: str, *, step: int) -> None:
         for name, value in mine.items()
         if theirs.get(name, value) != value
     ]
-    if changed:
-        what = f"has another order of samples than in the {step} steps before: "
-        raise InputError(Problem("dataset", what + "; ".join(changed), _CURE))
+    if not changed or not step:
+        return ""
+    return f"has another order of samples than in the {step} steps before: {'; '.join(changed)}"
 
 
 def _settings(text: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ class TrainingProgress:
     """Which files the samples are from, if any."""
 
     order: str = ""
-    """What the order of the samples depends on beside the job file, if anything."""
+    """What the order of a script's samples depends on."""
 
     @classmethod
     def first(cls, scale: LossScale, data: DataSource) -> TrainingProgress:

@@ -26,7 +26,7 @@ from sailord.checkpoints.object_storage import (
     StorageError,
     open_storage,
 )
-from sailord.checkpoints.resume import take_in
+from sailord.checkpoints.resume import refuse_later, take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
 from sailord.cli.shared.child_process import expect_success
@@ -264,6 +264,11 @@ def import_checkpoint(
     if uri is None:
         cure = "give --checkpoint URI" if job.is_script else "set uri under [checkpoint]"
         raise InputError(Problem(str(job.path), "has no place for checkpoints", cure))
+    try:
+        storage = open_storage(uri)
+        refuse_later(storage, JobId(name))  # First, since a conversion takes hours.
+    except StorageError as error:
+        raise InputError(Problem(uri, str(error))) from None
     command = [sys.executable, *_WORKER, "import-checkpoint", str(folder.absolute())]
     root = job.root() if job.is_script else None
     with tempfile.TemporaryDirectory() as scratch:
@@ -275,7 +280,7 @@ def import_checkpoint(
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
         expect_success(done.returncode)
         try:
-            durable = take_in(open_storage(uri), JobId(name), read, spec, file)
+            durable = take_in(storage, JobId(name), read, spec, file)
         except StorageError as error:
             raise InputError(Problem(uri, str(error))) from None
     click.echo(f"step {durable.point.step} of {name} is at {durable.manifest}")

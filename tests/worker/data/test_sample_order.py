@@ -27,8 +27,8 @@ def blend(*weights):
     return sailor.Blend(*zip((ONE, OTHER), weights, strict=True))
 
 
-def data_of(dataset, **order):
-    return MapData(dataset, default_collate, 4, 0, **order)
+def data_of(dataset, *, batch_size=4, seed=0, **order):
+    return MapData(dataset, default_collate, batch_size, seed, **order)
 
 
 def saved_after(steps, data):
@@ -54,6 +54,12 @@ CHANGES = {
         data_of(ONE, shuffled=False, drop_last=True),
         "shuffle is False, and was True; drop_last is True, and was False; give",
     ),
+    "batch size and seed": (
+        data_of(ONE),
+        data_of(ONE, batch_size=8, seed=1),
+        "batch_size is 8, and was 4; seed is 1, and was 0; give",
+    ),
+    "samples": (data_of(ONE), data_of(OTHER), r"samples is \[10\], and was \[20\]; give"),
     "weights": (
         data_of(blend(0.7, 0.3)),
         data_of(blend(0.5, 0.5)),
@@ -80,6 +86,11 @@ def test_each_change_of_the_order_is_refused_with_both_values(before, now, said)
 def test_what_leaves_the_order_as_it_was_is_accepted(before, now):
     fresh = TrainingProgress.first(LossScale(), now)
     assert progress_from(saved_after(40, before)).on(fresh).step == 40
+
+
+def test_before_the_first_step_any_order_may_be_taken():
+    fresh = TrainingProgress.first(LossScale(), data_of(ONE, shuffled=False))
+    assert progress_from(saved_after(0, data_of(ONE))).on(fresh).order == fresh.order
 
 
 def test_a_state_without_its_order_is_gone_on_from_and_gets_one():

@@ -36,10 +36,12 @@ from worker.checkpoint.other_formats.safetensors_file import write_safetensors
 from worker.checkpoint.other_formats.torch_dcp import (
     MOMENT_NAMES,
     DcpFolder,
+    order_entry,
     state_entries,
     write_dcp,
 )
 from worker.data.batch import FIRST_HASH
+from worker.data.sample_order import other_order
 from worker.models.weight_files.foreign_tensors import (
     ForeignTensor,
     StoredTensor,
@@ -101,6 +103,8 @@ def export_dcp(state: SavedCheckpoint, out: Path) -> None:
         dtype=state.dtype,
         updates=state.progress.updates,
     )
+    if state.progress.order:
+        entries.append(order_entry(state.progress.order))
     with created_folder(out) as folder:
         write_dcp(entries, folder)
 
@@ -204,6 +208,8 @@ class ForeignCheckpoint:
     step: int
     updates: int
     samples: int
+    order: str = ""
+    """What the order of the job's samples depends on."""
 
 
 def import_huggingface(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
@@ -234,11 +240,12 @@ def read_safetensors(path: Path, name: str) -> Tensor:
 
 
 def import_dcp(
-    folder: Path, job: Job, name: str, out: Path, *, step: int | None = None
+    folder: Path, job: Job, name: str, out: Path, *, step: int | None = None, order: str = ""
 ) -> snapshot_file.Header:
     """Convert a checkpoint of ``torch.distributed.checkpoint``; its step is the optimizer's.
 
-    ``step`` is that of a checkpoint whose optimizer keeps none.
+    ``step`` is that of a checkpoint whose optimizer keeps none. Another ``order`` of samples than
+    that of a checkpoint that Sailor wrote is told.
     """
     opened = DcpFolder(folder)
     stored = opened.stored()
@@ -267,8 +274,11 @@ def import_dcp(
 
     found = ForeignCheckpoint(
         str(folder), weights, 1 + len(moments) if has_moments else 1, read,
-        step=updates, updates=updates, samples=updates * job.global_batch,
+        step=updates, updates=updates, samples=updates * job.global_batch, order=order,
     )  # fmt: skip
+    other = other_order(order, opened.order(), step=updates)
+    if other:
+        print(f"note: the job {name} {other}", file=sys.stderr, flush=True)
     return import_tensors(job, found, foreign_tensors(job), name, out)
 
 
@@ -420,6 +430,6 @@ def import_tensors(
     _tell_left_out(job, opened, named)
     progress = snapshot_file.SavedProgress(
         opened.step, opened.updates, 1.0, 0, FIRST_HASH,
-        opened.samples, opened.samples * job.sequence,
+        opened.samples, opened.samples * job.sequence, order=opened.order,
     )  # fmt: skip
     return write_snapshot(job, progress, named, opened.kinds, opened.read, name, out)

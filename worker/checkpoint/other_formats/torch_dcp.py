@@ -56,6 +56,10 @@ MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
 }
 
 
+ORDER = "sailor.order"
+"""The key of what the order of the samples depends on: a text, as bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor to be written: its path in the state dict, its form, and how to read it."""
@@ -171,6 +175,10 @@ class DcpFolder:
             if isinstance(each, TensorStorageMetadata)
         }
 
+    def order(self) -> str:
+        """Return what the order of the samples depends on, if the folder says so."""
+        return bytes(self.read(ORDER).tolist()).decode() if ORDER in self.stored() else ""
+
     def read(self, key: str, tensor: ForeignTensor | None = None) -> Tensor:
         """Read a stored tensor, or the part of it that ``tensor`` names."""
         about = self._metadata.state_dict_metadata[key]
@@ -276,6 +284,12 @@ def state_entries(
             values = _later(read, tensor, number)
             found.append(TensorEntry((*at, kind), tensor.shape, values, dtype))
     return found
+
+
+def order_entry(order: str) -> TensorEntry:
+    """Return the entry of what the order of the samples depends on."""
+    text = torch.tensor(list(order.encode()), dtype=torch.uint8)
+    return TensorEntry(tuple(ORDER.split(".")), tuple(text.shape), lambda: text, text.dtype)
 
 
 def _later(

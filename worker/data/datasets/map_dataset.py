@@ -77,13 +77,14 @@ class MapData:
 
     @property
     def order(self) -> str:
-        """What the order depends on beside sizes, batch and seed, which the job file has."""
-        if isinstance(self.dataset, Stream):
-            return ""
-        weights = {}
+        """What the order of the samples depends on."""
+        found: dict[str, object] = {"batch_size": self.global_batch, "seed": self.seed}
+        if not isinstance(self.dataset, Stream):
+            found |= {"samples": list(self.sizes)}
+            found |= {"shuffle": self.shuffled, "drop_last": self.drop_last}
         if isinstance(self.dataset, Blend):
-            weights["weights"] = [part.weight for part in self.dataset.parts]
-        return order_text(shuffle=self.shuffled, drop_last=self.drop_last, **weights)
+            found["weights"] = [part.weight for part in self.dataset.parts]
+        return order_text(**found)
 
     def batches(self) -> int:
         """Return in how many batches all samples are; the last one may be smaller."""
