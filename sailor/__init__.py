@@ -10,7 +10,14 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from worker.script.mistakes_hook import print_input_errors
+try:
+    from worker.script.mistakes_hook import print_input_errors
+except ModuleNotFoundError as error:
+    hidden, dot, _ = (error.name or "").partition(".")
+    if not dot or hidden not in {"simulator", "worker"}:
+        raise
+    what = f"a module of yours, {hidden}, hides the package of Sailor with that name"
+    raise ImportError(f"{what}: rename it") from None
 
 if TYPE_CHECKING:
     from worker.data.datasets.blend import Blend

@@ -61,7 +61,7 @@ def model(job: Path, arguments: tuple[str, ...], **options: Any) -> None:
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to compute its layers"
         raise InputError(Problem(str(job), what, "run it on a node that trains"))
-    words = [sys.executable, "-m", "worker", "profile"]
+    words = [sys.executable, "-P", "-m", "worker", "profile"]
     for name, value in options.items():
         if value is True:
             words.append(f"--{name}")

@@ -7,9 +7,9 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from simulator.documents.problems import InputError, Problem, Problems
 from worker.script import script_trainer
 from worker.script.recipe import Recipe
-from worker.script.script_error import script_line
+from worker.script.script_error import PACKAGES, script_line
 
 _OF_TORCHRUN = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
 """Variables of the environment that torchrun sets."""
@@ -30,6 +30,21 @@ class _TrainCalledError(BaseException):
         self.recipe = recipe
 
 
+class _LastLine:
+    """Stands for stderr, and keeps the last line that a script writes there."""
+
+    def __init__(self) -> None:
+        self._stream: Any = sys.stderr
+        self.text = ""
+
+    def write(self, text: str) -> Any:
+        self.text = next((line for line in reversed(text.splitlines()) if line.strip()), self.text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
     """Run a script as ``python PATH ARGUMENTS`` would, and return what it would train."""
 
@@ -39,7 +54,8 @@ def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
     place = str(path)
     if not path.is_file():
         raise InputError(Problem(place, "does not exist", "name a Python script"))
-    with _as_main(path, arguments):
+    told: Any = _LastLine()
+    with _as_main(path, arguments), redirect_stderr(told):
         script_trainer.on_train = stop
         # Every worker that runs the script must make the same weights, even if it sets no seed.
         random.seed(0)
@@ -54,7 +70,10 @@ def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
             problems.take(error, place=f"{place}:")
             raise InputError(problems.found) from None
         except SystemExit as error:
-            raise InputError(Problem(place, f"ended with {error.code!r} before train()")) from None
+            what = f"ended with {error.code!r} before train()"
+            if isinstance(error.code, int) and error.code and told.text:
+                what += f": {told.text.strip()}"  # As argparse says what is wrong.
+            raise InputError(Problem(place, what)) from None
         except Exception as error:
             raise InputError(_problem_of(error, place)) from error
         finally:
@@ -70,7 +89,14 @@ def _problem_of(error: Exception, place: str) -> Problem:
     cure = "run it with python to debug it"
     if isinstance(error, KeyError | ValueError) and _OF_TORCHRUN.search(str(error)):
         cure = "leave out the process group and its variables: docs/from-torchrun.md"
+    ours = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if ours in PACKAGES and _has_module(Path(place).parent, ours):
+        cure = f"rename your {ours}: Sailor has a package of that name"
     return Problem(where or place, what, cure)
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").exists() or (folder / name).is_dir()
 
 
 @contextmanager

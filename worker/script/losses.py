@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -81,10 +82,24 @@ def tried_at_first(place: str, function: Loss, trained: Mapping[int, str]) -> Lo
         if not untried:
             return function(output, batch)
         untried.clear()
+        _refuse_criterion(place, function, batch)
         with refused_uses(place, trained, _SEES):
             return function(output, batch)
 
     return tried
+
+
+def _refuse_criterion(place: str, function: Any, batch: Any) -> None:
+    """Refuse a loss of torch itself, which takes labels, for a batch that is more than these."""
+    while isinstance(function, partial):
+        function = function.func
+    about = function if hasattr(function, "__name__") else type(function)
+    if isinstance(batch, Tensor) or not (about.__module__ or "").startswith("torch."):
+        return
+    taken = 'batch["labels"]' if isinstance(batch, Mapping) else "batch[1]"
+    what = f"is torch's {about.__name__}, which takes labels, and gets the whole batch"
+    cure = f"give a function that takes them out: lambda output, batch: ...(output, {taken})"
+    raise InputError(Problem(place, what, cure))
 
 
 def widened(output: Any) -> Any:

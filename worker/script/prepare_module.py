@@ -16,7 +16,7 @@ from worker.models.user_module.module_cut import ModuleCut
 def prepared(module: nn.Module) -> tuple[nn.Module, list[str], list[Any]]:
     """Return a module made ready, notes for its user, and the configurations that had a cache."""
     refuse_unknown_shapes(module)
-    module, was_compiled = uncompiled(module)
+    module, was_compiled = uncompiled(module.to("cpu"))
     out = "model: torch.compile is left out: ranks compute parts of it"
     notes = [out] if was_compiled else []
     caching = switch_caches_off(module)
@@ -67,11 +67,15 @@ def trained_in_evaluation(module: nn.Module) -> list[str]:
 
 
 def refuse_unknown_shapes(module: nn.Module) -> None:
-    """Refuse parameters without sizes and of complex numbers, and a longer input by prompts."""
+    """Refuse parameters without sizes or values, complex ones, and a longer input by prompts."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             what = f"{name} has no size before a first batch (a lazy module)"
             cure = "let the module compute one batch before it is handed over, or name the sizes"
+            raise InputError(Problem("model", what, cure))
+        if parameter.is_meta:
+            what = f"{name} has no values (device meta)"
+            cure = "make the model on the CPU; sailor.hf maps weights from files"
             raise InputError(Problem("model", what, cure))
         if parameter.is_complex():
             what = f"{name} is of complex numbers, of which ranks would keep the real part alone"

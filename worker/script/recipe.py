@@ -115,7 +115,7 @@ class Recipe:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 module = self.model()
-        module, notes, caching = prepared(module.to("cpu"))
+        module, notes, caching = prepared(module)
         self._changed.extend(notes)
         self._caching.extend(caching)
         return module

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import worker
 
-_OURS = tuple(
-    f"{Path(worker.__file__).resolve().parents[1] / package}{os.sep}"
-    for package in ("agents", "sailor", "sailord", "simulator", "worker")
-)
+PACKAGES = ("agents", "planner", "sailor", "sailord", "simulator", "worker")
+"""Of Sailor; a script's own modules cannot have these names."""
+_OURS = tuple(f"{Path(worker.__file__).resolve().parents[1] / each}{os.sep}" for each in PACKAGES)
 _LIBRARIES = (
     *(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")),
     f"{sysconfig.get_path('stdlib')}{os.sep}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
@@ -79,6 +81,10 @@ class Trainer:
             **{"skip_nonfinite": (skip_nonfinite, 0), "max_tp": (max_tp, 1), "seed": (seed, 0)},
         }
         _check_counts(counts, problems)
+        if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+            name = optimizer.__name__
+            cure = f"give one, or a function: lambda model: {name}(model.parameters(), lr=...)"
+            problems.add("Trainer", f"has optimizer={name}, a class", cure)
         if epochs is not None and not (_is_above_0(epochs) and epochs < math.inf):
             problems.add("Trainer", f"has epochs={epochs!r}", "give a number above 0")
         if clip_norm is not None and not _is_above_0(clip_norm):
@@ -145,9 +151,13 @@ class Trainer:
         """The metrics of each evaluation, by the step before it."""
 
     def train(self) -> None:
-        """Train to the last step; the module then has the trained weights."""
+        """Train to the last step; the module then has the trained weights.
+
+        So it has after an exception, such as that of Ctrl-C: those of the last step.
+        """
         if on_train is None:
             try:
+                _refuse_several_processes()
                 self._train_alone()
             except InputError as error:
                 # Where in our code it was found says nothing to a user.
@@ -157,11 +167,14 @@ class Trainer:
 
     def _train_alone(self) -> None:
         recipe = self.recipe
+        devices = _devices_of(recipe.model)
         recipe.switch_caches(on=False)
         try:
             self._train(recipe)
         finally:
             recipe.switch_caches(on=True)  # Or the script would save a model without.
+            if isinstance(recipe.model, nn.Module) and len(devices) == 1:
+                recipe.model.to(*devices)
 
     def _train(self, recipe: Recipe) -> None:
         job = recipe.job()
@@ -173,8 +186,19 @@ class Trainer:
             device="cuda" if torch.cuda.is_available() else "cpu",
             module=recipe,
         )
-        with ProgressDisplay(job.steps, as_json=False) as display:
-            while rank.progress.step < job.steps:
+        try:
+            self._train_all(rank, job.steps)
+        except BaseException:
+            # Of Ctrl-C, for example: the script may save what was trained so far.
+            with suppress(Exception):
+                self._take_back(rank)
+            raise
+        rank.close()
+        self._take_back(rank)
+
+    def _train_all(self, rank: RankTrainer, steps: int) -> None:
+        with ProgressDisplay(steps, as_json=False) as display:
+            while rank.progress.step < steps:
                 report = rank.step()
                 self.history.append(report)
                 display.step(report.line())
@@ -184,8 +208,28 @@ class Trainer:
                     self.evaluations[report.step] = found
                     display.evaluation(report.step, found)
         rank.end_log()
-        rank.close()
-        recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
+
+    def _take_back(self, rank: RankTrainer) -> None:
+        """Give the script's module the weights of the last step, unless an update was cut off."""
+        if rank.update_complete:
+            tensors = rank_tensors(rank.buffers.values())
+            self.recipe.take_back(merge_ranks([tensors], tensors_of(rank.job)))
+
+
+def _refuse_several_processes() -> None:
+    """Refuse to be one of the processes of torchrun, each of which would train the whole job."""
+    count = os.environ.get("WORLD_SIZE", "")
+    if "RANK" in os.environ and count.isdecimal() and int(count) > 1:
+        what = f"is called in one of {count} processes, each of which would train the whole job"
+        cure = "start python alone; `sailorctl submit` and `python -m worker run` use many GPUs"
+        raise InputError(Problem("train()", what, cure))
+
+
+def _devices_of(model: nn.Module | Callable[[], nn.Module]) -> set[torch.device]:
+    """Return where a script has the tensors of its module."""
+    if not isinstance(model, nn.Module):
+        return set()
+    return {each.device for each in (*model.parameters(), *model.buffers())}
 
 
 def steps_of(epochs: float, samples: int, batch_size: int) -> int:

@@ -58,6 +58,11 @@ class Group(click.Group):
         except BrokenPipeError:
             _discard_output()  # The reader closed the pipe, as `| head` does.
             ctx.exit(0)
+        except click.NoSuchOption as error:
+            given = error.ctx.command.params if error.ctx is not None else []
+            if any(each.name == "arguments" for each in given):
+                error.message += " A script's own arguments follow --."
+            raise
         except OSError as error:
             _discard_output()
             where = "the output" if error.filename is None else str(error.filename)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional
 import sailor
 from simulator.documents.problems import InputError
 from worker.data.sample_checks import check_sample
-from worker.script.losses import default_loss, sum_and_count
+from worker.script.losses import default_loss, sum_and_count, tried_at_first
 
 LOGITS = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[1, 2, -100, 4, 5]] * 3)
@@ -182,3 +183,29 @@ def test_what_is_no_tensor_is_refused_with_the_name_of_its_function(found, reaso
 def test_a_pair_that_is_no_sum_and_count_is_refused():
     with pytest.raises(InputError, match="not a sum and a count"):
         sum_and_count((torch.tensor(1.0), LOGITS), {"labels": LABELS})
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "said"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            (LOGITS, LABELS),
+            r"CrossEntropyLoss, .*\(output, batch\[1\]\)",
+        ),
+        (functional.mse_loss, {"labels": LABELS}, r'mse_loss, .*, batch\["labels"\]\)'),
+        (
+            partial(functional.cross_entropy, label_smoothing=0.1),
+            (LOGITS, LABELS),
+            "cross_entropy,",
+        ),
+    ],
+    ids=["module", "function", "partial"],
+)
+def test_a_loss_of_torch_that_would_get_a_whole_batch_is_refused(loss, batch, said):
+    with pytest.raises(InputError, match=f"loss: is torch's {said}"):
+        tried_at_first("loss", loss, {})(LOGITS, batch)
+
+
+def test_a_loss_of_torch_gets_a_batch_that_is_a_tensor():
+    assert tried_at_first("loss", functional.mse_loss, {})(LOGITS, LOGITS) == 0

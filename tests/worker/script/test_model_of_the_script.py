@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -95,3 +98,45 @@ def test_callbacks_that_read_the_model_get_one_note(capsys):
 def test_other_callbacks_get_no_note(capsys):
     trainer(Net(), callbacks=[lambda step, values: (step, values["loss"])]).train()
     assert "note:" not in capsys.readouterr().out
+
+
+class Followed(Net):
+    """Notes where it is moved to."""
+
+    def __init__(self):
+        super().__init__()
+        self.moves = []
+
+    def to(self, *args, **kwargs):
+        self.moves += args
+        return super().to(*args, **kwargs)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_script_has_its_model_back_on_the_device_on_which_it_had_it(fails):
+    """Ranks train copies of what is in the host's memory; here that is no other device."""
+    model = Followed()
+
+    def callback(*_):
+        if fails:
+            raise KeyError("x")
+
+    with pytest.raises(KeyError) if fails else nullcontext():
+        trainer(model, callbacks=[callback]).train()
+    assert model.moves == ["cpu", model.head.weight.device]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_script_that_is_interrupted_has_the_weights_of_the_last_step(error):
+    torch.manual_seed(3)
+    model = Net()
+    whole = deepcopy(model)
+
+    def callback(step, _):
+        if step == 1:
+            raise error
+
+    with pytest.raises(error):
+        trainer(model, steps=9, callbacks=[callback]).train()
+    trainer(whole, steps=2).train()
+    assert all(map(torch.equal, model.parameters(), whole.parameters()))

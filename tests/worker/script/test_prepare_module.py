@@ -269,3 +269,10 @@ def test_training_after_an_evaluation_is_as_before(kind):
     assert in_training(cut.module) == []
     cut.set_training(True)
     assert in_training(cut.module) == before
+
+
+def test_a_module_without_values_is_refused_with_the_name_of_a_parameter():
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"0.weight has no values \(device meta\); make the"):
+        Recipe(model=module, dataset=[], batch_size=1).job()

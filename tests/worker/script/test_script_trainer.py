@@ -138,7 +138,16 @@ ANY = "import sailor\nsailor.Trainer(None, [], batch_size=1, steps=1"
     ("text", "reason"),
     [
         ("import sailor", "does not call train"),
-        ("raise SystemExit(3)", "ended with 3 before train"),
+        ("raise SystemExit(3)", r"ended with 3 before train\(\)$"),
+        (
+            "import argparse\np = argparse.ArgumentParser()\n"
+            "p.add_argument('--data', required=True)\np.parse_args()",
+            "ended with 2 .*: train.py: error: the following arguments are required: --data",
+        ),
+        (
+            f"{ANY}, optimizer=__import__('torch').optim.AdamW)",
+            r"optimizer=AdamW, a class; give one, or .* lambda model: AdamW\(model.parameters",
+        ),
         ("x = 1\n1 / 0", r"train.py:2: ZeroDivisionError"),
         ("import sailor\nsailor.Trainer(None, [], batch_size=1)", "needs steps or epochs"),
         (f"{ANY}, clip_norm=0)", "has clip_norm=0; give the largest norm"),
@@ -168,6 +177,14 @@ def test_a_script_that_cannot_be_used_is_refused_with_its_line(text, reason, tmp
     path.write_text(text)
     with pytest.raises(InputError, match=reason):
         load_script(path)
+
+
+def test_one_of_several_processes_does_not_train(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    trainer = sailor.Trainer(nn.Linear(2, 2), [torch.ones(2)] * 4, batch_size=2, steps=1)
+    with pytest.raises(InputError, match="in one of 4 processes, each of which would train the"):
+        trainer.train()
 
 
 def test_optimizers_that_ranks_would_not_compute_alike_are_refused():

@@ -38,6 +38,14 @@ def test_unknown_command_that_resembles_none_is_answered_without_a_guess():
         assert f"No such command '{word}'" in done.stderr
 
 
+def test_an_option_of_a_script_is_answered_with_where_it_belongs():
+    done = CliRunner().invoke(main, ["submit", "train.py", "--lr", "1e-4"])
+    assert done.exit_code == 2
+    assert "No such option '--lr'. A script's own arguments follow --." in done.stderr
+    done = CliRunner().invoke(main, ["status", "--lr"])
+    assert "follow --" not in done.stderr
+
+
 def test_letters_that_the_encoding_of_a_terminal_lacks_are_no_error(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1"))
