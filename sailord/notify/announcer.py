@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -122,7 +122,8 @@ class Announcer:
             self._report_evaluations(then, now)
             self._report_unfit(then, now)
             self._report_risks(now)
-        changes = [*_changes_of_nodes(before, after)]
+        of_jobs = {now.active.job: now for _, _, now in parts if now.active is not None}
+        changes = [*_changes_of_nodes(before, after, of_jobs)]
         for _, then, now in parts:
             changes += _changes_of_job(then, now)
         is_new = before.term != after.term
@@ -380,15 +381,18 @@ def _guessed_kind(line: Transition) -> EventKind:
     return "order" if _ORDERED.match(line.text) else "transition"
 
 
-def _changes_of_nodes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
+def _changes_of_nodes(
+    before: State, after: State, of_jobs: Mapping[JobId, State]
+) -> Iterator[tuple[FeedEvent, str]]:
     """What happened between two states, each with the id of its message to webhook receivers.
 
     An empty id: no message, or the message is written together with the record (see ``outbox``).
+    ``of_jobs``: the parts of the jobs that run.
     """
     for job, durable in after.durables.items():
         if before.durables.get(job) != durable:
             text = f"step {durable.point.step} is durable"
-            event = _event("checkpoint_committed", text, after, job=job)
+            event = _event("checkpoint_committed", text, of_jobs.get(job, after), job=job)
             yield event, committed_id(job, durable)
     for id_ in sorted(after.nodes.notable):
         node, known = after.nodes[id_], before.nodes.get(id_)
@@ -477,8 +481,12 @@ def _runs(active: Active) -> bool:
 
 
 def _event(kind: EventKind, text: str, state: State, **others: Any) -> FeedEvent:
-    """Return an event that has no id yet, of the step of the active job unless ``others`` say."""
-    generation, step = _where(state.active)
+    """Return an event that has no id yet.
+
+    It is of the step of the active job unless it is of another job, or ``others`` say.
+    """
+    is_other = state.active is not None and others.get("job") not in (None, state.active.job)
+    generation, step = _where(None if is_other else state.active)
     facts = {"generation": generation, "step": step, "term": state.term or 0} | others
     return FeedEvent(0, state.now, kind, text, **facts)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import JobId, Leader, Order
+from agents.protocol.records import JobId, Leader, NodeId, Order
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.controller.loop import Controller
+from sailord.core.learn import lives_by_name
 from sailord.core.model.state import State
 
 
@@ -67,8 +68,16 @@ class ControllerView:
 
     def tell_order(self, order: Order) -> None:
         """Tell of a new order in the feed, and in the history of the job that it concerns."""
-        self._announcer.tell_order(order, self.state)
+        self._announcer.tell_order(order, self._part_of(order.target))
 
     def tell_given(self, said: str, job: JobId | None) -> None:
         """Tell of an order that leaves no record."""
-        self._announcer.tell_given(said, job, None, self.state)
+        self._announcer.tell_given(said, job, None, self._part_of(job or ""))
+
+    def _part_of(self, target: str) -> State:
+        """The part that has a job or a node, by its id or name; all of it for any other."""
+        parts = self._cluster.parts
+        if target not in parts.others:
+            node = lives_by_name(self.state).get(target, NodeId(target))
+            target = parts.key_of(node) or target
+        return self.state_of(target)

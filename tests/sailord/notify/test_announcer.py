@@ -27,7 +27,7 @@ from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import EventKind, Feed, FeedEvent
-from sailord.notify.outbox import Outbox, committed_id, job_stopped
+from sailord.notify.outbox import Outbox
 from tests.sailord.core.states import (
     BEGAN,
     G4,
@@ -373,20 +373,6 @@ def test_the_end_of_a_job_is_an_event_also_in_the_queue_and_where_another_follow
         (OTHER, "cancelled: cancel was ordered", None),
         (JOB, "done: all 9 steps are done", None),
     ]
-
-
-def test_a_new_leader_repeats_no_checkpoint_of_a_job_that_ended_long_ago() -> None:
-    ended = replace(job(), id=OTHER, state="done", reason="all 9 steps are done")
-    known = replace(RUNS.with_job(ended), durables={JOB: durable(30), OTHER: durable(9)})
-    stopped = job_stopped(ended, NOW, 7)
-    assert stopped is not None
-    for reported in ((), stopped[:1]):  # The last leader may have died just after the end.
-        published = Published().announcer
-        published.outbox.at_of = dict.fromkeys(reported, NOW)
-        published.observe(State(), known)
-        told = published.outbox.at_of
-        assert committed_id(JOB, durable(30)) in told
-        assert (committed_id(OTHER, durable(9)) in told) == bool(reported)
 
 
 def test_plan_request_during_the_start_does_not_announce_a_running_generation() -> None:

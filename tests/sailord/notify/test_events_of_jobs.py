@@ -1,0 +1,61 @@
+"""Events of several jobs: each has the generation and the step of its own, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sailord.core.model.phases import Running
+from sailord.core.model.state import State
+from sailord.core.sharing.parts import Parts, parts_then_and_now, whole
+from sailord.notify.outbox import committed_id, job_stopped
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    NOW,
+    C,
+    durable,
+    generation,
+    job,
+    node,
+    order,
+    state,
+)
+from tests.sailord.notify.test_announcer import OTHER, RUNS, Published
+
+
+def test_events_of_a_job_that_does_not_run_have_no_step_of_the_one_that_does() -> None:
+    published = Published()
+    waits = RUNS.with_job(replace(job(), id=OTHER, state="paused"))
+    published.announcer.tell_order(order("resume", OTHER), waits)
+    published.announcer.tell_order(order("checkpoint"), waits)
+    told = [(each.job, each.generation, each.step) for each in published.announcer.feed.kept]
+    assert told == [(OTHER, None, None), (JOB, 3, 40)]
+
+
+def test_a_checkpoint_of_a_job_beside_the_first_is_of_its_own_step() -> None:
+    published, beside = Published(), replace(generation(C, number=9), job=OTHER)
+    second = state(
+        Running(BEGAN), node(C), job=job(id=OTHER, part=(C,)), generation=beside, step=120
+    )
+    before = Parts(RUNS, {OTHER: second})
+    after = before.with_part(OTHER, replace(second, durables={OTHER: durable(100)}))
+    changes = parts_then_and_now(before, after)
+    published.announcer.observe(whole(before), whole(after), changes)
+    (told,) = published.announcer.feed.kept
+    assert (told.text, told.job, told.generation, told.step) == (
+        "step 100 is durable", OTHER, 9, 120,
+    )  # fmt: skip
+
+
+def test_a_new_leader_repeats_no_checkpoint_of_a_job_that_ended_long_ago() -> None:
+    ended = replace(job(), id=OTHER, state="done", reason="all 9 steps are done")
+    known = replace(RUNS.with_job(ended), durables={JOB: durable(30), OTHER: durable(9)})
+    stopped = job_stopped(ended, NOW, 7)
+    assert stopped is not None
+    for reported in ((), stopped[:1]):  # The last leader may have died just after the end.
+        published = Published().announcer
+        published.outbox.at_of = dict.fromkeys(reported, NOW)
+        published.observe(State(), known)
+        told = published.outbox.at_of
+        assert committed_id(JOB, durable(30)) in told
+        assert (committed_id(OTHER, durable(9)) in told) == bool(reported)
