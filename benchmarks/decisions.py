@@ -1,12 +1,13 @@
 """What each thing that ``plan --allow`` names brings, on random cases.
 
     python -m benchmarks.decisions
-        zero-bubble|zero1|outer-steps|interleaved|sequence|micro-batch-per-pipeline
+        zero-bubble|offload|zero1|outer-steps|interleaved|sequence|micro-batch-per-pipeline
         [--cases N] [--first N] [--samples N [N ...]] [--zones N [N ...]] [--outer-every N]
 
 One line per case: the best plan found without and with it, by the estimate; the gain; whether it is
 taken if simple plans are preferred; the certified gap of a question without and with it, where the
 bound covers such plans; and the processor seconds of both. ``sequence`` is asked of larger models,
+``offload`` of jobs that may recompute on GPUs with little memory,
 ``outer-steps`` of several zones with 8 or more samples for each GPU,
 ``micro-batch-per-pipeline`` of two kinds of GPUs, one with much memory and one with little; every
 fourth of its cases has one kind only.
@@ -94,6 +95,16 @@ def mixed_question_of(seed: int) -> Question:
     return replace(case, proves=False, is_bounded=False)
 
 
+def tight_question_of(seed: int, samples: list[int]) -> Question:
+    """One kind of GPUs with little memory, 8 to 32, and a job that may recompute."""
+    rng = random.Random(f"tight decisions {seed}")
+    kind = rng.choice((*NARROW, MACHINES[0]))
+    pool = pool_of(kind, 8 * rng.choice([1, 2, 4]))
+    model = preset(rng.choice(("gpt2-xl", "opt-1.3b", "opt-2.7b")))
+    about = {"sequence": min(2048, model.sequence_max), "recompute": "auto"}
+    return case_of(seed, [pool], model, rng.choice(samples), max_tp=rng.choice([1, 2, 4]), **about)
+
+
 def large_question_of(seed: int) -> Question:
     """One kind of GPUs, 8 to 128, with one to eight samples for each and no bounds."""
     rng = random.Random(f"large decisions {seed}")
@@ -176,6 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.name == "outer-steps":
             samples = asked.samples or [8, 16, 32]
             question = zoned_question_of(seed, samples, asked.zones, asked.outer_every)
+        elif asked.name == "offload":
+            question = tight_question_of(seed, asked.samples or [8, 16, 32])
         elif asked.name == "sequence":
             question = large_question_of(seed)
         elif asked.name == "micro-batch-per-pipeline":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from planner.problem.objective import Limits
 from planner.problem.preference import error_between, objective_of, preferred, simpler_by
 from planner.problem.question import (
     DEFAULT_BUDGETS,
+    OFFLOAD_OR_NOT,
     OUTER_OR_NOT,
     RECOMPUTING,
     SEARCHED,
@@ -37,6 +38,7 @@ from planner.problem.question import (
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.chunks import best_in_chunks
 from planner.search.local_search import EventSearch, JudgedPlan
+from planner.search.offload import best_with_offload
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
 from planner.search.size_variants import best_with_own_sizes
@@ -59,6 +61,11 @@ GAP_TIMES = 10
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 NO_BOUNDS = Bounds(0.0, 0.0)
+VARIANTS: Mapping[Tried, Callable[[EventSearch], JudgedPlan | None]] = {
+    "zero-bubble": best_without_bubble,
+    "offload": best_with_offload,
+}
+"""What is tried on the plans of a search."""
 
 _T = TypeVar("_T")
 
@@ -224,6 +231,7 @@ class _Asked:
         evaluations = sum(one.evaluations for one in self.searches)
         if best is None or taken is None or self.search is None:
             return Answer(None, None, evaluations, 0.0, 0.0, goal)
+        has = "offload" if taken.plan.offloads else taken.plan.schedule
         return Answer(
             taken.plan,
             taken.estimate,
@@ -236,10 +244,7 @@ class _Asked:
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
             covered=self._covered(),
-            gains=tuple(
-                replace(gain, is_taken=taken.plan.schedule == gain.name)
-                for gain in self.gains.values()
-            ),
+            gains=tuple(replace(gain, is_taken=gain.name == has) for gain in self.gains.values()),
         )
 
     def _covered(self) -> str:
@@ -250,6 +255,8 @@ class _Asked:
         space = SEARCHED["event", "zero-bubble" if self._divides else kind]
         if self.question.job.recompute == "auto":
             space = f"{space}, {RECOMPUTING}"
+        if self._offloads:
+            space = f"{space}, {OFFLOAD_OR_NOT}"
         if self.question.outer_every is not None:
             space = f"{space}, {OUTER_OR_NOT}"
         return space
@@ -260,9 +267,14 @@ class _Asked:
         return "zero-bubble" in self.question.tries
 
     @property
+    def _offloads(self) -> bool:
+        """Whether plans may offload activations."""
+        return "offload" in self.question.tries
+
+    @property
     def _covers_more(self) -> bool:
         """Whether the bounds cover more than the search judges when it judges all."""
-        return self._divides or self.question.outer_every is not None
+        return self._divides or self._offloads or self.question.outer_every is not None
 
     def _add_gain(self, name: Tried, found: JudgedPlan | None, without: JudgedPlan | None) -> None:
         """Note the best plans with and without something, over all searches."""
@@ -330,11 +342,11 @@ class _Asked:
             outer_every=question.outer_every,
         )
         self.searches.append(search)
-        best = search.run()
-        if self._divides and not shares_tokens:
-            found = best_without_bubble(search)
+        plain = best = search.run()
+        for name in question.tries if not shares_tokens else ():
+            found = VARIANTS[name](search)
             if within is self.limits:
-                self._add_gain("zero-bubble", found, best)
+                self._add_gain(name, found, plain)
             if found is not None and (best is None or found.score < best.score):
                 best = found
         # The cost frontier reads these: a plan that keeps only the relaxed limits is left out.
@@ -375,7 +387,7 @@ class _Asked:
         tables = search.tables
         if self._covers_more:
             tables = StageTimeTables(
-                search.maker.without_outer_steps(),
+                search.maker.for_bound(offloads=self._offloads),
                 search.lots,
                 degrees=search.degrees,
                 recompute=search.job.recompute,

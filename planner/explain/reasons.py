@@ -123,6 +123,7 @@ def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
     chunks = judged.plan.virtual_stages
     more = "" if chunks == 1 else f" of {chunks} chunks"
     more += ", zero-bubble" if judged.plan.schedule == "zero-bubble" else ""
+    more += ", offload" if judged.plan.offloads else ""
     more += "" if judged.plan.outer_every is None else ", outer steps"
     return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages{more}, micro batch {size}"
 

@@ -75,6 +75,8 @@ class TemplateMaker:
     """Number of pipelines that sum their gradients, for which memory is reserved."""
     takes_outer_steps: bool = False
     """Whether memory is reserved for outer steps, and pipelines of other zones sum apart."""
+    offloads: bool = False
+    """Whether stages may hold any number of micro batches where they can hold one."""
     memory: StageMemory = field(init=False)
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _again: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class TemplateMaker:
 
     def __post_init__(self) -> None:
         outer = OUTER_BYTES if self.takes_outer_steps else 0
-        self.memory = StageMemory(self.costs, self.facts, self.lots, outer)
+        self.memory = StageMemory(self.costs, self.facts, self.lots, outer, self.offloads)
 
     def alone(self) -> TemplateMaker:
         """Return a maker of templates that fit as the only pipeline of a plan."""
@@ -95,11 +97,11 @@ class TemplateMaker:
             maker.memory = self.memory
         return maker
 
-    def without_outer_steps(self) -> TemplateMaker:
-        """Return a maker whose templates reserve no memory for outer steps."""
-        if not self.takes_outer_steps:
+    def for_bound(self, *, offloads: bool) -> TemplateMaker:
+        """Return a maker whose templates reserve no memory for outer steps, and perhaps offload."""
+        if not self.takes_outer_steps and not offloads:
             return self
-        return TemplateMaker(self.costs, self.network, self.facts, self.lots)
+        return TemplateMaker(self.costs, self.network, self.facts, self.lots, offloads=offloads)
 
     def pipeline(self, template: Template, micro_batches: int, pipelines: int) -> Pipeline:
         """The pipeline that runs this many micro batches in a plan of so many pipelines."""

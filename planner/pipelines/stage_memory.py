@@ -77,6 +77,9 @@ class StageMemory:
     lots: tuple[Lot, ...]
     more_bytes: int = 0
     """Bytes per parameter besides weights, gradients and the optimizer's."""
+    offloads: bool = False
+    """Whether a stage counts as holding any number of micro batches where it can hold one, as if
+    the others were in its host's memory."""
     _known: dict[object, Any] = field(default_factory=dict)
 
     def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
@@ -85,7 +88,14 @@ class StageMemory:
         It uses the same sums as the memory model, and the least moments where holders share them.
         """
         key = ("most", *self._kind(stage, micro_batch, pipelines), stage.recompute)
-        return self._once(key, lambda: self._most_in_flight(stage, micro_batch, pipelines))
+
+        def most() -> Floats:
+            found = self._most_in_flight(stage, micro_batch, pipelines)
+            if self.offloads and stage.recompute != "full":
+                found = np.where(found >= 1, np.inf, 0.0)
+            return found
+
+        return self._once(key, most)
 
     def fewest_recomputed(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
@@ -94,6 +104,7 @@ class StageMemory:
 
         More layers than the model has where even all do not suffice.
         """
+        in_flight = 1 if self.offloads else in_flight
         key = ("fewest", *self._kind(stage, micro_batch, pipelines), in_flight)
         return self._once(key, lambda: self._fewest(stage, micro_batch, pipelines, in_flight))
 
@@ -119,6 +130,30 @@ class StageMemory:
                 return "full" if in_vain else kept_from - first or "none"
             kept -= float(held.saved[kept_from])
         return "full"
+
+    def fewest_offloaded(
+        self,
+        stage: TemplateStage,
+        micro_batch: int,
+        layers: tuple[int, int],
+        recomputed: int,
+        *,
+        in_flight: int,
+        room: float,
+    ) -> int | None:
+        """How many layers after the recomputed ones a stage offloads at least with so many bytes
+        left for its activations; ``None`` if even all do not suffice.
+        """
+        first, end = layers
+        kept_from = first + recomputed
+        held, extra = self._activations(stage, micro_batch), self._output(micro_batch, end)
+        share = 1 + platform_of(self.lots[stage.lot].gpu).fragmentation
+        work = RESERVED_OVER_LIVE * held.transient(first, kept_from, end)
+        kept = held.kept[first:end].sum() - held.saved[first:kept_from].sum() + extra
+        # One micro batch of what is offloaded is on its way.
+        on_host = (in_flight - 1) * prefix_sums(held.kept[kept_from:end])
+        fits = np.flatnonzero((in_flight * kept - on_host) * share + work <= room)
+        return int(fits[0]) if len(fits) else None
 
     def room(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
         """Bytes of a device that are left for activations and transients; negative if none are."""

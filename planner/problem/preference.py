@@ -23,7 +23,7 @@ TIME_WEIGHT = 2
 """A plan that takes 1 % longer has to save this many percent of the dollars."""
 SIMPLICITY = ("stages", "GPU kinds", "zones", "TP degrees")
 """What is counted, most important first; then come uneven layers, divided backwards,
-another ZeRO stage than the job's, and outer steps."""
+another ZeRO stage than the job's, outer steps, and offload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
         int(plan.schedule == "zero-bubble"),
         int(plan.zero is not None),
         int(plan.outer_every is not None),
+        int(plan.offloads),
     )
 
 
@@ -144,7 +145,7 @@ def _uneven_cuts(plan: Plan) -> int:
 def simpler_by(one: Plan, other: Plan) -> str:
     """What one plan has less of than another, such as "1 zone instead of 2"; empty: nothing."""
     pairs = zip(simplicity(one), simplicity(other), strict=True)
-    *counts, uneven, divided, other_zero, outer = pairs
+    *counts, uneven, divided, other_zero, outer, offload = pairs
     said = [
         f"{less} {name.removesuffix('s') if less == 1 else name} instead of {more}"
         for name, (less, more) in zip(SIMPLICITY, counts, strict=True)
@@ -154,4 +155,5 @@ def simpler_by(one: Plan, other: Plan) -> str:
     said += ["whole backwards"] if divided[0] < divided[1] else []
     said += ["the job's ZeRO stage"] if other_zero[0] < other_zero[1] else []
     said += ["no outer steps"] if outer[0] < outer[1] else []
+    said += ["no offload"] if offload[0] < offload[1] else []
     return ", ".join(said)

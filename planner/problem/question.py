@@ -39,11 +39,12 @@ OUTSIDE = {
     "sequence": "the ranks of the plan itself share tokens, so it is outside",
 }
 """Added to the space where the bounds do not cover the plan, by what it has."""
-Tried = Literal["zero-bubble", "zero1", "outer-steps"]
-TRIED: tuple[Tried, ...] = ("zero-bubble", "zero1", "outer-steps")
+Tried = Literal["zero-bubble", "offload", "zero1", "outer-steps"]
+TRIED: tuple[Tried, ...] = ("zero-bubble", "offload", "zero1", "outer-steps")
 """What a plan may have only if the question asks what it would bring."""
 CANNOT_RUN: Mapping[Tried, str] = {
     "zero-bubble": "such plans cannot be submitted: no runtime runs them yet",
+    "offload": "such plans cannot be submitted: no runtime offloads activations yet",
     "zero1": "no plan of a submitted job overrides training.zero: change it in the job",
     "outer-steps": (
         "such plans cannot be submitted: no runtime takes outer steps yet; the loss would differ,"
@@ -51,6 +52,13 @@ CANNOT_RUN: Mapping[Tried, str] = {
     ),
 }
 """Why no submitted job gets such a plan."""
+WHY_NONE: Mapping[Tried, str] = {
+    **dict.fromkeys(TRIED, "no plan found with it keeps the limits"),
+    "offload": "no good plan recomputes what could be offloaded, or none with it keeps the limits",
+}
+"""Why no plan was found with something."""
+OFFLOAD_OR_NOT = "with offload or without"
+"""Added to the space where the bounds cover both."""
 EITHER_ZERO = "ZeRO-1 on or off"
 """Added to the space where the bounds cover both."""
 OUTER_OR_NOT = "with outer steps or without"
@@ -193,12 +201,12 @@ class Gain:
     """That of the best plan found without it."""
     is_taken: bool = False
     """Whether the answer's plan has it."""
-    why_none: str = "no plan found with it keeps the limits"
-    """The reason, where there is no best plan."""
+    why_none: str = ""
+    """The reason, where there is no best plan and it is not the usual one."""
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"{self.name}: {self.why_none}"
+            return f"{self.name}: {self.why_none or WHY_NONE[self.name]}"
         said = f"{self.name}: {self._figure(self.best)}"
         if self.without is None:
             return f"{said}; no plan found without it keeps the limits; {CANNOT_RUN[self.name]}"

@@ -94,6 +94,8 @@ def check_replannable(plan: Plan, job: Job, known: Mapping[PlaceKey, int]) -> No
         )
     if plan.outer_every is not None:
         problems.add("plan", "takes outer steps", unsupported)
+    if plan.offloads:
+        problems.add("plan", "offloads activations", unsupported)
     if plan.zero not in (None, job.zero):
         what = f"has zero = {plan.zero}, but the job trains with zero = {job.zero}"
         problems.add("plan", what, f"set training.zero = {plan.zero} in the job")

@@ -8,7 +8,8 @@ and halved until they are narrow. Why this certified bound holds: docs/planner.m
 
 The searched space: 1F1B without interleaving (and zero-bubble schedules, if the tables divide
 backwards), one micro batch size per plan, unsplit stages, any placement of stage groups, any number
-of first layers recomputed if the job leaves that to the planner.
+of first layers recomputed if the job leaves that to the planner, and of the next ones offloaded if
+the tables' memory says so.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def best_families(search: EventSearch, suits: Callable[[Plan], bool]) -> list[Ju
     kept = [one for one in search.judged if one.keeps_limits] or search.broken
     families: dict[Hashable, JudgedPlan] = {}
     for one in sorted(kept, key=lambda one: one.score):
-        if len(one.plan.sizes) == 1 and suits(one.plan):
+        if len(one.plan.sizes) == 1 and not one.plan.offloads and suits(one.plan):
             families.setdefault(_family(one.plan), one)
     return [*families.values()][:FAMILIES_MAX]
 

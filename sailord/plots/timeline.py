@@ -162,7 +162,7 @@ def _equal_pipelines(
         # A stage's node matters only by its links, which are in its times.
         stages = tuple(
             (
-                *(stage.layers, stage.tp, stage.recompute, stage.split),
+                *(stage.layers, stage.tp, stage.recompute, stage.offload, stage.split),
                 *((place.gpu, place.machine, place.zone) for place in stage.places),
             )
             for stage in pipeline.stages

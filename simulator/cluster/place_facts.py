@@ -42,6 +42,12 @@ class PlaceFacts:
         """Return the usable memory of one device."""
         return float(self.cluster.catalogue.gpu(place.gpu).usable_memory_bytes)
 
+    def host_bytes_per_gpu(self, place: Place) -> float | None:
+        """Return each GPU's share of its machine's own memory, or ``None`` if it is unknown."""
+        machine = self.cluster.catalogue.machine(place.machine)
+        whole = machine.host_memory_bytes
+        return None if whole is None else whole / machine.gpus
+
     def price_usd_per_gpu_hour(self, place: Place) -> float | None:
         """Return the lowest price of the pools here, or ``None`` if any of them is unknown.
 

@@ -19,7 +19,7 @@ from simulator.spec.plan import Pipeline, Place, Plan
 GroupId = tuple[int, int, int]
 """(pipeline, stage, index within the stage's split)."""
 
-_COLUMNS = ("stage", "index", "place", "tp", "first", "end", "samples", "recompute")
+_COLUMNS = ("stage", "index", "place", "tp", "first", "end", "samples", "recompute", "offload")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,8 @@ class DeviceGroups:
     """Samples of each micro batch."""
     recompute: Ints
     """How many of its layers, from the first on, are recomputed."""
+    offload: Ints
+    """How many of the layers after these are offloaded."""
     places: tuple[Place, ...]
 
     @classmethod
@@ -260,14 +262,14 @@ def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
 def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[int]) -> None:
     for s, stage in enumerate(pipeline.stages):
         first, end = stage.layers
-        again = stage.recomputed
+        again, away = stage.recomputed, stage.offloaded
         if len(stage.places) == 1:
             place = numbers.setdefault(stage.places[0], len(numbers))
-            flat += (s, 0, place, stage.tp, first, end, size, again)
+            flat += (s, 0, place, stage.tp, first, end, size, again, away)
             continue
         for i, (where, samples) in enumerate(zip(stage.places, stage.samples(size), strict=True)):
             place = numbers.setdefault(where, len(numbers))
-            flat += (s, i, place, stage.tp, first, end, samples, again)
+            flat += (s, i, place, stage.tp, first, end, samples, again, away)
 
 
 def _split_hops(groups: DeviceGroups) -> StageHops:

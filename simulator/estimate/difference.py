@@ -14,11 +14,12 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 REPEATED = 0.02
 """Error between plans with pipelines of the same shape, as of measured layers."""
 OTHER_SHAPE = 0.046
-"""Error that is added where pipelines differ in depth, micro batch size or recomputation."""
+"""Error that is added where pipelines differ in depth, micro batch size or recomputation; counted
+alike for offload, of which nothing was measured."""
 OTHER_TP = 0.07
 """Error that is added where the work runs under another TP degree."""
-WorkKeyOf = Callable[[Plan, Pipeline, Stage, Place, bool], Hashable]
-"""Of layers of a stage at a place that are recomputed or not, what errors depend on."""
+WorkKeyOf = Callable[[Plan, Pipeline, Stage, Place, str], Hashable]
+"""Of layers of a stage at a place that are recomputed, offloaded or kept, what errors depend on."""
 
 
 def difference_error(
@@ -36,7 +37,7 @@ def difference_error(
 
     return math.hypot(
         REPEATED,
-        OTHER_SHAPE * moved(lambda plan, p, _, __, again: (plan.size_of(p), len(p.stages), again)),
+        OTHER_SHAPE * moved(lambda plan, p, _, __, way: (plan.size_of(p), len(p.stages), way)),
         OTHER_TP * moved(lambda _, __, stage, *___: stage.tp),
         math.hypot(one_error, other_error) * moved(lambda _, __, ___, place, ____: place.gpu),
     )
@@ -53,12 +54,12 @@ def _work(plan: Plan, key: WorkKeyOf) -> dict[Hashable, float]:
     work: dict[Hashable, float] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            again = stage.recomputed
-            kept = stage.layers[1] - stage.layers[0] - again
-            for is_again, layers in ((True, again), (False, kept)):
+            again, away = stage.recomputed, stage.offloaded
+            kept = stage.layers[1] - stage.layers[0] - again - away
+            for way, layers in (("again", again), ("away", away), ("kept", kept)):
                 each = plan.samples_of(pipeline) * layers / sum(stage.split)
                 for place, share in zip(stage.places, stage.split, strict=True) if each else ():
-                    name = key(plan, pipeline, stage, place, is_again)
+                    name = key(plan, pipeline, stage, place, way)
                     work[name] = work.get(name, 0.0) + each * share
     total = sum(work.values())
     return {name: amount / total for name, amount in work.items()}

@@ -23,6 +23,7 @@ from simulator.estimate.gradient_sync import HopTimes, SumOrder, SyncJob, SyncJo
 from simulator.estimate.machine_layout import MachineLayout, lay_out
 from simulator.estimate.memory import MemoryModel, fullest_rows
 from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
+from simulator.estimate.offload import OFFLOAD_NOTE, host_shortage
 from simulator.estimate.optimizer_step import optimizer_seconds, vote_seconds
 from simulator.estimate.outer_steps import LOSS_NOTE, OuterStep, inner_jobs
 from simulator.estimate.result import Estimate, StageTime
@@ -154,7 +155,12 @@ class EventEstimator:
             bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
             provenance=provenance,
             compute_error=compute_error,
-            notes=self.costs.notes if outer is None else (*self.costs.notes, LOSS_NOTE),
+            notes=(
+                *self.costs.notes,
+                *([] if outer is None else [LOSS_NOTE]),
+                *([OFFLOAD_NOTE] if groups.offload.any() else []),
+            ),
+            host_shortage=host_shortage(groups, costs, self.facts),
         )
 
     def memory_shortages(self, plan: Plan) -> tuple[MemoryShortage, ...]:

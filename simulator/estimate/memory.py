@@ -174,7 +174,7 @@ class MemoryModel:
     def _activations(self) -> tuple[Floats, Floats]:
         """Return the activations kept for later backwards, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
-        kept_each, for_weights, workspace = np.zeros((3, len(groups)))
+        kept_each, in_transit, for_weights, workspace = np.zeros((4, len(groups)))
         heads, kind = distinct_rows(groups.tp, groups.samples, self.widened)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
@@ -191,7 +191,10 @@ class MemoryModel:
                 if (first == last).all():
                     continue
                 kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
-                kept_each[rows] += range_sums(kept, first, last)
+                # One micro batch of what is offloaded is on its way at most.
+                away = groups.offload[rows] * (recompute == "none")
+                in_transit[rows] += range_sums(kept, first, first + away)
+                kept_each[rows] += range_sums(kept, first + away, last)
                 work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
                 body = np.minimum(last, end - head)
                 most = np.maximum(most, range_maxima(work, first, body))
@@ -207,7 +210,7 @@ class MemoryModel:
             kept_each += self._output_bytes(groups.end - 1, groups.end) / own
         most = np.zeros(len(groups))
         np.maximum.at(most, groups.owner, workspace)
-        return self._in_flight(kept_each, for_weights), most
+        return self._in_flight(kept_each, for_weights) + in_transit, most
 
     def _in_flight(self, kept_each: Floats, for_weights: Floats) -> Floats:
         """Return the activations of all micro batches in flight at each group's peak."""

@@ -185,6 +185,8 @@ def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
                 problems.add(where, "the paper estimator does not support split stages", cure)
             if stage.recompute != "none":
                 problems.add(where, "the paper estimator does not support recomputation", cure)
+            if stage.offload:
+                problems.add(where, "the paper estimator does not support offload", cure)
     if shared[-1][1] != len(profile.layer_names):
         problems.add(
             "pipelines[0]",

@@ -81,6 +81,8 @@ class Estimate:
     notes: tuple[str, ...] = ()
     compute_error: float | None = None
     """Relative error of the compute times of stages, without links; ``None``: unknown."""
+    host_shortage: str = ""
+    """Which machines lack memory for what their devices offload."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -94,7 +96,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return all(device.fits for pipeline in self.memory for device in pipeline)
+        is_short = bool(self.host_shortage)
+        return not is_short and all(device.fits for row in self.memory for device in row)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl simulate --json`` (docs/formats.md, estimates)."""
@@ -124,5 +127,9 @@ class Estimate:
             ],
             "bottleneck": self.bottleneck,
             "source": self.provenance.source,
-            "notes": [*self.notes, *self.provenance.notes],
+            "notes": [
+                *self.notes,
+                *self.provenance.notes,
+                *([f"does not fit: {self.host_shortage}"] if self.host_shortage else []),
+            ],
         }

@@ -14,6 +14,7 @@ import numpy as np
 from simulator.arrays import Floats
 from simulator.estimate.device_groups import DeviceGroups, range_sums
 from simulator.estimate.machine_layout import MachineLayout
+from simulator.estimate.offload import with_copies
 from simulator.estimate.schedule_replay import Edge, GroupTimes
 from simulator.estimate.stage_messages import ChannelTimes, MessageTimes
 from simulator.hardware.runtime_constants import platform_of
@@ -115,7 +116,7 @@ def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
             end=groups.end[rows],
             recompute=groups.recompute[rows],
         )
-    return forward, backward
+    return with_copies(groups, costs, forward, backward)
 
 
 def _weight_parts(groups: DeviceGroups, costs: LayerCosts) -> Floats:

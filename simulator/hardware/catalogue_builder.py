@@ -125,6 +125,7 @@ class _Builder:
         tflops = table.value("tflops", _rates, required=True) or {}
         bandwidth_gbytes_per_s = _positive(table, "memory_bandwidth_gbytes_per_s")
         multiprocessors = table.integer("multiprocessors", least=1)
+        host_gbytes_per_s = table.number("host_gbytes_per_s", above=0)
         self._check_aliases(fact, table, self.spelling.gpus)
         source, date = self.close(fact, table)
         return Gpu(
@@ -136,6 +137,7 @@ class _Builder:
             source=source,
             date=date,
             multiprocessors=multiprocessors,
+            host_bytes_per_s=None if host_gbytes_per_s is None else host_gbytes_per_s * 1e9,
         )
 
     def _region(self, fact: Fact, table: Table) -> Region:

@@ -33,6 +33,8 @@ class Gpu:
     source: str
     date: str
     multiprocessors: int | None = None
+    host_bytes_per_s: float | None = None
+    """What it copies to or from its host's memory while all GPUs of its usual machine do."""
 
     def computes_in(self, precision: TrainingPrecision) -> TrainingPrecision:
         """Return the format in which it computes a job: without bf16 in hardware, in fp32."""

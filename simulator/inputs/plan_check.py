@@ -44,6 +44,7 @@ def check_plan(
     _check_layers(plan, job, place, problems)
     _check_sequence_parallel(plan, job, place, problems)
     _check_outer_steps(plan, place, problems)
+    _check_offload(plan, place, problems)
     offers = pools_by_place(cluster)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
@@ -58,6 +59,8 @@ def check_plan(
             question = partial(_split_problem, stage.split, size)
             unfit.judge(("split", stage.split, size), at, question)
             unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
+            for gpu in sorted({each.gpu for each in stage.places}) if stage.offload else ():
+                unfit.judge(("offload", gpu), at, partial(_link_problem, gpu, cluster))
             for there, taken in places_with_paths(stage, at):
                 question = partial(place_problem, taken, tp, cluster, offers)
                 unfit.judge((taken, tp), there, question)
@@ -77,6 +80,7 @@ def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Pr
     _check_layers(plan, job, place, problems)
     _check_sequence_parallel(plan, job, place, problems)
     _check_outer_steps(plan, place, problems)
+    _check_offload(plan, place, problems)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
         _check_interleaving(plan, pipeline, f"{place}: pipelines[{number}]", problems)
@@ -310,6 +314,22 @@ def _check_outer_steps(plan: Plan, place: str, problems: Problems) -> None:
         what = f"is {plan.outer_every}, but all pipelines share zones, so they are one group"
         cure = "leave it out, or keep each pipeline to zones that some others do not use"
         problems.add(f"{place}: outer_every", what, cure)
+
+
+def _check_offload(plan: Plan, place: str, problems: Problems) -> None:
+    """Check that a plan that offloads activations has a schedule with which that is estimated."""
+    if plan.offloads and plan.schedule not in ("1f1b", "gpipe"):
+        what = f"is {plan.schedule}, with which offload is not estimated"
+        problems.add(f"{place}: schedule", what, 'give "1f1b", or leave offload out of the stages')
+
+
+def _link_problem(gpu: str, cluster: Cluster) -> Problem | None:
+    """Return why a GPU kind offloads nothing; unknown kinds are reported elsewhere."""
+    known = cluster.catalogue.gpus.get(gpu)
+    if known is None or known.host_bytes_per_s is not None:
+        return None
+    what = f"is given, but it is not known how fast {gpu} copies to its host's memory"
+    return Problem("offload", what, f"give host_gbytes_per_s of [gpu.{gpu}] in a catalogue")
 
 
 def shares_tokens(model: Model) -> bool:

@@ -114,6 +114,7 @@ def _stage(table: Table) -> Stage | None:
     layers = table.value("layers", _layer_range, required=True)
     tp = table.integer("tp", most=DEGREE_MAX, required=True)
     recompute: Recompute | int = table.value("recompute", _recompute, default="none")
+    offload = table.integer("offload", default=0, most=DEGREE_MAX)
     split = table.integers("split") or (1,)
     places = _places(table, len(split))
     table.finish()
@@ -122,7 +123,11 @@ def _stage(table: Table) -> Stage | None:
     if isinstance(recompute, int) and recompute >= layers[1] - layers[0]:
         what = f"is {recompute}, but the stage has {layers[1] - layers[0]} layers"
         table.report("recompute", what, 'give a smaller number, or "full" for all layers')
-    return Stage(layers, tp, places, recompute, split)
+    stage = Stage(layers, tp, places, recompute, split, offload)
+    if stage.offloaded < offload:
+        what = f"is {offload}, but {stage.offloaded} of the stage's layers are not recomputed"
+        table.report("offload", what, "give a smaller number, or leave it out")
+    return stage
 
 
 def _recompute(value: Any) -> Recompute | int:
@@ -257,6 +262,8 @@ def _stage_to_json(stage: Stage) -> dict[str, Any]:
     if len(stage.places) == 1:
         written |= _place_to_json(stage.places[0])
     written["recompute"] = stage.recompute
+    if stage.offload:
+        written["offload"] = stage.offload
     if stage.split != (1,):
         written["split"] = list(stage.split)
     if len(stage.places) != 1:

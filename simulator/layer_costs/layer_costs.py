@@ -297,6 +297,17 @@ class LayerCosts:
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
         return measured * ratio
 
+    def host_bytes_per_s(self, gpu: str) -> float | None:
+        """Return what a GPU copies to or from its host's memory; ``None``: it is not known."""
+        return self._catalogue.gpu(gpu).host_bytes_per_s
+
+    def copies_by_layer(self, gpu: str, *, tp: int, samples: int) -> Floats:
+        """Return the seconds in which a rank copies what each layer keeps to or from its host."""
+        rate = self.host_bytes_per_s(gpu)
+        assert rate is not None, f"{gpu} offloads, and its link to the host is not known"
+        seconds: Floats = self.kept_bytes(tp=tp, samples=samples, recompute="none", gpu=gpu) / rate
+        return seconds
+
     def kept_for_weights(self, *, tp: int, samples: int, gpu: str | None = None) -> Floats:
         """Return the bytes of each layer on one TP rank between the parts of a divided backward."""
         precision = self.precision_on(gpu)

@@ -67,6 +67,9 @@ class Stage:
     """A number: that of its first layers only."""
     split: tuple[int, ...] = (1,)
     """Relative shares of each micro batch's samples, one per place."""
+    offload: int = 0
+    """How many layers after the recomputed ones keep their activations in the host's memory until
+    their backward (ADR 124)."""
 
     @property
     def place(self) -> Place:
@@ -84,6 +87,11 @@ class Stage:
         if isinstance(self.recompute, int):
             return self.recompute
         return self.layers[1] - self.layers[0] if self.recompute == "full" else 0
+
+    @property
+    def offloaded(self) -> int:
+        """How many of its layers are offloaded: those after the recomputed ones."""
+        return max(0, min(self.offload, self.layers[1] - self.layers[0] - self.recomputed))
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Samples of a micro batch that each place computes."""
@@ -163,6 +171,11 @@ class Plan:
     def sizes(self) -> tuple[int, ...]:
         """The different micro batch sizes, in rising order."""
         return tuple(sorted(set(self.size_by_pipeline)))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether activations of some stages wait in the memory of their hosts."""
+        return any(stage.offload for pipeline in self.pipelines for stage in pipeline.stages)
 
     @property
     def outer_groups(self) -> tuple[tuple[int, ...], ...]:

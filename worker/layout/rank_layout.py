@@ -384,6 +384,9 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
             if stage.split != (1,) or len(stage.places) != 1:
                 what = "stages that split micro batches are not supported by the runtime"
                 found.append(Problem(f"{at}.split", what, "use split [1], or more pipelines"))
+            if stage.offload:
+                what = f"is {stage.offload}, and no runtime offloads activations yet"
+                found.append(Problem(f"{at}.offload", what, "leave it out"))
             if job.max_tp % stage.tp:
                 what = f"{stage.tp} does not divide the job's largest TP degree of {job.max_tp}"
                 divisors = [str(n) for n in range(1, job.max_tp + 1) if job.max_tp % n == 0]

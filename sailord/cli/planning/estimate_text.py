@@ -60,6 +60,8 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         )
     if estimate.fits:
         yield "memory      fits"
+    elif estimate.host_shortage:
+        yield f"memory      DOES NOT FIT: {estimate.host_shortage}"
     else:
         full = sum(not device.fits for row in estimate.memory for device in row)
         yield f"memory      DOES NOT FIT on {counted(full, 'device group')}"
@@ -117,10 +119,14 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
 
 
 def _layers(stage: Stage) -> str:
-    """Return the layers of a stage, and how many of the first ones are recomputed: 0-7 (3 again)"""
+    """Return the layers of a stage, how many of the first ones are recomputed, and how many of the
+    next ones are offloaded: 0-7 (3 again, 2 offloaded)
+    """
     first, end = stage.layers
     some = "all" if stage.recompute == "full" else str(stage.recomputed)
-    return f"{first}-{end - 1}" + (f" ({some} again)" if stage.recomputed else "")
+    said = [f"{some} again"] if stage.recomputed else []
+    said += [f"{stage.offloaded} offloaded"] if stage.offloaded else []
+    return f"{first}-{end - 1}" + (f" ({', '.join(said)})" if said else "")
 
 
 def _devices(stage: Stage) -> str:

@@ -123,6 +123,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     " (sequence parallelism); micro-batch-per-pipeline, pipelines with a micro batch size of their"
     " own; default: the job's objective.allow. zero-bubble: see what it would"
     " bring to divide backward passes; no runtime does yet, so such a plan cannot be submitted."
+    " offload: the same for activations that wait in the hosts' memory instead of being recomputed."
     " zero1: try ZeRO-1 off and on, whatever the job says. outer-steps: see what it would bring if"
     " pipelines in separate zones averaged their parameters only every --outer-every iterations,"
     " which changes the loss; no runtime does yet.",

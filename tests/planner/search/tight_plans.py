@@ -90,10 +90,11 @@ def tables_of(
     *,
     divides: bool = False,
     takes_outer_steps: bool = False,
+    offloads: bool = False,
 ) -> StageTimeTables:
     """The tables of a search on these GPUs."""
     return StageTimeTables(
-        TemplateMaker(judge.costs, judge.network, judge.facts, lots),
+        TemplateMaker(judge.costs, judge.network, judge.facts, lots, offloads=offloads),
         lots,
         degrees=degrees,
         recompute=recompute,

@@ -218,6 +218,14 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
             {"outer_every": 50},
             "plan: outer_every: is 50, but all pipelines share zones, so they are one group",
         ),
+        (
+            {"offload": 2},
+            "plan: pipelines[0].stages[0].offload: is 2, and no runtime offloads activations yet",
+        ),
+        (
+            {"offload": 2, "schedule": "zero-bubble"},
+            "plan: schedule: is zero-bubble, with which offload is not estimated",
+        ),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )
@@ -227,7 +235,9 @@ def test_unsupported_plans_are_refused_with_a_reason(change, said):
     )
     plan = plan_of(4, (change.get("micro_batches", 2), [(0, 5, change.get("tp", 1))]))
     stage = plan.pipelines[0].stages[0]
-    stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})
+    stage = replace(
+        stage, **{k: v for k, v in change.items() if k in ("layers", "split", "offload")}
+    )
     pipeline = replace(plan.pipelines[0], stages=(stage,))
     schedule, chunks = change.get("schedule", "1f1b"), change.get("virtual_stages", 1)
     shares = change.get("sequence_parallel", False)
