@@ -16,7 +16,7 @@ from simulator.documents.fields import (
     valid_text,
     valid_timestamp,
 )
-from simulator.documents.files import Document, load_document
+from simulator.documents.files import Document, load_document, read_bytes
 from simulator.documents.problems import InputError, Problem, Problems, nearest
 from simulator.traces.named_nodes import Flaw, NamedNodes
 from simulator.traces.published import LogFile, format_of, read_points
@@ -69,9 +69,10 @@ def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) 
 def _refuse_log(path: Path) -> None:
     """Name the cure where a published log is given for a trace."""
     try:
-        log = LogFile(path.name, path.read_text(encoding="utf-8-sig"), "", 1, unit="ms")
+        text = read_bytes(path, name=path.name).decode("utf-8-sig")
+        log = LogFile(path.name, text, "", 1, unit="ms")
         read_points(log)
-    except (OSError, ValueError):
+    except ValueError:
         return
     what = f"is a log ({format_of(log)}), not a trace"
     raise InputError(Problem(path.name, what, "make one of it with `sailorctl trace import`"))
