@@ -18,6 +18,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from tests.worker.checksums import checksums
 from tests.worker.training_runs import SomeLabels
+from worker.distributed.backends import GlooBackends
 from worker.distributed.interface import (
     AbortedError,
     Collective,
@@ -200,6 +201,18 @@ def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
             transport.close()
     except TransportError as failure:
         return noticed(failure)
+    return "nothing"
+
+
+def connect_to_one_who_dies(rank: int, size: int, store: FileStore) -> Any:
+    """Rank 0 is killed after all have come to open a group, and before it connects to them."""
+    stuck: list[str] = []
+    if rank == 0:
+        GlooBackends.open = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    try:
+        ProcessTransport(store, rank, size, on_stuck=stuck.append)
+    except TransportError as failure:
+        return noticed(failure), stuck
     return "nothing"
 
 

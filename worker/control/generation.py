@@ -243,7 +243,9 @@ class GenerationRun:
                 self._set_state("fetching")
             elif rendezvous.ranks > 1:
                 self._rank_store = self._join_rendezvous(rendezvous.rank)
-            self._transport = open_transport(rendezvous, self._rank_store, self._check_cancelled)
+            self._transport = open_transport(
+                rendezvous, self._rank_store, self._check_cancelled, self._give_up_process
+            )
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
@@ -395,7 +397,7 @@ class GenerationRun:
         except Exception as second:
             # Earlier snapshots stay; the original failure is still reported.
             print(f"the last step is not saved or logged: {sentence(second, redact)}", flush=True)
-            self._is_reusable = isinstance(second, OSError)
+            self._is_reusable &= isinstance(second, OSError)
         self._after_loss.end()
         if not self._ended.is_set():
             self._extra_status["broken_peers"] = self._after_loss.lost_nodes(error)
@@ -411,8 +413,7 @@ class GenerationRun:
         if self._transport is not None:
             self._transport.abort(str(error))
         if not self._ended.is_set():
-            lost = {"failure": str(error), "broken_peers": sorted(error.unreachable)}
-            self._extra_status |= lost
+            self._extra_status |= {"failure": str(error), "broken_peers": sorted(error.unreachable)}
             self._set_state("broken")
 
     def _fail_in_script(self, error: BaseException) -> None:
@@ -443,15 +444,12 @@ class GenerationRun:
         if self._transport is not None:
             self._transport.close()
             if self._transport.is_stuck:
-                print("a group did not open or close: this process is not used again", flush=True)
-                self._is_reusable = False
+                self._give_up_process("a group did not open or close")
         if self._rank_store is not None:
             self._rank_store.close()
         if self._fetch is not None and not self._fetch.has_ended():
-            print("a read of the state does not end: this process is not used again", flush=True)
-            self._is_reusable = False
-        self._fetch = None
-        self._snapshots = self._trainer = self._transport = self._rank_store = None
+            self._give_up_process("a read of the state does not end")
+        self._fetch = self._snapshots = self._trainer = self._transport = self._rank_store = None
         gc.collect()
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
@@ -460,6 +458,10 @@ class GenerationRun:
             self._extra_status.pop(key, None)
         if self._is_reusable:
             self._set_state("idle")
+
+    def _give_up_process(self, why: str) -> None:
+        print(f"{why}: this process is not used again", flush=True)
+        self._is_reusable = False
 
     # ---- status ----------------------------------------------------------------------------------
 

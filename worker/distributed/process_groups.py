@@ -71,12 +71,14 @@ class ProcessTransport:
         host: str = "127.0.0.1",
         secret: bytes = b"",
         check_cancelled: Callable[[], None] = lambda: None,
+        on_stuck: Callable[[str], None] = lambda _: None,
         backends: Backends | None = None,
     ) -> None:
         """Connect to the other ranks; ``check_cancelled`` raises once the generation is over.
 
         Without a ``secret`` the ranks accept any connection to ``host``. By default
-        ``backends`` are those of the device.
+        ``backends`` are those of the device. ``on_stuck`` is called before an error is raised
+        that leaves a thread behind, so that this process cannot be used again.
         """
         self._check_cancelled = check_cancelled
         self.rank, self.size = rank, size
@@ -129,6 +131,8 @@ class ProcessTransport:
         except BaseException as error:
             self.abort(str(error) or type(error).__name__)
             self.close()
+            if self.is_stuck:
+                on_stuck("a group did not open")
             raise
 
     # ---- opening ---------------------------------------------------------------------------------
@@ -194,10 +198,8 @@ class ProcessTransport:
         with self.operations.on_host(name, doing):
             self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
         with self.operations.on_host(name, doing):
-            if self._library.blocks_device:
-                group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
-            else:
-                group = self.run_guarded(build, doing)
+            # Gloo waits in vain for a lost rank that had to connect to this one.
+            group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
         with self._lock:
             self._groups[name] = group
 

@@ -115,7 +115,10 @@ def join_store(address: str, rank: int, check_cancelled: Callable[[], None]) -> 
 
 
 def open_transport(
-    info: RendezvousInfo, rank_store: RankStore | None, check_cancelled: Callable[[], None]
+    info: RendezvousInfo,
+    rank_store: RankStore | None,
+    check_cancelled: Callable[[], None],
+    on_stuck: Callable[[str], None] = lambda _: None,
 ) -> Transport:
     """Connect to the other ranks; a single rank needs no store."""
     if info.ranks == 1:
@@ -131,4 +134,5 @@ def open_transport(
         host=info.host,
         secret=secret_of(rank_store.address),
         check_cancelled=check_cancelled,
+        on_stuck=on_stuck,
     )

@@ -79,6 +79,11 @@ def test_opening_a_group_fails_if_a_member_is_lost(tmp_path):
     assert results == [None, ("PeerLostError", 0), ("PeerLostError", 0)]
 
 
+def test_a_rank_that_gloo_waits_for_in_vain_is_given_up_and_its_process_not_used_again(tmp_path):
+    results = rank_processes.as_processes(tmp_path, 3, rank_processes.connect_to_one_who_dies)
+    assert results == [None, *[(("PeerLostError", 0), ["a group did not open"])] * 2]
+
+
 def test_abort_tells_the_peers_the_reason(tmp_path):
     results = rank_processes.as_processes(tmp_path, 3, rank_processes.abort_while_others_wait)
     assert results == ["rank 1: bad sample"] * 3
