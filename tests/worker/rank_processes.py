@@ -204,13 +204,19 @@ def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
     return "nothing"
 
 
+class _Dying(GlooBackends):
+    """A rank that is killed before it connects."""
+
+    def open(self, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def connect_to_one_who_dies(rank: int, size: int, store: FileStore) -> Any:
     """Rank 0 is killed after all have come to open a group, and before it connects to them."""
     stuck: list[str] = []
-    if rank == 0:
-        GlooBackends.open = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    dying = _Dying("127.0.0.1", 1.0) if rank == 0 else None
     try:
-        ProcessTransport(store, rank, size, on_stuck=stuck.append)
+        ProcessTransport(store, rank, size, on_stuck=stuck.append, backends=dying)
     except TransportError as failure:
         return noticed(failure), stuck
     return "nothing"
