@@ -121,13 +121,13 @@ def load_tensors(file: Path) -> Any:
 
 
 def load_with_stubs(file: Path) -> Any:
-    """Read a file of ``torch.save`` in which objects of other classes become stubs."""
+    """Read a file of ``torch.save``, mapped, in which objects of other classes become stubs."""
     stubs: list[tuple[Any, str] | Any] = [
         (type(name.rpartition(".")[2], (_Stub,), {}), name)
         for name in get_unsafe_globals_in_checkpoint(file)
     ]
     with safe_globals(stubs):
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
 
 
 class _DcpUnpickler(pickle.Unpickler):
