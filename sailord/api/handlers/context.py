@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import Histogram
 
 from agents.daemon.clock import Clock
+from agents.protocol.records import JobId
 from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Budgets, StrangerLimits
 from agents.rpc.tls import Tls
@@ -50,12 +51,13 @@ class ApiContext:
     """Only if a provider is configured."""
     tls: Tls | None = None
     """``None``: plain HTTP."""
-    plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
+    plans_seen: dict[tuple[JobId, str], tuple[dict[str, Any] | None, dict[str, Any]]] = field(
         default_factory=dict
     )
-    """The plans shown last, and what the planner said of them."""
-    timelines_seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The schedules shown last, by their plans."""
+    """The plans shown last, and what the planner said of them, by job and hash: jobs of different
+    models may have the same plan."""
+    timelines_seen: dict[tuple[JobId, str], dict[str, Any]] = field(default_factory=dict)
+    """The schedules shown last, likewise."""
     curves: TrainingCurves = field(default_factory=TrainingCurves)
     """Loss and throughput of jobs."""
     packages_used_s: dict[str, float] = field(default_factory=dict)

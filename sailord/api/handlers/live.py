@@ -97,13 +97,13 @@ async def _about_job(
     runs = [part for part in parts if part.active is not None and part.active.job == chosen]
     part, job = (runs[0], chosen) if runs else (state, None)
     plan, about = await plan_of(api, part)
-    generation = None if part.active is None else part.active.generation
+    run = None if part.active is None else part.active.generation
     return JobContext(
         plan=plan,
         about=about,
         step_rate=api.cluster.step_rate_of(job),
         safe=api.cluster.safe_point(job),
-        schedule=None if generation is None else api.timelines_seen.get(generation.plan),
+        schedule=None if run is None else api.timelines_seen.get((run.job, run.plan)),
         risks=tuple(api.cluster.risks(part).values()),
         chosen=chosen,
     )

@@ -27,14 +27,14 @@ async def read_plan(
     known = api.cluster.plans.get((job, sha))
     if known is not None:
         return render.read_plan(known.plan), known.about
-    if sha not in api.plans_seen:
+    if (job, sha) not in api.plans_seen:
         text = await api.gateway.read_plan(job, sha)
         about = await api.gateway.read_about(job, sha)
         if text is None:
             return None, about
         last = list(api.plans_seen.items())[1 - PLANS_SEEN_MAX :]
-        api.plans_seen = {**dict(last), sha: (render.read_plan(text), about)}
-    return api.plans_seen[sha]
+        api.plans_seen = {**dict(last), (job, sha): (render.read_plan(text), about)}
+    return api.plans_seen[job, sha]
 
 
 async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:

@@ -65,13 +65,13 @@ async def show_timeline(request: web.Request) -> web.Response:
     if job.generation is None:
         cure = f"sailorctl why {job.id} says what the job waits for"
         raise Refusal(404, Problem(job.id, "has no plan yet", cure))
-    sha, why_none = job.generation.plan, ""
-    predicted = api.timelines_seen.get(sha)
+    id_, sha, why_none = JobId(job.id), job.generation.plan, ""
+    predicted = api.timelines_seen.get((id_, sha))
     if predicted is None:
-        predicted, why_none = await _predict(api, JobId(job.id), sha)
+        predicted, why_none = await _predict(api, id_, sha)
         if predicted is not None:
             last = list(api.timelines_seen.items())[1 - PLANS_SEEN_MAX :]
-            api.timelines_seen = {**dict(last), sha: predicted}
+            api.timelines_seen = {**dict(last), (id_, sha): predicted}
     active, measured = api.cluster.led_of(job.id).active, None
     generation = None if active is None or active.job != job.id else active.generation
     if predicted is not None and generation is not None and generation.plan == sha:

@@ -45,7 +45,7 @@ const kinds = {
     if (view.isNew && view.eventsOf !== view.chosen) Object.assign(view, { events: [], eventsOf: view.chosen });
     view.doc = apply(view.isNew ? {} : view.doc, value);
     view.isNew = false;
-    if (view.doc.job && view.doc.job.id !== view.movesOf) Object.assign(view, { moves: [], movesOf: view.doc.job.id });
+    if (view.doc.job && view.doc.job.id !== view.movesOf) Object.assign(view, { moves: [], movesOf: view.doc.job.id, timeline: null });
     fetchOnce();
   },
   samples(value) {

@@ -45,7 +45,7 @@ SECOND = state(
     is_refused=True,
 )
 """Its second node cannot drain."""
-ABOUT = {"estimate": {"iteration_s": 0.5}}
+ITERATION_S = {JOB: 0.5, OTHER: 7.0}
 
 
 def served(parts: Parts) -> Any:
@@ -54,8 +54,8 @@ def served(parts: Parts) -> Any:
     async def read_plan(_job: str, _sha: str) -> bytes:
         return b"{}"
 
-    async def read_about(_job: str, _sha: str) -> dict[str, Any]:
-        return ABOUT
+    async def read_about(job: str, _sha: str) -> dict[str, Any]:
+        return {"estimate": {"iteration_s": ITERATION_S[job]}}
 
     outbox: Any = SimpleNamespace(at_of={}, failing={}, waiting=0)
     gateway: Any = SimpleNamespace(read_plan=read_plan, read_about=read_about)
@@ -133,3 +133,19 @@ async def test_a_leader_that_was_asked_for_no_status_knows_the_predicted_time_of
     found = figures(answer.text or "")
     assert found["sailor_step"] == 40
     assert found["sailor_step_predicted_seconds"] == 0.5
+
+
+async def test_jobs_of_different_models_with_the_same_plan_have_their_own_predictions() -> None:
+    active = SECOND.active
+    assert active is not None
+    assert active.generation is not None
+    assert FIRST.active is not None
+    assert FIRST.active.generation is not None
+    alike = replace(active.generation, plan=FIRST.active.generation.plan)
+    second = replace(SECOND, active=replace(active, generation=alike))
+    api = served(Parts(FIRST, {OTHER: second}))
+    found = []
+    for query in ({}, {"job": OTHER}):
+        answer = await status(asked(api, **query))
+        found.append(json.loads(answer.text or "")["job"]["predicted"]["iteration_s"])
+    assert found == [0.5, 7.0]

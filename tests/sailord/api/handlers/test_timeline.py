@@ -100,7 +100,9 @@ async def test_a_job_beside_the_first_has_a_measured_schedule_too() -> None:
     cluster = SimpleNamespace(
         last_led=whole(parts), agents=Agents(), led_of=lambda job: parts.of_job(JobId(job))
     )
-    schedules = {second.generation.plan: predicted(C, D)}
+    sha = second.generation.plan
+    # That of another job with the same plan is of another model.
+    schedules = {(JobId("one"), sha): predicted(A), (OTHER, sha): predicted(C, D)}
     app = {CONTEXT: SimpleNamespace(cluster=cluster, timelines_seen=schedules)}
     request: Any = SimpleNamespace(
         app={**app, MEASURED: MeasuredSchedules()}, match_info={"job": OTHER}, query={}
@@ -108,7 +110,8 @@ async def test_a_job_beside_the_first_has_a_measured_schedule_too() -> None:
     body = (await show_timeline(request)).body
     assert isinstance(body, bytes)
     found = json.loads(body)
-    assert found["sha256"] == second.generation.plan
+    assert found["sha256"] == sha
+    assert len(found["timeline"]["pipelines"][0]["groups"]) == 2
     assert found["measured"]["step"] == STEP.step
 
 
