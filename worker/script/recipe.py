@@ -126,9 +126,13 @@ class Recipe:
 
     def skeleton(self) -> nn.Module:
         """Make the module with zeros that take no memory as its parameters."""
-        if "_reports" in vars(self):  # A callback may have changed what ranks would copy now.
-            self._reports.watch.refuse_changes()
+        self.refuse_changes()
         return without_values(self._first_skeleton, shared=self._module.parameters())
+
+    def refuse_changes(self) -> None:
+        """Raise ``InputError`` if a callback has changed what ranks would copy now."""
+        if "_reports" in vars(self):
+            self._reports.watch.refuse_changes()
 
     @cached_property
     def _first_skeleton(self) -> nn.Module:
@@ -157,9 +161,8 @@ class Recipe:
             wrong = re.search("unexpected keyword argument|required positional arg", str(error))
             how = "give call=, which hands a batch to the module"
             cure = how if wrong else "see docs/own-model.md"
-            raise InputError(
-                Problem("model", f"cannot be cut into stages: {error}", cure)
-            ) from None
+            what = f"cannot be cut into stages: {error}"
+            raise InputError(Problem("model", what, cure)) from None
 
     @cached_property
     def splits(self) -> ModuleSplits:
@@ -190,9 +193,8 @@ class Recipe:
         own = {id(each) for each in self._module.parameters()}
         if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
             what = "has parameters that are not the model's"
-            raise InputError(
-                Problem("optimizer", what, "give a function from the module to its optimizer")
-            )
+            cure = "give a function from the module to its optimizer"
+            raise InputError(Problem("optimizer", what, cure))
         scheduler = None if self.make_scheduler is None else self.make_scheduler(optimizer)
         assert self.steps is not None, "checked before"
         return settings_of(optimizer, scheduler, steps=self.steps)

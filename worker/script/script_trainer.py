@@ -191,6 +191,7 @@ class Trainer:
         except BaseException:
             # Of Ctrl-C, for example: the script may save what was trained so far.
             with suppress(Exception):
+                self.recipe.refuse_changes()
                 self._take_back(rank)
             raise
         rank.close()
