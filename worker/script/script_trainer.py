@@ -174,7 +174,7 @@ class Trainer:
         finally:
             recipe.switch_caches(on=True)  # Or the script would save a model without.
             if isinstance(recipe.model, nn.Module) and len(devices) == 1:
-                recipe.model.to(*devices)
+                recipe.model.to(devices.pop())
 
     def _train(self, recipe: Recipe) -> None:
         job = recipe.job()

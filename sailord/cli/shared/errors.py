@@ -60,9 +60,12 @@ class Group(click.Group):
             ctx.exit(0)
         except click.NoSuchOption as error:
             given = error.ctx.command.params if error.ctx is not None else []
-            if any(each.name == "arguments" for each in given):
-                error.message += " A script's own arguments follow --."
-            raise
+            if not any(each.name == "arguments" for each in given):
+                raise
+            what = f"{error.message} A script's own arguments follow --."
+            raise click.NoSuchOption(
+                error.option_name, what, error.possibilities, error.ctx
+            ) from None
         except OSError as error:
             _discard_output()
             where = "the output" if error.filename is None else str(error.filename)
