@@ -30,6 +30,7 @@ from planner.search.pricing import quickest_equal_pipelines
 from planner.search.rough_sums import RoughSums
 from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats
+from simulator.documents.problems import InputError, Problem
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.job import Job
 
@@ -63,6 +64,10 @@ SMALL_GPUS = 32
 """With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
 """Most lots of a template in a mix on such a cluster; on a larger one it is 2."""
+KINDS_MAX = 6
+"""With more kinds of GPUs only sets of one, of two, of all but one, and of all are tried."""
+TABLE_MAX = 10**8
+"""Entries of a table of stage times above which a search would take all memory."""
 USUAL_MAX = 64
 """Micro batch sizes up to this are always drafted, and so are those that the job names."""
 SINGLE_MAX = 24
@@ -109,6 +114,11 @@ class EventDrafts:
             recompute=self.job.recompute,
             per_layer_sync=self.judge.overlaps,
         )
+        if self.tables.table_size > TABLE_MAX:
+            layers, ways = self.tables.costs.layer_count, len(self.tables.choices)
+            what = f"has {layers:,} layers, too many to search with {ways} GPU kinds and TP degrees"
+            cure = "describe several layers as one, or give fewer kinds or a smaller max_tp"
+            raise InputError(Problem(f"model {self.job.model.name}", what, cure))
         self.micro_batches = tuple(itertools.takewhile(self._may_fit, self.micro_batches))
         self.drafted = tuple(b for b in self.micro_batches if self._may_keep_all_busy(b))
 
@@ -185,7 +195,9 @@ class EventDrafts:
         found: dict[tuple[int, ...], None] = {(lot,): None for lot in every}
         kinds = sorted({lot.gpu for lot in self.lots})
         zones = sorted({lot.zone for lot in self.lots})
-        for size in range(1, len(kinds) + 1):
+        count = len(kinds)
+        sizes = range(1, count + 1) if count <= KINDS_MAX else (1, 2, count - 1, count)
+        for size in sizes:
             for some in itertools.combinations(kinds, size):
                 found[tuple(k for k in every if self.lots[k].gpu in some)] = None
         for size in range(1, len(zones) + 1):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from simulator.documents.fields import Table, quote
+from simulator.documents.fields import Table
 from simulator.documents.files import load_document, parse_document
 from simulator.documents.problems import InputError, Problem
 from simulator.models.description_file import expand_layers, model_from_description
@@ -22,7 +22,6 @@ NUMBERS = (
     *("embedding_width", "activation", "tied", "bias", "qkv_bias", "norm_first"),
     *("image", "patch", "channels", "classes"),
 )
-LAYERS_MAX = 10_000
 MEGATRON_VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times the TP degree."""
 
@@ -91,8 +90,6 @@ def read_model(
     if source == "preset":
         return _attempt(table, lambda: preset(name, **training.options()))
     if source == "family":
-        if not _layers_are_sane(table):
-            return None
         return _attempt(table, lambda: _family(name, numbers, training))
     return _from_file(table, source, name, training)
 
@@ -107,15 +104,6 @@ def _report_source(table: Table, given: list[str], numbers: dict[str, object]) -
     else:
         cure = f'give family = "..." ({", ".join(FAMILIES)}), or use a preset instead'
         table.problems.add(table.place, "has numbers without a family", cure)
-
-
-def _layers_are_sane(table: Table) -> bool:
-    """Reject absurd layer counts before they cost minutes and gigabytes."""
-    layers = table.values.get("layers")
-    if isinstance(layers, int) and layers > LAYERS_MAX:
-        table.report("layers", f"is {quote(layers)}", f"give at most {LAYERS_MAX}")
-        return False
-    return True
 
 
 def _family(name: str, numbers: dict[str, Any], training: TrainingSettings) -> Model:

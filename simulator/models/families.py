@@ -20,6 +20,8 @@ from simulator.models.transformer_block import TORCH, Activation, Kernels, Trans
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 # Far above any real size, and low enough that all counts stay exact in a float.
 _NUMBER_MAX = 10_000_000
+_LAYERS_MAX = 10_000
+"""Absurd numbers of layers cost minutes and gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,10 @@ def _check(
 def _check_size(key: str, value: object, problems: Problems, *, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         problems.add(f"{place}.{key}", f"is {value!r}", "give a positive integer")
-    elif not 1 <= value <= _NUMBER_MAX:
-        problems.add(f"{place}.{key}", f"is {value}", f"give an integer from 1 to {_NUMBER_MAX:,}")
+        return
+    most = _LAYERS_MAX if key == "layers" else _NUMBER_MAX
+    if not 1 <= value <= most:
+        problems.add(f"{place}.{key}", f"is {value}", f"give an integer from 1 to {most:,}")
 
 
 def _check_fit(sizes: Mapping[str, int], facts: _Family, problems: Problems, *, place: str) -> None:

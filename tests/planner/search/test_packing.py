@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.api import plan_job
 from planner.pipelines.pipeline_mix import PipelineMix
 from planner.pipelines.pipeline_template import Template
 from planner.pipelines.stage_memory import TemplateStage
@@ -22,7 +23,9 @@ from planner.search.search_cache import SearchCache
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool, Quota
 from simulator.cluster.place_facts import PlaceFacts
+from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
+from simulator.models.families import build_model
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 
@@ -72,12 +75,14 @@ def test_a_packing_is_the_best_vertex(
 
 
 def search_in_two_zones(*quotas: Quota) -> EventSearch:
-    """32 A100 and 32 V100 in each of two zones, in machines of four."""
-    pools = tuple(
-        Pool(zone, gpu, f"{gpu}x4", 4, 32)
-        for zone in ("us-central1-a", "us-central1-b")
-        for gpu in ("A100-40", "V100-16")
-    )
+    """32 A100 and 32 V100 in each of two zones."""
+    zones, kinds = ("us-central1-a", "us-central1-b"), ("A100-40", "V100-16")
+    return search_on(list(itertools.product(zones, kinds)), *quotas)
+
+
+def search_on(places: list[tuple[str, str]], *quotas: Quota) -> EventSearch:
+    """32 GPUs of a kind in each zone named with it, in machines of four."""
+    pools = tuple(Pool(zone, gpu, f"{gpu}x4", 4, 32) for zone, gpu in places)
     cluster = Cluster(pools, load_catalogue(), quotas=quotas)
     job = Job("two zones", preset("opt-350m"), 1024, 2048, precision="fp32", max_tp=4)
     question = Question(job, cluster, Measurements())
@@ -136,3 +141,18 @@ def test_layers_are_summed_over_the_gpus_that_hold_them() -> None:
         return search.sums.seconds(PipelineMix((template,), (8,)))
 
     assert 0 < sums_s(4) == sums_s(1)
+
+
+def test_a_model_of_too_many_layers_to_search_is_refused() -> None:
+    deep = Job("deep", build_model("gpt2", layers=10_000, hidden=8, heads=4), 8, 8, max_tp=4)
+    cluster = Cluster((Pool("us-central1-a", "T4", "T4x4", 4, 4),), load_catalogue())
+    with pytest.raises(InputError, match="has 10,002 layers, too many to search with 3 GPU kinds"):
+        plan_job(Question(deep, cluster, Measurements()))
+
+
+def test_sets_of_many_kinds_are_few() -> None:
+    kinds = ("A100-40", "A100-80", "V100-16", "T4", "L4", "H100-80", "RTX-3090", "RTX-2080")
+    search = search_on([("us-central1-a", kind) for kind in kinds])
+    sets = search.lot_sets()
+    assert {len(chosen) for chosen in sets} == {1, 2, 7, 8}
+    assert len(sets) == 8 + 28 + 8 + 1

@@ -299,7 +299,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         ({"family": "lama"}, 'did you mean "llama"?'),
         ({"family": "llama", "layers": 2, "hidden": 64}, "heads: is missing"),
         ({"family": "llama", "layers": 2, "hidden": 64, "heads": 7}, "heads: 7 heads do not"),
-        ({"family": "llama", "layers": 10**9, "hidden": 8, "heads": 1}, "give at most 10000"),
+        ({"family": "llama", "layers": 10**9, "hidden": 8, "heads": 1}, "from 1 to 10,000"),
         ({"preset": "gpt2", "dropout": 0.1}, "dropout: does not belong in [model]"),
         (
             {"factory": "mine:layers", "description": "x"},

@@ -29,3 +29,9 @@ def test_a_mixture_of_experts_is_named_and_sent_to_a_script(
 def test_an_unknown_model_of_one_expert_is_no_mixture() -> None:
     with pytest.raises(InputError, match="is not known"):
         model_from_config({"model_type": "falcon", "num_experts": 1})
+
+
+def test_an_absurd_number_of_layers_is_refused_before_they_are_built() -> None:
+    sizes = {"n_embd": 8, "n_head": 1, "vocab_size": 8, "n_positions": 8}
+    with pytest.raises(InputError, match="n_layer: is 10000001; give an integer from 1 to 10,000"):
+        model_from_config({"model_type": "gpt2", "n_layer": 10_000_001, **sizes})
