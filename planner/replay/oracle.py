@@ -122,7 +122,7 @@ def best_possible(
         samples = float(limits.steps * figures[0].samples)
     best = program.best(1.0, 0.0, samples)
     found = _policy_result(figures, best, "trace" if samples is None else "steps", spans)
-    found = replace(found, samples=best.value if samples is None else min(best.value, samples))
+    found = _worth(found, best.value if samples is None else min(best.value, samples))
     budget = limits.max_usd
     if budget is None or found.usd is None or found.usd <= budget:
         return found
@@ -430,6 +430,19 @@ def _policy_result(
         segments=tuple(reversed(segments)),
         ended="steps" if ended == "steps" and is_complete else "trace",
     )
+
+
+def _worth(found: PolicyResult, samples: float) -> PolicyResult:
+    """The result with the samples of its schedule.
+
+    A stretch that is left before it trains counts against them, and its segments do not show that.
+    """
+    share = samples / found.samples if found.samples else 1.0
+    if share > 1 - _EPS:
+        return replace(found, samples=samples)
+    lost_s = found.lost_s + found.useful_s * (1 - share)
+    steps, useful_s = found.steps * share, found.useful_s * share
+    return replace(found, samples=samples, steps=steps, useful_s=useful_s, lost_s=lost_s)
 
 
 def ideal_samples(

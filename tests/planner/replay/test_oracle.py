@@ -259,6 +259,18 @@ def test_a_second_of_a_notice_is_trained_on_one_plan_only() -> None:
     assert least == pytest.approx(6000, rel=0.01)
 
 
+def test_steps_and_samples_of_the_oracle_agree_where_a_plan_is_left_before_it_trains() -> None:
+    """The restart begins on one machine, and another one comes before it has ended."""
+    edges = ((0, 100, 0), (100, 130, 1), (130, 1000, 2))
+    spans = [AvailabilitySpan(start, end, up, (up,), ((),)) for start, end, up in edges]
+    plans = (PlanFigures(10.0, 10, (1,), 1.0), PlanFigures(1.0, 10, (2,), 2.0))
+    costs = ReconfigurationCosts(planned_s=5, unplanned_s=10, restart_s=120)
+    found = best_possible(spans, plans, lambda plan, state: plan < state, costs)
+    assert found.steps * 10 == pytest.approx(found.samples)
+    parts = (found.useful_s, found.lost_s, found.downtime_s, found.idle_s)
+    assert sum(parts) == pytest.approx(1000)
+
+
 @pytest.mark.parametrize(("steps", "at_s"), [(990, 990), (1010, 1010), (1040, None)])
 def test_steps_that_end_within_a_notice_are_reached(steps: int, at_s: float | None) -> None:
     spans = (
