@@ -13,7 +13,7 @@ import click
 from agents.work.package import Package, package_of, read_part
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.server import report_outage
-from sailord.cli.submit.work_folder import megabytes, pack_files, select
+from sailord.cli.submit.work_folder import left_behind, megabytes, pack_files, select
 from sailord.client import Client, Reconnector, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote, toml_value
@@ -42,6 +42,11 @@ def submitted_script(client: Client, job: JobFile, options: ScriptOptions) -> st
     if inner not in selection.names:
         what = "is left out of its folder by .gitignore"
         raise InputError(Problem(str(script), what, f"add a line there: !{script.name}"))
+    untold = left_behind(root, selection, mounts=mounts)
+    if untold:
+        others = f" and {len(untold) - 1} more" if len(untold) > 1 else ""
+        what = f"git tracks {untold[0]}{others}, and .gitignore leaves that out of what is packed"
+        click.echo(f"note: {what}; change .gitignore if nodes need it", err=True)
     described = job.described()
     text = described.text
     # What the script has written meanwhile does not travel either.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ NEVER = {".git", "__pycache__"}
 VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 """A folder with this file is a virtual environment, which holds paths of this machine."""
 LARGEST_SHOWN = 3
+GIT_S = 10.0
+"""How long git may take to say what it tracks."""
 LOOKED_AT_MAX = 200_000
 """Most entries to look at: enough to name the largest ones, in about a second."""
 CURE = "list what nodes do not need in .gitignore, name data with --mount, or another --workdir"
@@ -80,6 +83,20 @@ def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
         problems.found.insert(0, _too_large(root, found))
     problems.raise_if_any()
     return found
+
+
+def left_behind(root: Path, selection: Selection, *, mounts: Collection[str] = ()) -> list[str]:
+    """Return what does not travel although git tracks it: ``.gitignore`` names it all the same."""
+    words = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--ignored"]
+    words.append("--exclude-per-directory=.gitignore")
+    try:
+        done = subprocess.run(words, capture_output=True, check=False, timeout=GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
+    here = {name for name in names if os.path.lexists(root / name)}
+    mounted = {name for name in here for each in mounts if Path(name).is_relative_to(each)}
+    return sorted(here - mounted - {*selection.names})
 
 
 @dataclass(frozen=True, slots=True)

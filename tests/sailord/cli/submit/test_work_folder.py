@@ -13,7 +13,7 @@ import pytest
 from sailord.cli.shared.described_job import DescribedText, JobFile
 from sailord.cli.submit import scripts, work_folder
 from sailord.cli.submit.scripts import ScriptOptions, _mounts, section, submitted_script
-from sailord.cli.submit.work_folder import pack_files, select
+from sailord.cli.submit.work_folder import left_behind, pack_files, select
 from sailord.client import Client
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
@@ -72,6 +72,32 @@ def test_the_same_files_travel_as_git_would_add(tmp_path):
     assert select(tmp_path / "notes").names == ["b.txt"]
     assert select(tmp_path / "deep").names == [".gitignore", "x/kept.tmp"]
     assert select(tmp_path / "build").names == ["made.o"], "it was named, though it is ignored"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is asked")
+def test_what_git_tracks_although_it_is_ignored_is_told(tmp_path, monkeypatch, capsys):
+    """The script finds it here, and not on the nodes."""
+    fill(tmp_path)
+    for words in ("init -q", "add -f data.bin deep/z.tmp build/made.o notes/a.log train.py"):
+        subprocess.run(["git", "-C", tmp_path, *words.split()], check=True)
+    (tmp_path / "notes/a.log").unlink()
+    found = left_behind(tmp_path, select(tmp_path))
+    assert found == ["build/made.o", "data.bin", "deep/z.tmp"]
+    mounts = ["deep"]
+    found = left_behind(tmp_path, select(tmp_path, mounts=mounts), mounts=mounts)
+    assert found == ["build/made.o", "data.bin"]
+    assert left_behind(tmp_path / "deep", select(tmp_path / "deep")) == ["z.tmp"]
+    assert left_behind(tmp_path / "build", select(tmp_path / "build")) == []
+    monkeypatch.setattr(JobFile, "described", lambda _: DescribedText(""))
+    monkeypatch.setattr(scripts, "_upload", lambda *_: None)
+    options = ScriptOptions(setup=(), secrets=(), mounts=(), checkpoint=None)
+    submitted_script(Client("unix:///nowhere"), JobFile(tmp_path / "train.py"), options)
+    assert "note: git tracks build/made.o and 2 more, and .gitignore" in capsys.readouterr().err
+
+
+def test_of_a_folder_outside_of_git_nothing_is_told(tmp_path):
+    fill(tmp_path)
+    assert left_behind(tmp_path, select(tmp_path)) == []
 
 
 def test_git_caches_and_virtual_environments_are_left_out(tmp_path):
