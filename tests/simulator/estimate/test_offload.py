@@ -12,6 +12,7 @@ from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.machine_layout import lay_out
 from simulator.estimate.offload import OFFLOAD_NOTE, snapshot_bytes
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.models.layers import Recompute
 from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.simulator.estimate.test_estimator_oracle import judged_iteration_s
 from tests.simulator.estimate.test_memory import SAMPLES, TOKENS, devices, two_stages
@@ -139,12 +140,13 @@ def test_an_iteration_by_hand() -> None:
 def test_a_device_holds_one_micro_batch_of_what_is_offloaded() -> None:
     """Of six micro batches two are in flight on the first stage, and one on the last."""
     first, last = two_stages().pipelines[0].stages
-    for offload, again, kept in (
+    cases: tuple[tuple[int, Recompute | int, int], ...] = (
         (0, "none", 2 * (3 + 20)),
         (1, "none", 3 + 2 * 20),
         (2, "none", 3 + 20),
         (1, 1, 2 * 3 + 20),  # An embedding has nothing to recompute.
-    ):
+    )
+    for offload, again, kept in cases:
         stages = (replace(first, recompute=again, offload=offload), replace(last, offload=2))
         plan = Plan(2, (Pipeline(6, stages),))
         one, other = devices(fixed_world(), plan)
