@@ -359,6 +359,4 @@ def _rates(value: Any) -> dict[str, float]:
             raise InvalidValue(
                 f"has no precision {quote(precision)}", nearest(precision, GPU_PRECISIONS)
             )
-    if "fp32" not in value:
-        raise InvalidValue("has no rate of fp32", "give that without tensor cores")
     return {key: valid_number(rate, None, 0.0, None, None) for key, rate in value.items()}

@@ -17,6 +17,7 @@ import numpy as np
 
 from simulator.arrays import Floats
 from simulator.documents.files import built_in_table
+from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.types import Gpu
 from simulator.layer_costs.weight_part import products_share
@@ -304,4 +305,8 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
         "bf16": ("bf16", "tf32", "fp32"),
         "fp16": ("fp16", "bf16", "fp32"),
     }[precision]
-    return next(gpu.peak_flops[name] for name in order if name in gpu.peak_flops)
+    rates = [gpu.peak_flops[name] for name in order if name in gpu.peak_flops]
+    if not rates:
+        what, cure = f"has no rate for jobs in {precision}", "add fp32, without tensor cores"
+        raise InputError(Problem(f"[gpu.{gpu.name}] tflops", what, cure))
+    return rates[0]

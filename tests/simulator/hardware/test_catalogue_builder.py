@@ -151,8 +151,6 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path):
         tflops = { fp8 = 1 }
         [gpu.new]
         memory_gib = "24"
-        [gpu.half]
-        tflops = { bf16 = 100 }
         [machine.a2-highgpu-1g]
         gpus = 1.5
         link = "nvlink33"
@@ -175,7 +173,6 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path):
         'my.toml: [gpu.A100-40] tflops: has no precision "fp8"',
         'my.toml: [gpu.new] memory_gib: is "24"',
         "my.toml: [gpu.new] tflops: is missing",
-        "my.toml: [gpu.half] tflops: has no rate of fp32; give that without tensor cores",
         "my.toml: [machine.a2-highgpu-1g] gpus: is 1.5",
         'my.toml: [machine.a2-highgpu-1g] link: "nvlink33" is not known; did you mean "nvlink3"',
         "my.toml: [price.a2-highgpu-1gg.us-central1] on_demand_usd_per_hour: is true",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.roofline import (
@@ -87,6 +88,13 @@ def test_no_pass_is_faster_than_its_kernel_launches() -> None:
 def test_peak_flops_of_a_precision(gpu: str, precision: str, rate: str) -> None:
     facts = CATALOGUE.gpu(gpu)
     assert peak_flops(facts, precision) == facts.peak_flops[rate]
+
+
+def test_a_rate_that_the_catalogue_lacks_is_asked_for_where_a_job_needs_it() -> None:
+    facts = replace(CATALOGUE.gpu("A100-40"), name="half", peak_flops={"fp16": 1e14})
+    assert peak_flops(facts, "fp16") == 1e14
+    with pytest.raises(InputError, match=r"\[gpu.half\] tflops: has no rate for jobs in fp32; add"):
+        peak_flops(facts, "fp32")
 
 
 def test_time_grows_with_the_micro_batch_and_falls_with_tp() -> None:
