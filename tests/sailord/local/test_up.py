@@ -46,15 +46,16 @@ def test_a_cluster_is_disturbed_and_ended(folder):
         assert len(up.client.ask("GET", "/v1/nodes")["nodes"]) == 8
 
         assert "in 1.0 s" in up.told("preempt", "c2", "--notice", "1")
-        up.wait_for(lambda: up.generation() == 2)
         up.wait_for(lambda: "the node is preempted" in up.log.read_text())
+        # On a slow machine the node goes before all is read from it, which takes one more.
+        generation = up.wait_for(lambda: (found := up.generation()) > 1 and found)
 
         before = set(cluster_pids(folder))
         assert up.told("local", "kill", "a2", "--folder", str(folder)).startswith("a2 is killed")
         assert f"with SAILOR_SERVER=unix://{up.place.socket}" in up.log.read_text()
         assert len(before - set(cluster_pids(folder))) >= 3, "agent, fork server and worker"
         assert not (up.place.memory / "a2").exists()
-        up.wait_for(lambda: up.generation() == 3)
+        up.wait_for(lambda: up.generation() > generation)
 
         told = up.told("local", "add", "large@zone-b", "--folder", str(folder))
         assert told.startswith("b3 is starting")
