@@ -76,7 +76,8 @@ async def _proven_instance(api: ApiContext, request: bytes) -> str:
     place = str(asked.wanted)
     if not asked.proof:
         what = "is not enrolled by the cluster's key alone, since instances are rented here"
-        cure = f"for a machine of your own: sailorctl ca issue {asked.wanted} (docs/security.md)"
+        command = f"sailorctl ca issue {asked.wanted} --out DIR"
+        cure = f"for a machine of your own: {command} (docs/security.md)"
         raise InputError(Problem(place, what, cure))
     provider = api.config.provider
     assert isinstance(provider, GceConfig)
