@@ -277,6 +277,8 @@ class LocalSource:
         return {found.path.name: found.header for found in snapshot_file.sealed_files(self.folder)}
 
     def read(self, file: str, offset: int, size: int) -> PieceBytes:
+        if size == 0:
+            return bytearray()  # Of layers that train nothing; 0 bytes would map the rest of the file.
         try:
             with (self.folder / file).open("rb") as opened:
                 # Pages are read when they are used. No writer is left: the workers of the previous

@@ -77,6 +77,13 @@ def test_own_pieces_are_mapped_and_not_each_time_the_whole_file(tmp_path):
         own(tmp_path / "own").read(found.path.name, len(content) - 9, 10)
 
 
+def test_own_pieces_of_layers_that_train_nothing_are_empty(tmp_path):
+    found = write(tmp_path / "own", header_of(0, 0))
+    keys = [piece.key for piece in found.header.pieces]
+    got = fetch(keys, [[own(tmp_path / "own")]], model=MODEL)
+    assert as_bytes(got.bodies) == dict.fromkeys(keys, b"")
+
+
 def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
     found = write(tmp_path / "own", header_of(*SIZES))
     want = expected(found)
