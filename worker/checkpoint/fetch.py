@@ -278,7 +278,7 @@ class LocalSource:
 
     def read(self, file: str, offset: int, size: int) -> PieceBytes:
         if size == 0:
-            return bytearray()  # Of layers that train nothing; 0 bytes would map the rest of the file.
+            return bytearray()  # Of layers that train nothing; mapping 0 bytes maps all.
         try:
             with (self.folder / file).open("rb") as opened:
                 # Pages are read when they are used. No writer is left: the workers of the previous

@@ -347,7 +347,7 @@ def test_where_no_plan_fits_a_notice_is_trained_through() -> None:
 
 
 def test_each_loss_of_the_state_counts_for_the_interval_of_checkpoints() -> None:
-    """Nobody asks the policy between a restart and the next loss."""
+    """Also one that comes before the policy is asked for a decision after the restart."""
     given = trace(*((1000.0 * n, 16 * (1 - n % 2)) for n in range(8)), end_s=8000)
     taken = machines_taken(given, CLUSTER, 0)
     plans = plans_for(question(), given, taken, per_machine, searches=9)
