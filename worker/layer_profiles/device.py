@@ -19,6 +19,7 @@ import torch
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from worker.devices.rank_device import set_up
+from worker.host_memory import free_host_bytes
 from worker.layer_profiles.growing_batches import DoesNotFitError
 from worker.profiling.compute_time import core_seconds
 
@@ -195,17 +196,3 @@ def _cpu_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def free_host_bytes(
-    info: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
-) -> float:
-    """Return the memory that this process may still take: the host's, or its container's."""
-    words = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
-    free = 1024.0 * int(words["MemAvailable"].split()[0])
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, float(limit) - used)

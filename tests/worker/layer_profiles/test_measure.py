@@ -16,7 +16,7 @@ from simulator.layer_costs.profile import Profile
 from simulator.models.layers import CostSetup, Precision
 from simulator.spec.job import Job
 from tests.worker.tiny_models import MODELS, job_of
-from worker.layer_profiles.device import CpuDevice, free_host_bytes
+from worker.layer_profiles.device import CpuDevice
 from worker.layer_profiles.growing_batches import DoesNotFitError
 from worker.layer_profiles.measure import LayerFigures, figures, measure, measure_optimizer, rounds
 from worker.layer_profiles.profile_job import HOSTS_DIFFER, Request, paced, profile_job
@@ -230,16 +230,6 @@ def test_a_cpu_counts_what_its_allocator_gave() -> None:
 
     _, peak = CpuDevice().bytes_over(run)
     assert peak == 4 * (1000 + 500 + 500)
-
-
-def test_free_memory_is_the_least_of_host_and_container(tmp_path: Any) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
-    assert free_host_bytes(tmp_path / "meminfo", tmp_path) == 4096
-    (tmp_path / "memory.current").write_text("1000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_host_bytes(tmp_path / "meminfo", tmp_path) == 4096
-    (tmp_path / "memory.max").write_text("3000\n")
-    assert free_host_bytes(tmp_path / "meminfo", tmp_path) == 2000
 
 
 # -- what does not fit -----------------------------------------------------------------------------

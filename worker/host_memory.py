@@ -1,0 +1,31 @@
+"""How much memory a process may still take: of its machine, or of its container."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def free_host_bytes(
+    info: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the bytes that this process may still take; the kernel kills one that takes more.
+
+    What it only caches of files counts as free.
+    """
+    words = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
+    return min(1024 * int(words["MemAvailable"].split()[0]), _left_in_container(group))
+
+
+def _left_in_container(group: Path) -> int:
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return sys.maxsize  # This is no container, or one of cgroups of version 1.
+    if limit == "max":
+        return sys.maxsize
+    by_kind = dict(line.split() for line in lines)
+    cached = sum(int(by_kind.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+    return max(int(limit) - used + cached, 0)
