@@ -155,7 +155,7 @@ def test_no_submitted_job_gets_such_a_plan() -> None:
         check_replannable(found.plan, case.job, {pool.place.key: 0 for pool in case.cluster.pools})
 
 
-def test_a_job_that_never_recomputes_offloads_nothing() -> None:
+def test_a_job_that_recomputes_everything_offloads_nothing() -> None:
     case = tight_case()
     job = replace(case.job, recompute="full")
     found = plan_job(asked(replace(case, job=job)))
