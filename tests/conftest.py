@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -141,6 +142,7 @@ def _environment_and_files_are_as_before() -> Iterator[None]:
     Files left open in a reference cycle are found by a collection, whose warning is an error.
     """
     environment, folder, handlers = _environment(), Path.cwd(), _handlers()
+    modules_from = list(sys.path)
     files = len(os.listdir("/proc/self/fd"))
     yield
     if len(os.listdir("/proc/self/fd")) > files:
@@ -151,6 +153,7 @@ def _environment_and_files_are_as_before() -> Iterator[None]:
         for key in changed - environment.keys():
             del os.environ[key]
     assert not changed, "the test left environment variables changed"
+    sys.path[:] = modules_from  # The folder of a script stays in the path of what loaded it.
     assert Path.cwd() == folder
     assert _handlers() == handlers, "the test left a signal handler changed"
 
