@@ -72,6 +72,8 @@ class Gang:
     """They have left their process groups or have ended: their devices are free."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes of ranks whose bits most others contradict."""
+    agreed_at: int | None = None
+    """Replicas differ: the last step after which they did not."""
     hang: Hang | None = None
     """For whom they wait unusually long."""
 
@@ -205,6 +207,7 @@ class GangReported(_Event):
     sealing: Sealing | None = None
     """Some workers still seal their state after a loss."""
     contradicted: tuple[NodeId, ...] = ()
+    agreed_at: int | None = None
     hang: Hang | None = None
 
 

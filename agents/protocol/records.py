@@ -296,6 +296,8 @@ class Report(NodeMeasurements):
     """After a loss, until all its workers have sealed their state or failed to."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes of ranks whose bits most others contradict: why ``taking`` is ``failed``."""
+    agreed_at: int | None = None
+    """Replicas of its state differ, as ``failure`` says: the last step after which they did not."""
     hang: Hang | None = None
     """Since its last step a worker waits longer than steps take."""
 

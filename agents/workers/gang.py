@@ -35,7 +35,7 @@ from agents.workers.process import (
     wait_exit_code_written,
     write_order,
 )
-from agents.workers.status import WorkerStatus, combine, contradicted_of, sealing_of
+from agents.workers.status import WorkerStatus, agreed_at, combine, contradicted_of, sealing_of
 from worker.atomic_file import replace_file, said_of
 from worker.plain_file import read_plain
 
@@ -337,6 +337,7 @@ class WorkerGang:
                 room_needed=self._room_needed,
                 sealing=sealing_of(statuses),
                 contradicted=contradicted_of(statuses),
+                agreed_at=agreed_at(statuses),
             )
         )
 

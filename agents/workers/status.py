@@ -56,6 +56,8 @@ class WorkerStatus:
     """It removed its snapshots, since other ranks contradict their bits."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes of ranks whose bits most others contradict."""
+    agreed_at: int | None = None
+    """Holders of a piece have other bits: the last step after which all had the same."""
     sealing: Sealing | None = None
     """It has lost a peer, and still seals its state."""
     hang: Hang | None = None
@@ -82,6 +84,11 @@ def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReporte
 def contradicted_of(statuses: Sequence[WorkerStatus]) -> tuple[NodeId, ...]:
     """Return the nodes whose bits the workers contradict."""
     return tuple(sorted({node for status in statuses for node in status.contradicted}))
+
+
+def agreed_at(statuses: Sequence[WorkerStatus]) -> int | None:
+    """Return the last step after which all holders had the same bits, if they have others now."""
+    return min((each.agreed_at for each in statuses if each.agreed_at is not None), default=None)
 
 
 def sealing_of(statuses: Sequence[WorkerStatus]) -> Sealing | None:

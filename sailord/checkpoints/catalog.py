@@ -75,7 +75,8 @@ class Checkpoints:
             return await self._alone(job.id, job.saving.uri, lambda: _check(order))
         except StorageError as error:
             is_away = isinstance(error, Away)
-            return DurableChecked(0.0, job.id, order.durable, None, str(error), is_away)
+            missed = DurableChecked(0.0, job.id, order.durable, None, str(error), is_away)
+            return replace(missed, step_max=order.step_max)
 
     async def collect_garbage(self, order: CollectGarbage) -> int:
         """Delete what retention allows; return the number of objects."""
@@ -159,17 +160,19 @@ def _write_manifest(order: WriteManifest, term: int, spec: str) -> Durable:
 
 def _check(order: CheckDurable) -> DurableChecked:
     job, wanted = order.job.id, order.durable
-    result = DurableChecked(0.0, job, wanted, None)
+    result = DurableChecked(0.0, job, wanted, None, step_max=order.step_max)
     faults_found: list[str] = []
     storage = reach(order.job.saving.uri or wanted.manifest.rpartition(f"/{job}/")[0])
     for durable in candidates(storage, job, wanted):
+        if order.step_max is not None and durable.point.step > order.step_max:
+            continue
         faults = _faults(storage, job, durable, is_thorough=order.is_thorough)
         if not faults:
             return replace(result, found=durable, why="; ".join(faults_found))
         faults_found += [f"step {durable.point.step} is unreadable: {_few(faults)}"]
-    return replace(
-        result, why="; ".join(faults_found) or f"no readable checkpoint at {storage.uri}"
-    )
+    until = "" if order.step_max is None else f" of step {order.step_max} or before"
+    why_none = f"no readable checkpoint{until} at {storage.uri}"
+    return replace(result, why="; ".join(faults_found) or why_none)
 
 
 def _few(faults: list[str]) -> str:

@@ -95,7 +95,9 @@ class Effects:
             case CheckDurable():
                 self._start(
                     self._check_durable(command),
-                    lambda at, why: DurableChecked(at, command.job.id, command.durable, None, why),
+                    lambda at, why: DurableChecked(
+                        at, command.job.id, command.durable, None, why, step_max=command.step_max
+                    ),
                 )
             case CollectGarbage():
                 self._tasks.start(self._collect_garbage(command))

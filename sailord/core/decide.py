@@ -47,6 +47,7 @@ from sailord.core.rules.phase_rules import advance
 from sailord.core.rules.planner_answer import answer_question
 from sailord.core.rules.probing import probe_suspects
 from sailord.core.rules.quarantine import quarantine_contradicted
+from sailord.core.rules.replica_differences import roll_back_difference
 from sailord.core.rules.straggler_rules import decide_stragglers
 
 PhaseRule = Callable[[State, Active], RuleAnswer]
@@ -69,6 +70,9 @@ RULES: tuple[PhaseRule, ...] = (
     follow_order,
     # After orders: a pause or a cancel decides how an overspent job ends.
     keep_budget,
+    # After orders: a cancel needs no checkpoint. Before commits and plans: what the generation did
+    # since its replicas last agreed must not become durable, nor be what the next one begins from.
+    roll_back_difference,
     # Before the phase's rule, which may end the generation, and with it what can be committed.
     commit_next,
     # Before the phase's own course, which waits for the planner's answer.

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.mutations.difference_mutations import DIFFERENCE_MUTATIONS
 from tests.mutations.mutation import Mutation, core
 from tests.mutations.question_mutations import QUESTION_MUTATIONS
 from tests.mutations.seal_mutations import SEAL_MUTATIONS
@@ -275,14 +276,7 @@ MUTATIONS = [
             "    if active.job:\n        return PASS\n    slow",
         ),
     ),
-    *core(
-        "sailord/core/rules/quarantine.py",
-        (
-            "any number of nodes is quarantined",
-            "    return out >= max(1, int(state.options.slow_share * len(living)))\n",
-            "    return out > len(living)\n",
-        ),
-    ),
+    *DIFFERENCE_MUTATIONS,
     *core(
         "sailord/core/queries/replan_triggers.py",
         (
@@ -305,8 +299,8 @@ MUTATIONS = [
         ),
         (
             "a checkpoint of an older generation is committed",
-            "if upload.point.generation == record.number and not is_late:",
-            "if not is_late:",
+            "if upload.point.generation == record.number and not is_late and",
+            "if not is_late and",
         ),
         (
             "an incomplete checkpoint is committed",

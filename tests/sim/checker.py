@@ -81,6 +81,8 @@ class Checker:
         self.pids = 0
         self.commits = 0
         self.quarantined: set[NodeId] = set()
+        self.undone = 0
+        """Generations that began before the steps in which replicas differed."""
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
         """When the leader chose the restore point of a generation."""
@@ -125,6 +127,21 @@ class Checker:
             opening = _opening(after)
             assert opening is not None
             self.chosen_at[opening.job, opening.number] = self.clock.now
+            self._check_undone(before, opening)
+
+    def _check_undone(self, state: State, opening: GenerationRecord) -> None:
+        """Check that no generation begins from steps in which replicas differed, if it need not."""
+        assert state.active is not None
+        last, durable = state.active.generation, state.durables.get(opening.job)
+        if last is None or durable is None:
+            return
+        told = [r.agreed_at for _, r in state.reports_of(last) if r.agreed_at is not None]
+        if not told or not self.world.objects.newest_readable(durable, min(told)):
+            return
+        is_undone = opening.restore.point.step <= min(told)
+        self.undone += is_undone
+        was_away = any(kind == "objects_away" for _, kind in self.faults)
+        assert is_undone or was_away, f"{opening} begins after {min(told)}, the last right step"
 
     def _check_end(self, before: State, after: State) -> None:
         """Check that a job is done when its last step is durable, or was awaited long enough."""
@@ -261,7 +278,8 @@ class Checker:
     def _check_restore(self, opened: Opened) -> None:
         record, last, durable = opened.record, opened.last, opened.durable
         point = record.restore.point
-        is_back = any(kind in {"checkpoint_damaged", "rollback"} for _, kind in self.faults)
+        backs = {"checkpoint_damaged", "rollback", "wrong_bits"}
+        is_back = any(kind in backs for _, kind in self.faults)
         if durable is not None and not is_back:
             assert point.step >= durable.point.step, f"durable steps are given up: {record}"
         if record.restore.source == "memory":

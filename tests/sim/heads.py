@@ -257,11 +257,12 @@ class Head(Process):
                 durable = objects.write_manifest(command, self.state.term)
                 self.feed(events.ManifestWritten(self.now, job, durable))
             case commands.CheckDurable():
-                found = objects.newest_readable(command.durable)
+                found = objects.newest_readable(command.durable, command.step_max)
                 why = "" if found == command.durable else "a layer is damaged"
                 away = not objects.is_up
                 found = None if away else found
-                self.feed(events.DurableChecked(self.now, job, command.durable, found, why, away))
+                checked = events.DurableChecked(self.now, job, command.durable, found, why, away)
+                self.feed(replace(checked, step_max=command.step_max))
             case commands.CollectGarbage():
                 objects.collect(command)
 

@@ -361,6 +361,7 @@ class Agent(Process):
                 ),
                 sealing=gang.sealing,
                 contradicted=gang.contradicted,
+                agreed_at=gang.agreed_at,
             )
         )
 

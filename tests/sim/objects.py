@@ -70,9 +70,11 @@ class Objects:
             durable = self.manifests[durable.manifest].parent
         return found
 
-    def newest_readable(self, durable: Durable) -> Durable | None:
-        """Return this checkpoint or its newest readable ancestor."""
-        return next((each for each in self.line(durable) if self.is_whole(each)), None)
+    def newest_readable(self, durable: Durable, step_max: int | None = None) -> Durable | None:
+        """Return this checkpoint or its newest readable ancestor, of at most that step."""
+        line = self.line(durable)
+        old = [each for each in line if step_max is None or each.point.step <= step_max]
+        return next((each for each in old if self.is_whole(each)), None)
 
     def collect(self, order: CollectGarbage) -> None:
         """Remove exactly what the real garbage rule names."""

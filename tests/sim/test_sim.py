@@ -42,9 +42,11 @@ def test_survivors_are_awaited_and_the_step_that_they_sealed_is_kept() -> None:
 
 
 @pytest.mark.sim
-def test_contradicted_nodes_stay_out() -> None:
+def test_contradicted_nodes_stay_out_and_wrong_steps_are_done_again() -> None:
     """Guards that lives with wrong bits check something."""
-    assert run_life(19).checker.quarantined
+    checker = run_life(69).checker
+    assert checker.quarantined
+    assert checker.undone
 
 
 @pytest.mark.slow

@@ -54,6 +54,8 @@ class Gang:
     """What it announced after a loss."""
     contradicted: tuple[NodeId, ...] = ()
     """Nodes whose bits the others contradict."""
+    agreed_at: int | None = None
+    """The last step after which they did not."""
     has_lost: bool = False
     """It has lost a peer for good; only where sealing is slow."""
 
@@ -70,6 +72,8 @@ class Gangs:
         self.joined: set[tuple[JobId, int, NodeId]] = set()
         self.seals = Random(f"seals {world.seed}")
         """A stream of its own, so that lives without slow seals stay what they were."""
+        self.bits = Random(f"bits {world.seed}")
+        """As much, for lives without wrong bits."""
         self.clock.after(self.world.step_s, self._step)
         if world.faults.seals_slowly:
             self.clock.after(NOTICE_S, self._notice_soon)
@@ -195,12 +199,15 @@ class Gangs:
         """Let all workers of a running generation find that one machine's bits are wrong."""
         gang = wrong.gang
         machines = next((each for each in self._running() if wrong in each), [])
+        ago = self.bits.randrange(12)
         for machine in machines:
             if gang is None or machine.gang is None or machine.gang.taking != "running":
                 continue
             machine.gang.taking, machine.gang.is_bug = "failed", True
             machine.gang.failure = f"a piece differs, and most contradict a rank on {wrong.id}"
             machine.gang.contradicted = (wrong.id,)
+            began = machine.gang.record.restore.point.step
+            machine.gang.agreed_at = max(began, gang.step - ago)
             self._report(machine)
 
     # ---- steps ----------------------------------------------------------------------------

@@ -92,6 +92,15 @@ class Story:
                 return f"  resign: {command.why}"
             case commands.GiveOrder():
                 return f"  order {command.order.kind} {command.order.target}"
+            case commands.CheckDurable():
+                before = (
+                    "" if command.step_max is None else f", of step {command.step_max} or before"
+                )
+                return f"  look for a readable checkpoint{before}"
+            case commands.WriteManifest() | commands.CommitCheckpoint():
+                return f"  {type(command).__name__} of step {_step(command)}"
+            case commands.CollectGarbage():
+                return "  collect garbage of checkpoints"
             case commands.Note():
                 return f"  note: {command.text}"
 
@@ -149,6 +158,7 @@ def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -
         sealed=tuple(sealed),
         broken_peers=tuple(NodeId(n) for n in values.get("lost", "").split(",") if n),
         contradicted=tuple(NodeId(n) for n in values.get("contradicts", "").split(",") if n),
+        agreed_at=int(values["agreed"]) if "agreed" in values else None,
         failure=values.get("why", "").replace("_", " "),
         is_bug="bug" in names,
         sealing=_sealing(values),
@@ -188,6 +198,24 @@ def _order(story: Story, at: float, names: list[str], values: dict[str, str]) ->
     return events.OrderGiven(at, Order(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
 
 
+def _step(command: commands.WriteManifest | commands.CommitCheckpoint) -> int:
+    point = command.point if isinstance(command, commands.WriteManifest) else command.durable.point
+    return point.step
+
+
+def _durable(names: list[str]) -> Durable:
+    """``40 1``: of step 40 and generation 1."""
+    return Durable(Point(int(names[0]), int(names[1])), f"manifest-{names[0]}", "")
+
+
+def _readable(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
+    """``readable 40 1 max=41``: what was looked for; without a step there is none."""
+    step_max = int(values["max"]) if "max" in values else None
+    found, of = _durable(names) if names else None, story.state.durables[JOB]
+    why = "" if names else "no readable checkpoint"
+    return events.DurableChecked(at, JOB, of, found, why, step_max=step_max)
+
+
 _EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], events.Event]] = {
     "elected": _elected,
     "report": _report,
@@ -201,9 +229,8 @@ _EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], events.Ev
     "refused": lambda _, at, names, __: events.PlanRefused(at, int(names[0]), " ".join(names[1:])),
     "conflict": lambda _, at, __, ___: events.WriteRefused(at),
     "back": lambda _, at, __, ___: events.StoreReturned(at),
-    "durable": lambda _, at, names, __: events.CheckpointCommitted(
-        at, JOB, Durable(Point(int(names[0]), int(names[1])), "manifest", "")
-    ),
+    "durable": lambda _, at, names, __: events.CheckpointCommitted(at, JOB, _durable(names)),
+    "readable": _readable,
     "tick": lambda _, at, __, ___: events.Ticked(at),
 }
 

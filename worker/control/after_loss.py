@@ -13,11 +13,12 @@ from typing import Any
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.engines.interface import TrainingEngine
+from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.step_report import StepReport
 
 OF_ONE_GENERATION = (
     *("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew", "contradicted"),
-    "hang",
+    *("agreed_at", "hang"),
 )
 """Keys that leave a worker's status with its generation."""
 
@@ -92,6 +93,10 @@ class AfterLoss:
     def lost_nodes(self, error: TransportError) -> list[str]:
         """Return the nodes that are known to be lost."""
         return self.nodes_of([error.rank] if isinstance(error, PeerLostError) else [])
+
+    def of_difference(self, error: ReplicaMismatchError) -> dict[str, Any]:
+        """Return what the worker's status says of replicas that differ."""
+        return {"contradicted": self.nodes_of(error.blamed), "agreed_at": error.agreed_at}
 
     def nodes_of(self, ranks: Iterable[int]) -> list[str]:
         """Return the nodes of ranks, each once."""

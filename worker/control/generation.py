@@ -168,7 +168,7 @@ class GenerationRun:
         except (NotANumberError, ReplicaMismatchError) as error:
             if isinstance(error, ReplicaMismatchError) and self._snapshots is not None:
                 self._extra_status["withdrew"] = self._snapshots.withdraw_if_blamed(error)
-                self._extra_status["contradicted"] = self._after_loss.nodes_of(error.blamed)
+                self._extra_status |= self._after_loss.of_difference(error)
             self._fail(str(error), is_bug=True)
         except BaseException as error:
             self._fail_in_script(error)

@@ -10,12 +10,19 @@ class ReplicaMismatchError(RuntimeError):
     """Ranks that hold the same state have different bits; all of them raise it."""
 
     def __init__(
-        self, text: str, *, blamed: Sequence[int] = (), keys: Sequence[Hashable] = ()
+        self,
+        text: str,
+        *,
+        blamed: Sequence[int] = (),
+        keys: Sequence[Hashable] = (),
+        agreed_at: int | None = None,
     ) -> None:
         self.blamed = tuple(blamed)
         """The ranks that most other holders contradict; none if there is no majority."""
         self.keys = tuple(keys)
         """The pieces that differ."""
+        self.agreed_at = agreed_at
+        """The last step after which all holders had the same bits; ``None``: not known."""
         super().__init__(text)
 
 

@@ -93,6 +93,8 @@ class CheckDurable:
     durable: Durable
     is_thorough: bool
     """Read every byte: a generation that began from it failed."""
+    step_max: int | None = None
+    """Only checkpoints of this step or before count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class CollectGarbage:
 
 @dataclass(frozen=True, slots=True)
 class GiveOrder:
-    """Store an order about a node, so that every later leader knows of it."""
+    """Store an order of the leader's own, so that every later leader knows of it."""
 
     order: Order
 

@@ -188,6 +188,8 @@ class DurableChecked:
     """What is wrong with the newer ones, or with all."""
     is_away: bool = False
     """The durable store does not answer: its content is unknown."""
+    step_max: int | None = None
+    """As it was ordered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ class Node:
             or self.is_draining
             or bool(self.why_unusable)
             or bool(self.report.broken_peers or self.report.contradicted)
+            or self.report.agreed_at is not None
         )
 
 

@@ -116,6 +116,8 @@ class Check:
     """Why no checkpoint is readable."""
     since: float = 0.0
     """When the check began."""
+    step_max: int | None = None
+    """Only checkpoints of this step or before count: replicas differed later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from sailord.core.model.events import (
 from sailord.core.model.phases import Closing, Opening, Running
 from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.model.state import Active, Check, Commit, Securing, State
+from sailord.core.queries.active_job import agreed_at
 from sailord.core.queries.restore_choice import in_memory
 from sailord.core.queries.restore_point import complete_points
 
@@ -50,8 +51,10 @@ def take_storage_outcome(
     known = active.checkpointing
     commit, check = known.commit, known.check
     match event:
-        case DurableChecked() if check is not None and check.of == event.of:
-            if event.is_away:
+        case DurableChecked() if check is not None and (check.of, check.step_max) == (
+            (event.of, event.step_max)
+        ):
+            if event.is_away and check.step_max is None:
                 known = replace(known, check=None, retry_at=_later(state), trouble=event.why)
             else:
                 why_none = event.why if event.found is None else ""
@@ -125,7 +128,7 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
 
     One that failed before comes last: the next one may succeed.
     """
-    last = state.durables.get(active.job)
+    last, agreed = state.durables.get(active.job), agreed_at(state, record)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         report = node.report
@@ -134,7 +137,8 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
             continue
         for upload in report.uploaded:
             is_late = last is not None and upload.point.step <= last.point.step
-            if upload.point.generation == record.number and not is_late:
+            is_wrong = agreed is not None and upload.point.step > agreed
+            if upload.point.generation == record.number and not is_late and not is_wrong:
                 by_point.setdefault(upload.point, []).append(upload)
     failed_at = active.checkpointing.failed_at
     for point in sorted(by_point, key=lambda point: (point == failed_at, point)):
@@ -235,7 +239,7 @@ def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     if restore.source != "durable" or durable is None or restore.point.step > durable.point.step:
         return PASS
     check = active.checkpointing.check
-    if check is not None and check.of == durable:
+    if check is not None and (check.of, check.step_max) == (durable, None):
         is_known = check.found is not None or check.why_none
         return PASS if is_known else WAIT
     if state.now < active.checkpointing.retry_at:

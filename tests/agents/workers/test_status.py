@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.protocol.records import Hang, NodeId, Sealing
-from agents.workers.status import WorkerStatus, combine, contradicted_of
+from agents.workers.status import WorkerStatus, agreed_at, combine, contradicted_of
 
 
 def test_missing_state_is_reported_with_the_peers_that_may_have_had_it():
@@ -44,3 +44,11 @@ def test_all_contradicted_nodes_are_reported():
     statuses = [WorkerStatus(3, rank, "failed", contradicted=(c, b)[rank:]) for rank in range(2)]
     assert contradicted_of(statuses) == (b, c)
     assert contradicted_of([WorkerStatus(3, 0, "running")]) == ()
+
+
+def test_earliest_step_after_which_replicas_agreed_is_reported():
+    statuses = [
+        WorkerStatus(3, rank, "failed", agreed_at=(40, None, 20)[rank]) for rank in range(3)
+    ]
+    assert agreed_at(statuses) == 20
+    assert agreed_at([WorkerStatus(3, 0, "running")]) is None

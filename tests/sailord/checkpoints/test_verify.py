@@ -33,9 +33,9 @@ from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
 from worker.checkpoint.snapshot_file import read_header
 
 
-def check(folder, durable, *, is_thorough=False):
+def check(folder, durable, *, is_thorough=False, step_max=None):
     job = JobRecord(JOB, "running", saving=Saving(f"file://{folder}"))
-    return asyncio.run(Checkpoints(("*",)).check(CheckDurable(job, durable, is_thorough)))
+    return asyncio.run(Checkpoints(("*",)).check(CheckDurable(job, durable, is_thorough, step_max)))
 
 
 def faults(folder, made, *, is_thorough=True):
@@ -154,6 +154,21 @@ def test_restore_falls_back_to_the_older_checkpoint_and_says_why(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     object_of(tmp_path, 20, writer=1).unlink()
     falls_back(tmp_path, first, second, "1-n1.1.snap is missing")
+
+
+@pytest.mark.parametrize(("step_max", "step"), [(30, 30), (29, 20), (20, 20), (10, 10)])
+def test_newest_readable_checkpoint_of_a_step_or_before_is_found(tmp_path, step_max, step):
+    *_, newest = chain(tmp_path, 10, 20, 30)
+    found = check(tmp_path, newest.durable, step_max=step_max)
+    assert found.found is not None
+    assert (found.found.point.step, found.step_max) == (step, step_max)
+
+
+def test_it_is_told_if_no_checkpoint_is_old_enough(tmp_path):
+    *_, newest = chain(tmp_path, 10, 20)
+    found = check(tmp_path, newest.durable, step_max=9)
+    assert found.found is None
+    assert found.why.startswith("no readable checkpoint of step 9 or before at file://")
 
 
 def test_only_a_thorough_check_reads_all_bytes(tmp_path):

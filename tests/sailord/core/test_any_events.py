@@ -35,6 +35,7 @@ from sailord.core.model.commands import (
 from sailord.core.model.events import (
     CheckpointCommitted,
     CommitFailed,
+    DurableChecked,
     Elected,
     Event,
     GenerationWritten,
@@ -93,6 +94,7 @@ faults = st.one_of(
     st.tuples(st.just("plan"), some_names),
     st.tuples(st.just("written")),
     st.tuples(st.just("commit"), st.booleans()),
+    st.tuples(st.just("check"), st.booleans()),
     st.tuples(st.just("store returned")),
 )
 
@@ -176,6 +178,8 @@ class Cluster:
                 return [GenerationWritten(self.now, write.record)] if is_new else []
             case ("commit", bool() as is_fine):
                 return self._commit_outcome(is_fine=is_fine)
+            case ("check", bool() as is_fine):
+                return self._check_outcome(is_fine=is_fine)
             case ("rejected",):
                 return [JobWriteRejected(self.now, JOB, "a transaction of 2000000 bytes")]
             case ("store returned",):
@@ -230,6 +234,7 @@ class Cluster:
             of=number,
             broken_peers=broken_peers if taking == "broken" else (),
             contradicted=broken_peers if taking == "failed" else (),
+            agreed_at=self.step // 2 if taking == "failed" and broken_peers else None,
             uploaded=votes,
         )
         return Reported(self.now, replace(made, sealed=sealed))
@@ -246,6 +251,21 @@ class Cluster:
             made = durable(point.step, point.generation)
             return [ManifestWritten(self.now, active.job, made)]
         return [CheckpointCommitted(self.now, active.job, written)]
+
+    def _check_outcome(self, *, is_fine: bool) -> list[Event]:
+        """Return the answer to the open question for a readable checkpoint."""
+        active = self.state.active
+        check = None if active is None else active.checkpointing.check
+        if active is None or check is None or check.found or check.why_none:
+            return []
+        of = check.of.point
+        found = durable(
+            of.step if check.step_max is None else min(of.step, check.step_max), of.generation
+        )
+        answer = DurableChecked(self.now, active.job, check.of, found, step_max=check.step_max)
+        if not is_fine:
+            answer = replace(answer, found=None, why="it is away", is_away=True)
+        return [answer]
 
 
 histories = st.lists(progress | faults, min_size=10, max_size=60)
@@ -279,6 +299,7 @@ def test_job_goes_on_once_faults_end(history: History, usd_max: float | None) ->
         calm = [
             *cluster.events(("nodes", NAMES)),
             *cluster.events(("commit", True)),
+            *cluster.events(("check", True)),
             *cluster._next_expected(),
         ]
         for event in (*calm, *(cluster._report(id_, "idle", 0, ()) for id_ in cluster.unused())):

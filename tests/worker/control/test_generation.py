@@ -82,13 +82,14 @@ def test_contradicted_rank_withdraws_before_it_closes_and_reports_its_node(
     run._ended.set()
 
     def differ(_):
-        raise ReplicaMismatchError("differs", blamed=(1,))
+        raise ReplicaMismatchError("differs", blamed=(1,), agreed_at=40)
 
     run.run(differ)
     assert done == [(1,), "closed"]
     assert [s["taking"] for s in reports if s.get("withdrew")] == ["failed"]
     assert [s["contradicted"] for s in reports if s["taking"] == "failed"] == [["b"]]
-    assert "contradicted" not in reports[-1]
+    assert [s["agreed_at"] for s in reports if s["taking"] == "failed"] == [40]
+    assert not {"contradicted", "agreed_at"}.intersection(reports[-1])
     assert run.state == "idle"
 
 

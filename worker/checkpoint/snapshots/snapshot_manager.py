@@ -151,6 +151,8 @@ class SnapshotManager:
     _compared: int = 0
     """The last step whose bits are compared; the first ones were compared as the generation
     opened."""
+    _agreed_at: int = 0
+    """The last step of which it is known that all holders had the same bits."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -176,7 +178,7 @@ class SnapshotManager:
         writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
         writer.reserve(placement.files)
         found = cls(trainer, target, writer, transport, stalls, placement)
-        found._compared = trainer.progress.step
+        found._compared = found._agreed_at = trainer.progress.step
         return found
 
     # ---- from other threads ---------------------------------------------------------------------
@@ -300,13 +302,13 @@ class SnapshotManager:
                 what=f"after {step} steps",
             )
         except ReplicaMismatchError as error:
-            if not any(keeps_alone(self.placement, rank, error) for rank in error.blamed):
-                raise
-            text = (
-                f"{error}; its snapshots stay, since no other rank keeps all of their pieces: roll"
-                " back to a checkpoint of before, if there is one"
-            )
-            raise ReplicaMismatchError(text, blamed=error.blamed, keys=error.keys) from None
+            text, blamed, keys = str(error), error.blamed, error.keys
+            if any(keeps_alone(self.placement, rank, error) for rank in blamed):
+                text += "; its snapshots stay, since no other rank keeps all of their pieces"
+            raise ReplicaMismatchError(
+                text, blamed=blamed, keys=keys, agreed_at=self._agreed_at
+            ) from None
+        self._agreed_at = step
 
     # ---- at a stop -------------------------------------------------------------------------------
 

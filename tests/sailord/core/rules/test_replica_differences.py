@@ -1,0 +1,160 @@
+"""After replicas differed, a job goes back to the newest checkpoint of before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.protocol.records import NodeId, Restore
+from sailord.core.decide import decide
+from sailord.core.model.commands import (
+    CheckDurable,
+    Command,
+    CommitCheckpoint,
+    GiveOrder,
+    Note,
+    RequestPlan,
+    WriteGeneration,
+    WriteManifest,
+)
+from sailord.core.model.events import DurableChecked, OrderGiven, PlanFound, Reported, Ticked
+from sailord.core.model.phases import Closing, Held, Running, Starting, Stopping
+from sailord.core.model.state import State
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    KEPT,
+    NOW,
+    STOPPED,
+    A,
+    B,
+    C,
+    act,
+    active_of,
+    durable,
+    generation,
+    job,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+    uploaded,
+)
+
+G = generation(A, B, C)
+AGREED = 38
+ID = "differs-job-3"
+
+
+def failed(by: NodeId = A, *, number: int = 6, **others: Any) -> Reported:
+    said = {"failure": "piece 2 differs", "is_bug": True, **others}
+    return Reported(NOW, report(by, "failed", number=number, agreed_at=AGREED, **said))
+
+
+def running(newest: int | None = 30, **others: Any) -> State:
+    known = {"generation": G, "job": job(saving=KEPT), "considered": frozenset((A, B, C))}
+    made = state(Running(BEGAN), *map(node, (A, B, C)), **known, **others)
+    return made if newest is None else replace(made, durables={JOB: durable(newest)})
+
+
+def found(step: int | None, *, newest: int = 30, **others: Any) -> DurableChecked:
+    readable = None if step is None else durable(step)
+    why = "" if step is not None else "none can be read"
+    return DurableChecked(NOW, JOB, durable(newest), readable, why, step_max=AGREED, **others)
+
+
+def of_kind(kind: type, commands: tuple[Command, ...]) -> list[Any]:
+    return [each for each in commands if isinstance(each, kind)]
+
+
+@pytest.mark.parametrize("newest", [30, 40])
+def test_job_goes_back_to_the_newest_readable_checkpoint_of_before(newest: int) -> None:
+    """Also where the newest one was made of the wrong state before that was noticed."""
+    looks, commands = act(running(newest), failed())
+    assert of_kind(CheckDurable, commands) == [
+        CheckDurable(job(saving=KEPT), durable(newest), is_thorough=False, step_max=AGREED)
+    ]
+    waits, commands = act(looks, Ticked(NOW + 5))
+    assert commands == (), "no plan is asked for, and nothing is committed"
+    ordered, commands = act(waits, found(30, newest=newest))
+    (given,) = of_kind(GiveOrder, commands)
+    assert (given.order.id, given.order.kind, given.order.durable) == (ID, "rollback", durable(30))
+    (question,) = of_kind(RequestPlan, commands)
+    opening, commands = act(ordered, PlanFound(NOW + 30, question.request, proposal(A, B, C)))
+    (write,) = of_kind(WriteGeneration, commands)
+    assert write.record.restore == Restore(durable(30).point, "durable")
+    assert (write.lowers, write.settles) == (durable(30), ID)
+    assert active_of(opening).checkpointing.check is None
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_without_a_readable_checkpoint_of_before_the_job_goes_on_and_says_so(is_away: bool) -> None:
+    """A state that may be wrong is better than to wait for storage."""
+    looks, _ = decide(running(), failed())
+    after, commands = decide(looks, found(None, is_away=is_away))
+    text = "steps after 38 may be wrong, since replicas differed, and the job goes on from them: "
+    assert Note(f"{text}none can be read", JOB, is_transition=True) in commands
+    assert not of_kind(GiveOrder, commands)
+    again, commands = decide(after, failed(B, number=7))
+    assert not of_kind(CheckDurable, commands), "it is decided once"
+    assert not active_of(again).orders
+
+
+def test_what_was_uploaded_of_the_wrong_state_is_not_committed() -> None:
+    looks, commands = act(running(), failed(uploaded=(uploaded(A, 40),)))
+    assert not of_kind(WriteManifest, commands)
+    _, commands = act(looks, Ticked(NOW + 5))
+    assert not of_kind(WriteManifest, commands)
+    assert not of_kind(CommitCheckpoint, commands)
+
+
+def test_difference_at_a_stop_is_not_what_the_next_plan_begins_from() -> None:
+    stopping = state(
+        Stopping(proposal(A, B), "a reason", NOW + 20),
+        *map(node, (A, B)),
+        generation=STOPPED,
+        job=job(saving=KEPT),
+    )
+    looks, commands = act(replace(stopping, durables={JOB: durable(30)}), failed())
+    assert of_kind(CheckDurable, commands)
+    assert isinstance(phase(looks), Stopping)
+    _, commands = act(looks, found(30))
+    (write,) = of_kind(WriteGeneration, commands)
+    assert write.record.restore == Restore(durable(30).point, "durable")
+
+
+def test_pause_that_was_ordered_meanwhile_follows_the_rollback() -> None:
+    looks, _ = act(running(), failed())
+    pausing, _ = act(looks, OrderGiven(NOW, order("pause")))
+    ordered, _ = act(pausing, found(30))
+    assert [each.kind for each in active_of(ordered).orders][:1] == ["rollback"]
+
+
+def test_cancel_does_not_wait_for_the_storage() -> None:
+    looks, _ = act(running(), failed())
+    cancelled, _ = act(looks, OrderGiven(NOW, order("cancel")))
+    assert isinstance(phase(cancelled), Closing)
+
+
+def test_operators_rollback_is_not_replaced() -> None:
+    back = order("rollback", durable=durable(10, 2))
+    _, commands = act(running(orders=(back,)), failed())
+    assert not of_kind(CheckDurable, commands)
+
+
+def test_job_without_checkpoints_goes_on() -> None:
+    after, commands = act(running(newest=None), failed())
+    assert not of_kind(CheckDurable, commands)
+    assert not isinstance(phase(after), Held | Starting)
+
+
+def test_answer_to_an_earlier_check_is_not_taken_for_this_one() -> None:
+    looks, _ = act(running(40), failed())
+    earlier = DurableChecked(NOW, JOB, durable(40), durable(40))
+    after, commands = act(looks, earlier)
+    assert not of_kind(GiveOrder, commands)
+    assert active_of(after).checkpointing.check == active_of(looks).checkpointing.check
