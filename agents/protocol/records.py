@@ -354,6 +354,8 @@ class KeptStep:
     passes: tuple[TimedPass, ...]
     update: tuple[float, ...]
     """Beginning and end of the optimizer step; empty: none was applied."""
+    sums: tuple[tuple[float, float], ...] = ()
+    """Beginning and end of gradient sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sailord.text.units import duration
@@ -10,7 +10,7 @@ from sailord.text.units import duration
 WIDTH = 60
 """Letters of a row, which is as long as the longer of both steps."""
 IDLE = "."
-UPDATE = "U"
+UPDATE, SUM = "U", "S"
 
 
 def schedule_text(found: Mapping[str, Any]) -> str:
@@ -41,7 +41,7 @@ def _head(predicted: Mapping[str, Any], measured: Mapping[str, Any] | None, leng
     else:
         took, ago = duration(measured["length_s"]), duration(measured["age_s"])
         said += f"; step {measured['step']:,} took {took}, {ago} ago"
-    letters = f"F forward, B backward, {UPDATE} update, {IDLE} nothing of these"
+    letters = f"F forward, B backward, {UPDATE} update, {SUM} sums alone, {IDLE} nothing"
     return f"{said}\neach letter is {length_s / WIDTH * 1e3:.3g} ms: {letters}"
 
 
@@ -54,18 +54,24 @@ def _group_lines(
         f"  stage {group['stage']}, layers {first} to {end - 1}, "
         f"{group['tp']} x {group['gpu']} of {where}"
     ]
-    lines.append(f"    predicted {_row(group['passes'], group['update'], length_s)}")
+    lines.append(f"    predicted {_row(group, length_s)}")
     if ran is not None:
-        row = ran["why_none"] or _row(ran["passes"], ran["update"], length_s)
+        row = ran["why_none"] or _row(ran, length_s)
         lines.append(f"    measured  {row}")
     return lines
 
 
-def _row(passes: Iterable[Sequence[Any]], update: Sequence[float], length_s: float) -> str:
-    """Return what takes most of the time of each letter, if it takes half of it."""
-    spans = [(kind, begin, end) for kind, begin, end, *_ in passes]
-    if len(update) == 2:
-        spans.append((UPDATE, update[0], update[1]))
+def _row(group: Mapping[str, Any], length_s: float) -> str:
+    """Return the work of most of the time of each letter, if that is half of it; else the sums."""
+    spans = [(kind, begin, end) for kind, begin, end, *_ in group["passes"]]
+    if len(group["update"]) == 2:
+        spans.append((UPDATE, *group["update"]))
+    letters = _letters(spans, length_s)
+    sums = _letters([(SUM, *times) for times in group["sync"]], length_s)
+    return "".join(b if a == IDLE else a for a, b in zip(letters, sums, strict=True))
+
+
+def _letters(spans: Iterable[tuple[str, float, float]], length_s: float) -> str:
     letter_s = length_s / WIDTH
     shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
     for kind, begin, end in spans:

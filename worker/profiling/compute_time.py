@@ -47,10 +47,13 @@ class TimedStep:
     voted: TimeMark | None = None
     """When it read the result of the vote, which all ranks get at once."""
     pieces: list[TimedPiece] = field(default_factory=list)
+    sums: list[tuple[TimeMark, TimeMark]] = field(default_factory=list)
+    """When gradient sums were requested, and when it was seen that they had ended: on a GPU once
+    their result is needed."""
 
     def is_done(self) -> bool:
         """Return whether the device has finished it."""
-        marks = [self.voted, *(piece.ended for piece in self.pieces)]
+        marks = [self.voted, *(piece.ended for piece in self.pieces), *(s[1] for s in self.sums)]
         return all(mark.query() for mark in marks if isinstance(mark, torch.cuda.Event))  # type: ignore[no-untyped-call]  # torch does not type it
 
     def compute_s(self) -> float:
@@ -87,6 +90,11 @@ class ComputeTimer:
         self._previous: TimedStep | None = None
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Return whether the host is ahead of the device, so that it cannot tell what has ended."""
+        return self._is_cuda
+
     def piece(self, kind: ComputeKind, micro_batch: int = 0) -> Self:
         """Return the context of the next piece of work."""
         self._kind, self._micro_batch = kind, micro_batch
@@ -95,25 +103,37 @@ class ComputeTimer:
     def __enter__(self) -> None:
         if self._slowdown > 1 and not self._is_cuda:
             self._used = core_seconds()
-        self._begun = self._now()
+        self._begun = self.now()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
         if self._slowdown > 1:
             self._slow_down()
-        piece = TimedPiece(self._kind, self._micro_batch, self._begun, self._now())
+        piece = TimedPiece(self._kind, self._micro_batch, self._begun, self.now())
         self._step.pieces.append(piece)
 
     def begin_step(self, number: int = 0) -> None:
         """Discard what was measured of an unfinished step."""
-        self._step = TimedStep(number, self._now())
+        self._step = TimedStep(number, self.now())
         if self.times_slower is not None:
             self._slowdown = self.times_slower()
 
+    def now(self) -> TimeMark:
+        """Return a mark of this moment on the device."""
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
+        event.record()
+        return event
+
+    def end_sum(self, begun: TimeMark) -> None:
+        """Note that a gradient sum has ended; it is no compute time."""
+        self._step.sums.append((begun, self.now()))
+
     def end_vote(self) -> None:
         """Note that this rank has read the result of the vote."""
-        self._step.voted = self._now()
+        self._step.voted = self.now()
 
     def end_step(self) -> None:
         """Add up what was measured since the step began."""
@@ -130,13 +150,6 @@ class ComputeTimer:
         enough = len(self._steps) > STEPS_KEPT // 2
         return statistics.median(self._steps) if enough else None
 
-    def _now(self) -> TimeMark:
-        if not self._is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
-        event.record()
-        return event
-
     def _slow_down(self) -> None:
         """Sleep until the work has taken as long as the test wants.
 
@@ -145,7 +158,7 @@ class ComputeTimer:
         occur on a node of its own: both are taken off the sleep. Waits for peers stay.
         """
         if isinstance(self._begun, torch.cuda.Event):
-            end = self._now()
+            end = self.now()
             assert isinstance(end, torch.cuda.Event)
             # The whole device would also wait for receives that were requested ahead.
             end.synchronize()

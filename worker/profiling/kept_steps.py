@@ -1,4 +1,4 @@
-"""Writes when a rank's passes ran in its last steps to a file, which the agent reads when asked.
+"""Writes when passes and sums of a rank ran in its last steps to a file, which its agent reads.
 
 Ranks keep the same steps without speaking of it: those whose number is a multiple of a power of
 two, which grows until the file is written about every 5 s. The last two are kept, since other ranks
@@ -75,6 +75,7 @@ def plain_step(step: TimedStep, *, at: float) -> dict[str, Any]:
         "at": at,
         "voted_s": at_s(step.voted),
         "passes": [[p.kind, at_s(p.begun), at_s(p.ended), p.micro_batch] for p in passes],
+        "sums": [[at_s(begun), at_s(ended)] for begun, ended in step.sums[:PASSES_MAX]],
         "update": [time_s for p in updates[:1] for time_s in (at_s(p.begun), at_s(p.ended))],
     }
 

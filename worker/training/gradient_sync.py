@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.layout.rank_layout import Bucket, Holdings, RankPlace, sync_buckets
+from worker.profiling.compute_time import ComputeTimer, TimeMark
 from worker.profiling.timeline import Recorder, Span
 from worker.training.flat_buffers import LayerBuffer
 
@@ -25,6 +26,7 @@ class _RunningSum:
     values: Tensor
     pending: PendingOperation
     span: Span
+    begun: TimeMark
     is_copy: bool
     """Whether the values are a copy of the buffer, which takes memory until it is written back."""
 
@@ -43,6 +45,7 @@ class GradientSync:
         buffers: Mapping[int, LayerBuffer],
         transport: Transport,
         recorder: Recorder,
+        busy: ComputeTimer,
         *,
         to_owners: bool = False,
         shares_tokens: bool = False,
@@ -55,7 +58,7 @@ class GradientSync:
         self._rank, self._to_owners = place.rank, to_owners
         self._has_duplicates = place.index > 0 and not shares_tokens
         self._buffers = buffers
-        self._recorder = recorder
+        self._recorder, self._busy = recorder, busy
         self._buckets: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
         for bucket in sync_buckets(holdings):
             if place.rank in bucket.ranks:
@@ -64,10 +67,8 @@ class GradientSync:
 
     def start(self, layer: int) -> None:
         """Start to sum the gradients of a layer, which are complete on this rank."""
-        # Poll the sums for the timeline; end times are accurate to one layer.
-        for each in self._under_way if self._recorder.keeps_spans else ():
-            if each.span.end_ns == 0 and each.pending.is_done():
-                self._recorder.end(each.span)
+        if self._recorder.keeps_spans or not self._busy.runs_ahead:
+            self._note_ended()
         self._write_back()
         buffer = self._buffers[layer]
         for bucket, group in self._buckets.get(layer, ()):
@@ -83,13 +84,26 @@ class GradientSync:
                 buffer.gradient.data_ptr(),
                 buffer.unsplit_part(buffer.gradient).data_ptr(),
             }
-            self._under_way.append(_RunningSum(bucket, values, pending, span, is_copy))
+            begun = self._busy.now()
+            self._under_way.append(_RunningSum(bucket, values, pending, span, begun, is_copy))
 
     def finish(self) -> None:
         """Wait until all sums are written to the buffers of the ranks that get them."""
         for each in self._under_way:
             self._end(each)
         self._under_way.clear()
+
+    def _note_ended(self) -> None:
+        """Note the sums that have ended since the last layer; most end in their order."""
+        for each in self._under_way:
+            if each.span.end_ns == 0 and not each.pending.is_done():
+                return
+            self._note_end(each)
+
+    def _note_end(self, each: _RunningSum) -> None:
+        if each.span.end_ns == 0:
+            self._recorder.end(each.span)
+            self._busy.end_sum(each.begun)
 
     def _write_back(self) -> None:
         """Write back the copies whose sums have ended, to free their memory."""
@@ -100,8 +114,7 @@ class GradientSync:
 
     def _end(self, each: _RunningSum) -> None:
         each.pending.wait()
-        if each.span.end_ns == 0:
-            self._recorder.end(each.span)
+        self._note_end(each)
         if self._to_owners and each.bucket.owner != self._rank:
             return  # The values are parts of the sum.
         buffer = self._buffers[each.bucket.layer]

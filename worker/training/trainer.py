@@ -198,6 +198,7 @@ class RankTrainer:
             self.buffers,
             transport,
             self.recorder,
+            self._busy,
             to_owners=job.zero == 1,
             shares_tokens=plan.sequence_parallel,
         )

@@ -25,6 +25,8 @@ class MeasuredGroup:
     """At most 512."""
     update: tuple[float, ...]
     """Beginning and end of the optimizer step; empty: none was applied."""
+    sync: tuple[tuple[float, float], ...] = ()
+    """Beginning and end of gradient sums; at most 512."""
     why_none: str = ""
     """Why nothing is known of it."""
 
@@ -84,13 +86,14 @@ def measured_schedule(
         row, said = rows.get(rank), found.get(rank, "was not asked")
         if row is None:
             why = said if isinstance(said, str) else f"has not kept step {step}"
-            return MeasuredGroup(stage, rank, (), (), why)
+            return MeasuredGroup(stage, rank, (), (), why_none=why)
 
         def on_axis(time_s: float) -> float:
             return round(time_s - row.voted_s + voted_s, 6)
 
         passes = tuple((kind, on_axis(a), on_axis(b), batch) for kind, a, b, batch in row.passes)
-        return MeasuredGroup(stage, rank, passes, tuple(map(on_axis, row.update)))
+        sync = tuple((on_axis(begun), on_axis(ended)) for begun, ended in row.sums)
+        return MeasuredGroup(stage, rank, passes, tuple(map(on_axis, row.update)), sync)
 
     return MeasuredSchedule(
         step,
@@ -112,4 +115,5 @@ def _age_s(said: KeptSteps | str, row: KeptStep) -> float:
 
 
 def _end_s(row: KeptStep) -> float:
-    return max(row.voted_s, *row.update, *(end for _, _, end, _ in row.passes))
+    ends = (*(end for _, end in row.sums), *(end for _, _, end, _ in row.passes))
+    return max(row.voted_s, *row.update, *ends)

@@ -5,7 +5,8 @@ import { byId, duration, layerText, make, makeSvg, plural, setText } from "./for
 const WIDTH = 1000;
 const ROW = 22;
 const GAP = 6;
-const MEASURED_ROW = 14;
+const MEASURED_ROW = 16;
+const SUMS = 5;
 const NAMES_MAX = 4;
 
 export function renderTimeline(doc, found) {
@@ -64,12 +65,14 @@ function drawPipeline({ each, rows }, length_s, doc, busy) {
   each.groups.forEach((group, row) => {
     const top = row * pitch;
     svg.append(makeSvg("rect", { x: 0, y: top, width: WIDTH, height: ROW, class: "idle" }));
-    for (const [start, end] of group.sync) svg.append(bar("sync", x(start), x(end), top + ROW - 5, 5, "gradients are summed"));
-    svg.append(...bars(group, x, top, ROW - 6, ""));
+    svg.append(...sums(group, x, top + ROW - SUMS, ""));
+    svg.append(...bars(group, x, top, ROW - SUMS - 1, ""));
     const measured = rows[row];
     if (measured && !measured.why_none) {
       svg.append(makeSvg("rect", { x: 0, y: top + ROW + 2, width: WIDTH, height: MEASURED_ROW, class: "idle" }));
-      svg.append(makeSvg("g", { class: "measured" }, ...bars(measured, x, top + ROW + 2, MEASURED_ROW, "measured ")));
+      const below = top + ROW + 2;
+      const drawn = [...sums(measured, x, below + MEASURED_ROW - SUMS, "measured: "), ...bars(measured, x, below, MEASURED_ROW - SUMS - 1, "measured ")];
+      svg.append(makeSvg("g", { class: "measured" }, ...drawn));
     }
     const [is, was] = busy[group.rank] ?? [];
     const compared = is === undefined ? "" : ` computes ${duration(is)}${was ? `, predicted ${duration(was)}` : ""}`;
@@ -80,6 +83,10 @@ function drawPipeline({ each, rows }, length_s, doc, busy) {
     labels.append(item);
   });
   return make("div", { class: "pipeline" }, make("h3", {}, nameOf(each)), make("div", { class: "rows" }, labels, svg));
+}
+
+function sums(group, x, y, which) {
+  return (group.sync ?? []).map(([start, end]) => bar("sync", x(start), x(end), y, SUMS, `${which}gradients are summed`));
 }
 
 function bars(group, x, top, height, which) {

@@ -17,7 +17,7 @@ PIECES = [
     TimedPiece("B", 0, 2.0, 3.0),
     TimedPiece("update", 0, 4.0, 4.5),
 ]
-STEP = TimedStep(8, 1.0, 3.5, PIECES)
+STEP = TimedStep(8, 1.0, 3.5, PIECES, [(2.5, 3.25)])
 
 
 def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
     assert found is not None
     (step,) = found.steps
     passes = (("F", 0.0, 0.5, 0), ("B", 1.0, 2.0, 0))
-    assert found == KeptSteps((KeptStep(8, step.at, 2.5, passes, (3.0, 3.5)),), 7.0)
+    assert found == KeptSteps((KeptStep(8, step.at, 2.5, passes, (3.0, 3.5), ((1.5, 2.25),)),), 7.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"steps": [{"step": NaN}]}', "\xff", "null"])
@@ -51,7 +51,9 @@ def test_the_longest_file_of_a_worker_is_read(tmp_path: Path) -> None:
     pieces = [TimedPiece("B", 9999, 1e5 + i, 1e5 + i + 0.123456) for i in range(600)]
     keeper = kept_steps.KeptStepsFile(tmp_path)
     for number in (1024, 2048):
-        keeper.offer(TimedStep(number, 1.0, 2e5, pieces))
+        sums = [(each.begun, each.ended) for each in pieces]
+        keeper.offer(TimedStep(number, 1.0, 2e5, pieces, sums))
     found = read_kept_steps(tmp_path, now=7.0)
     assert found is not None
     assert [len(step.passes) for step in found.steps] == [512, 512]
+    assert [len(step.sums) for step in found.steps] == [512, 512]

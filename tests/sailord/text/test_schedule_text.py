@@ -7,10 +7,12 @@ from typing import Any
 from sailord.text.schedule_text import WIDTH, schedule_text
 
 
-def group(stage: int, passes: list[list[Any]], update: list[float]) -> dict[str, Any]:
+def group(
+    stage: int, passes: list[list[Any]], update: list[float], *sync: list[float]
+) -> dict[str, Any]:
     return {
         **{"stage": stage, "layers": [3 * stage, 3 * stage + 3], "gpu": "A100-40", "tp": 2},
-        **{"zone": "z", "node": f"n{stage}", "passes": passes, "update": update},
+        **{"zone": "z", "node": f"n{stage}", "passes": passes, "update": update, "sync": sync},
     }
 
 
@@ -21,8 +23,8 @@ PREDICTED = {
         {
             "numbers": [0, 2],
             "groups": [
-                group(0, [["F", 0.0, 2.0, 0], ["B", 3.0, 5.0, 0]], [5.0, 5.5]),
-                group(1, [["F", 2.0, 2.5, 0], ["B", 2.5, 3.0, 0]], [5.0, 6.0]),
+                group(0, [["F", 0.0, 2.0, 0], ["B", 3.0, 5.0, 0]], [5.0, 5.5], [4.0, 5.0]),
+                group(1, [["F", 2.0, 2.5, 0], ["B", 2.5, 3.0, 0]], [5.0, 6.0], [2.8, 4.0]),
             ],
         }
     ],
@@ -37,8 +39,8 @@ def test_a_predicted_step_is_drawn_in_proportion() -> None:
     text = schedule_text({"timeline": PREDICTED, "measured": None, "why_none": ""})
     assert rows(text, "predicted") == [
         "F" * 20 + "." * 10 + "B" * 20 + "U" * 5 + "." * 5,
-        "." * 20 + "F" * 5 + "B" * 5 + "." * 20 + "U" * 10,
-    ]
+        "." * 20 + "F" * 5 + "B" * 5 + "S" * 10 + "." * 10 + "U" * 10,
+    ], "sums show where nothing is computed"
     assert "predicted to take 6.0 s; none was measured yet" in text
     assert "each letter is 100 ms" in text
     assert "pipeline 0, and 1 more like it" in text
@@ -53,16 +55,16 @@ def test_a_measured_step_stands_below_on_the_same_axis() -> None:
             {
                 "number": 0,
                 "groups": [
-                    {"passes": [["F", 0.0, 6.0, 0], ["B", 6.0, 12.0, 0]], "update": [],
-                     "why_none": ""},
-                    {"passes": [], "update": [], "why_none": "n1: it does not answer"},
+                    {"passes": [["F", 0.0, 6.0, 0], ["B", 6.0, 11.0, 0]], "update": [],
+                     "sync": [[9.0, 10.0], [10.0, 12.0]], "why_none": ""},
+                    {"passes": [], "update": [], "sync": [], "why_none": "n1: it does not answer"},
                 ],
             }
         ],
     }  # fmt: skip
     text = schedule_text({"timeline": PREDICTED, "measured": measured, "why_none": ""})
     assert rows(text, "predicted")[0] == "F" * 10 + "." * 5 + "B" * 10 + "UU" + "." * 33
-    assert rows(text, "measured")[0] == "F" * 30 + "B" * 30
+    assert rows(text, "measured")[0] == "F" * 30 + "B" * 25 + "S" * 5
     assert "measured  n1: it does not answer" in text
     assert "step 1,200 took 12.0 s, 3.0 s ago" in text
     assert max(map(len, text.splitlines())) <= WIDTH + 20

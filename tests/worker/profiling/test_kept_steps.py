@@ -67,7 +67,9 @@ def test_passes_are_kept_in_their_order_with_times_since_the_steps_beginning(ran
     rank.work("F", 0, waits_s=1.0)
     rank.work("F", 1)
     rank.work("B", 0, waits_s=2.0)
+    begun = rank.timer.now()
     rank.now += 0.5
+    rank.timer.end_sum(begun)
     rank.timer.end_vote()
     rank.work("update", waits_s=0.25)
     rank.timer.end_step()
@@ -77,6 +79,7 @@ def test_passes_are_kept_in_their_order_with_times_since_the_steps_beginning(ran
         "step": 7,
         "voted_s": 4.25,
         "passes": [["F", 1.0, 1.25, 0], ["F", 1.25, 1.5, 1], ["B", 3.5, 3.75, 0]],
+        "sums": [[3.75, 4.25]],
         "update": [4.5, 4.75],
     }
 

@@ -12,6 +12,7 @@ from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie
 from worker.models.random_numbers.microbatch_context import MicroBatchContext
+from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
@@ -67,13 +68,32 @@ def synced(job, plan, *, fill):
         for buffer in kept.values():
             for slot, view in zip(buffer.slots, buffer.views(buffer.gradient), strict=True):
                 view.fill_(fill(place, slot.spec))
-        sync = GradientSync(place, holdings, kept, transport, Recorder())
+        sync = GradientSync(place, holdings, kept, transport, Recorder(), ComputeTimer())
         for layer in kept:
             sync.start(layer)
         sync.finish()
         return kept
 
     return run_as_threads(len(places), body)
+
+
+@pytest.mark.parametrize("ends_at", [1, 3, 99])
+def test_a_sum_is_noted_at_the_first_layer_at_which_it_has_ended(ends_at):
+    """And at the latest when all are waited for; time that sums take is no compute time."""
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    holdings, place = holdings_for(plan, LLAMA), rank_places(plan)[0]
+    kept, busy, slow = buffers(LLAMA, plan, place, None), ComputeTimer(), AtOnce()
+    sync = GradientSync(place, holdings, kept, slow, Recorder(), busy)
+    noted = []
+    for number, layer in enumerate(kept):
+        slow.is_over = number >= ends_at
+        sync.start(layer)
+        noted.append(len(busy._step.sums))
+    sync.finish()
+    assert noted == [number if number >= ends_at else 0 for number in range(len(kept))]
+    assert len(busy._step.sums) == len(kept)
+    assert all(begun <= ended for begun, ended in busy._step.sums)
+    assert busy._step.compute_s() == 0.0
 
 
 def test_every_holder_gets_the_sum_over_replicas():
@@ -152,9 +172,10 @@ def merged(job, plan, logical):
 
 
 class AtOnce(Collective):
-    """A group whose sums have ended as soon as they have begun."""
+    """A group whose sums have ended as soon as they have begun, unless ``is_over`` is cleared."""
 
     size, index = 2, 0
+    is_over = True
 
     def start_all_reduce(self, tensor, op="sum"):  # noqa: ARG002 - the interface's
         return self
@@ -163,7 +184,7 @@ class AtOnce(Collective):
         """Return at once."""
 
     def is_done(self):
-        return True
+        return self.is_over
 
     def group(self, _):
         """Stand for the transport, too."""
@@ -175,7 +196,7 @@ def test_copies_of_finished_sums_are_freed_before_the_last_layer():
     plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
     holdings, place = holdings_for(plan, TIED_JOB), rank_places(plan)[4]
     kept = buffers(TIED_JOB, plan, place, None)
-    sync = GradientSync(place, holdings, kept, AtOnce(), Recorder())
+    sync = GradientSync(place, holdings, kept, AtOnce(), Recorder(), ComputeTimer())
     copied, most = 0, 0
     for layer in kept:
         sync.start(layer)

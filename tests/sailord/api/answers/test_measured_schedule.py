@@ -19,15 +19,17 @@ def kept(*steps: KeptStep, now: float = 101.5) -> KeptSteps:
 
 def test_ranks_are_aligned_where_they_read_the_votes_result() -> None:
     # The second rank began its step later, after a longer update, and its clock is far off.
-    late = KeptStep(8, 9e9, 4.0, (("F", 0.5, 1.0, 0), ("B", 1.5, 2.0, 0)), (4.0, 4.75))
+    passes = (("F", 0.5, 1.0, 0), ("B", 1.5, 2.0, 0))
+    late = KeptStep(8, 9e9, 4.0, passes, (4.0, 4.75), ((2.0, 2.5), (2.25, 6.0)))
     found = measured_schedule(PREDICTED, {4: kept(STEP), 6: kept(late, now=9e9 + 2)})
     assert found is not None
     (pipeline,) = found.pipelines
-    assert (found.step, found.age_s, found.length_s, pipeline.number) == (8, 1.5, 5.75, 2)
+    assert (found.step, found.age_s, found.length_s, pipeline.number) == (8, 1.5, 7.0, 2)
     first, second = pipeline.groups
-    assert (first.passes, first.update) == (STEP.passes, STEP.update)
+    assert (first.passes, first.update, first.sync) == (STEP.passes, STEP.update, ())
     assert second.passes == (("F", 1.5, 2.0, 0), ("B", 2.5, 3.0, 0))
     assert second.update == (5.0, 5.75)
+    assert second.sync == ((3.0, 3.5), (3.25, 7.0)), "sums may end after the update of others"
 
 
 def test_a_rank_that_does_not_answer_leaves_its_row_out_with_the_reason() -> None:
