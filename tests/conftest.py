@@ -22,6 +22,7 @@ MARK = "SAILOR_TEST_RUN"
 """Environment variable by which a process shows which run of the tests started it."""
 SET_BY_LIBRARIES = (
     *("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+    "GLOO_ENABLE_STORE_V2_API",
 )
 ENDING_MAX_S = 20.0
 LONG_LIMIT_S = 900.0

@@ -38,10 +38,10 @@ class MoveTimes:
     """Time to create all process groups, beside the round trips."""
     group_s_per_node: float = 0.005
     """Additional rendezvous time per node."""
-    meeting_round_trips: int = 5
-    """To reach the first rank's store and to connect the peer monitors, over the longest link."""
-    group_round_trips: int = 6
-    """For each process group: a barrier, the addresses, a connection of each pair."""
+    meeting_round_trips: int = 17
+    """Over the longest link: 10 to reach the first rank's store, 7 to connect the peer monitors."""
+    group_round_trips: int = 7
+    """For each process group: a barrier, the addresses, connections of all pairs."""
     check_bytes_per_s: float = 5e9
     """Rate of checksums over the loaded state."""
     collectives_s: float = 0.3

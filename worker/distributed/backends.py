@@ -40,6 +40,10 @@ _BEGIN_S = 1.0
 _HEAD_START_S = 0.02
 """Seconds for the first of several calls to take effect, once it has begun."""
 
+GLOO_READS_AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
+"""If on, a member of a group reads the addresses of all others at once. Otherwise it takes several
+round trips to the store for each, one after the other. All ranks need the same."""
+
 NCCL_SETTINGS = {
     # torch's watchdog ends the process after an error or a timeout. Survivors of a lost peer must
     # go on: our own monitor detects the loss and aborts the communicators.
@@ -108,6 +112,7 @@ class GlooBackends:
     blocks_device = False
 
     def __init__(self, host: str, deadline_s: float) -> None:
+        os.environ[GLOO_READS_AT_ONCE] = "1"
         self._device = _Gloo.create_device(hostname=host)
         self._timeout = timedelta(seconds=deadline_s)
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from torch._C._distributed_c10d import Store
 
-SPEAKS = 6
+SPEAKS = 7
 """The number of this version; of versions before there was one: 0."""
 _KEY = "code"
 
