@@ -55,7 +55,7 @@ def check_code(store: Store, rank: int) -> None:
     """Raise ``OtherCodeError`` if rank 0 runs code that does not train with that of this rank."""
     first, own = RankCode(), RankCode(SPEAKS, VERSION)
     if store.check([_KEY]):
-        said = json.loads(store.get(_KEY))
+        said = json.loads(store.multi_get([_KEY])[0])  # One round trip; ``get`` waits first.
         first = RankCode(int(said["speaks"]), str(said["version"]))
     if first.speaks == own.speaks:
         return

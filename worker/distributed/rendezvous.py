@@ -97,19 +97,20 @@ def join_store(address: str, rank: int, check_cancelled: Callable[[], None]) -> 
     while True:
         check_cancelled()
         try:
-            connect_gate(gate, secret, rank).close()
+            first = connect_gate(gate, secret, rank)
             break
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_S)
-    tunnel = open_tunnel(gate, secret, rank)
+    tunnel = open_tunnel(gate, secret, rank, first)
     limit = timedelta(seconds=RENDEZVOUS_S)
     try:
         store = TCPStore(LOOPBACK, tunnel.port, is_master=False, timeout=limit)
         check_code(store, rank)
     except BaseException:
         tunnel.close()
+        first.close()
         raise
     return RankStore(address, store, tunnel)
 

@@ -8,7 +8,6 @@ loopback device, whose connections it takes through the gate.
 from __future__ import annotations
 
 import contextlib
-import functools
 import selectors
 import socket
 import threading
@@ -38,12 +37,19 @@ def open_gate(host: str, secret: bytes, store: tuple[str, int], ranks: int) -> S
     return StoreRelay(server, admit, ranks + STRANGERS_MAX, "store gate")
 
 
-def open_tunnel(gate: tuple[str, int], secret: bytes, rank: int) -> StoreRelay:
-    """Listen on the loopback device for this process's store clients."""
+def open_tunnel(
+    gate: tuple[str, int], secret: bytes, rank: int, first: socket.socket
+) -> StoreRelay:
+    """Listen on the loopback device for this process's store clients.
 
-    server = socket.create_server((LOOPBACK, 0))
-    pass_on = functools.partial(connect_gate, gate, secret, rank)
-    return StoreRelay(server, lambda _: pass_on(), STRANGERS_MAX, "store tunnel")
+    ``first``, a connection to the store, is for the first of them.
+    """
+    unused = [first]
+
+    def pass_on(_: socket.socket) -> socket.socket:
+        return unused.pop() if unused else connect_gate(gate, secret, rank)
+
+    return StoreRelay(socket.create_server((LOOPBACK, 0)), pass_on, STRANGERS_MAX, "store tunnel")
 
 
 def connect_gate(gate: tuple[str, int], secret: bytes, rank: int) -> socket.socket:
