@@ -63,6 +63,9 @@ RULES: tuple[PhaseRule, ...] = (
     await_commit,
     # Before any rule that would repeat a write that the store rejects.
     hold_rejected,
+    # Before whatever ends the generation or makes its steps durable: those since its replicas last
+    # agreed may be wrong, and after its end nobody tells.
+    roll_back_difference,
     # Before the other orders: it only chooses the snapshot to make durable, and has to do so before
     # a pause or a cancel ends the generation.
     follow_checkpoint_order,
@@ -70,9 +73,6 @@ RULES: tuple[PhaseRule, ...] = (
     follow_order,
     # After orders: a pause or a cancel decides how an overspent job ends.
     keep_budget,
-    # After orders: a cancel needs no checkpoint. Before commits and plans: what the generation did
-    # since its replicas last agreed must not become durable, nor be what the next one begins from.
-    roll_back_difference,
     # Before the phase's rule, which may end the generation, and with it what can be committed.
     commit_next,
     # Before the phase's own course, which waits for the planner's answer.

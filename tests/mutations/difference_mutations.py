@@ -22,31 +22,55 @@ DIFFERENCE_MUTATIONS = [
         ),
         (
             "a plan is made before it is known which checkpoint can be read",
-            "        return WAIT\n",
-            "        return PASS\n",
+            "if check.why_none else WAIT",
+            "if check.why_none else PASS",
         ),
         (
-            "a pause comes before the rollback",
-            "orders=(order, *active.orders)",
-            "orders=(*active.orders, order)",
+            "a checkpoint of right steps on its way is not awaited",
+            "    if known.commit is not None:\n        return WAIT\n",
+            "",
         ),
         (
-            "a difference at a stop is not looked at",
-            "Waiting | Stopping):",
-            "Waiting):",
+            "a storage that does not answer is awaited for ever",
+            "if state.now >= known.differed_at + DECIDES_S:",
+            "if False:",
         ),
+    ),
+    *core(
+        "sailord/core/queries/differences.py",
         (
             "an operator's rollback is replaced",
-            " or last_rollback(active) is not None",
+            "return known or last_rollback(active) is not None",
+            "return known",
+        ),
+    ),
+    *core(
+        "sailord/core/queries/replan_triggers.py",
+        (
+            "a pause comes before the rollback",
+            " or [o for o in orders if o.wrong_bits]",
             "",
+        ),
+    ),
+    *core(
+        "sailord/core/rules/operator_orders.py",
+        (
+            "a spent budget forgets the rollback",
+            "order.wrong_bits or not over_budget(state)",
+            "not over_budget(state)",
         ),
     ),
     *core(
         "sailord/core/rules/checkpoint_rules.py",
         (
             "what differs between replicas becomes durable",
-            "agreed is not None and upload.point.step > agreed",
+            "right is not None and upload.point.step > right",
             "False",
+        ),
+        (
+            "what differs becomes durable if it was on its way",
+            "commit.point.step > right and",
+            "False and",
         ),
         (
             "an answer about any checkpoint is taken for one about older ones",

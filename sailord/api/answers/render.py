@@ -389,13 +389,13 @@ def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
 
 def _storage_trouble(active: Active, now: float) -> str:
     """Return what is wrong with checkpoints; a check before a restore may hang with its storage."""
-    known = active.checkpointing
-    check = known.check
+    known, check = active.checkpointing, active.checkpointing.check
     is_open = check is not None and check.found is None and not check.why_none
     if check is None or not is_open or now - check.since < CHECK_LONG_S:
         return known.trouble
-    took = f"{duration(now - check.since)} for the checkpoint of step {check.of.point.step}"
-    return f"training has waited {took} to be read; does its storage answer?"
+    step = check.of.point.step if check.step_max is None else f"{check.step_max} or before"
+    took = duration(now - check.since)
+    return f"training has waited {took} for the checkpoint of step {step}; does its storage answer?"
 
 
 def _spent(state: State, active: Active, now: float) -> types.Spent:

@@ -133,6 +133,8 @@ class Checkpointing:
     """The checkpoint that it did not take."""
     securing: Securing | None = None
     check: Check | None = None
+    differed_at: float | None = None
+    """When members reported that replicas differ, until it is decided what follows."""
     swept: tuple[int, Durable] | None = None
     """The generation and the checkpoint after which garbage was collected last."""
 

@@ -48,12 +48,6 @@ def is_explained(state: State, generation: GenerationRecord) -> bool:
     return any(is_gone(node) for node in involved)
 
 
-def agreed_at(state: State, generation: GenerationRecord) -> int | None:
-    """Return the last step after which replicas agreed, if members report that they differ now."""
-    told = (report.agreed_at for _, report in state.reports_of(generation))
-    return min((step for step in told if step is not None), default=None)
-
-
 def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
     """Return whether the planner may be asked now."""
     return trigger is not None and state.now >= due_at(state, active, trigger)

@@ -22,6 +22,7 @@ from sailord.core.model.standing import Lost
 from sailord.core.model.state import Active, OpenQuestion, State
 from sailord.core.queries.active_job import is_rolling_back
 from sailord.core.queries.generation_record import is_first
+from sailord.core.queries.replan_triggers import next_order
 
 START = "start"
 """A reconfiguration before which nothing ran: the first one, or one after a pause."""
@@ -171,7 +172,7 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
         seen,
         answered_at=answered_at,
         # Also after a loss: the rollback decides which steps are repeated.
-        kind="order" if seen.kind != START and is_rolling_back(active) else seen.kind,
+        kind="order" if seen.kind != START and _is_ordered_back(active) else seen.kind,
         is_planned=is_planned and active.phase.record.restore.source == "memory",
         stood_at=stood_at,
         reached=reached,
@@ -182,6 +183,12 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
         step_s=active.progress.step_s or active.phase.proposal.iteration_s,
         reason=active.phase.record.reason,
     )
+
+
+def _is_ordered_back(active: Active) -> bool:
+    """Return whether an operator ordered a rollback."""
+    order = next_order(active)
+    return is_rolling_back(active) and order is not None and not order.wrong_bits
 
 
 def _running(

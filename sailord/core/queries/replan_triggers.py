@@ -337,10 +337,12 @@ def _additions(state: State, active: Active) -> list[Trigger]:
 def next_order(active: Active) -> Order | None:
     """Return the next order to carry out; a cancel comes before all others.
 
-    A checkpoint is made at the same time and delays nothing.
+    Our own rollback follows: a pause would make wrong steps durable. A checkpoint is made at the
+    same time and delays nothing.
     """
     orders = [order for order in active.orders if order.kind != "checkpoint"]
-    return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
+    first = [o for o in orders if o.kind == "cancel"] or [o for o in orders if o.wrong_bits]
+    return next(iter(first or orders), None)
 
 
 def last_steering_order(active: Active) -> OrderKind | None:
@@ -386,7 +388,12 @@ def _rollback(active: Active) -> str:
     if order is None or order.kind != "rollback":
         return ""
     assert order.durable is not None, "a rollback names its checkpoint"
-    return f"a rollback to step {order.durable.point.step} was ordered"
+    step = order.durable.point.step
+    return (
+        f"going back to step {step}"
+        if order.wrong_bits
+        else f"a rollback to step {step} was ordered"
+    )
 
 
 def _standstill(state: State, active: Active) -> list[Trigger]:

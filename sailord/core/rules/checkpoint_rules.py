@@ -30,7 +30,7 @@ from sailord.core.model.events import (
 from sailord.core.model.phases import Closing, Opening, Running
 from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.model.state import Active, Check, Commit, Securing, State
-from sailord.core.queries.active_job import agreed_at
+from sailord.core.queries.differences import last_right_step
 from sailord.core.queries.restore_choice import in_memory
 from sailord.core.queries.restore_point import complete_points
 
@@ -54,7 +54,7 @@ def take_storage_outcome(
         case DurableChecked() if check is not None and (check.of, check.step_max) == (
             (event.of, event.step_max)
         ):
-            if event.is_away and check.step_max is None:
+            if event.is_away:
                 known = replace(known, check=None, retry_at=_later(state), trouble=event.why)
             else:
                 why_none = event.why if event.found is None else ""
@@ -110,25 +110,33 @@ def await_commit(_: State, active: Active) -> RuleAnswer:
 
 
 def commit_next(state: State, active: Active) -> RuleAnswer:
-    """Advance the commit: first the manifest, then the transaction in the store."""
+    """Advance the commit: first the manifest, then the transaction in the store.
+
+    Nothing of after the last right step is committed, if replicas differ.
+    """
     record, commit = active.generation, active.checkpointing.commit
     if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
         return PASS
+    right = last_right_step(state, active)
     if commit is None:
         is_time = state.now >= active.checkpointing.retry_at
-        return _describe(state, active, record) if is_time else PASS
+        return _describe(state, active, record, right) if is_time else PASS
+    if right is not None and commit.point.step > right and not commit.is_storing:
+        return Step(_changed(state, active, commit=None))
     if commit.durable is None or commit.is_storing:
         return PASS
     storing = _changed(state, active, commit=replace(commit, is_storing=True))
     return Step(storing, (CommitCheckpoint(commit.durable, record),))
 
 
-def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAnswer:
+def _describe(
+    state: State, active: Active, record: GenerationRecord, right: int | None
+) -> RuleAnswer:
     """Start with the oldest point that was uploaded completely and is not yet durable.
 
     One that failed before comes last: the next one may succeed.
     """
-    last, agreed = state.durables.get(active.job), agreed_at(state, record)
+    last = state.durables.get(active.job)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         report = node.report
@@ -137,7 +145,7 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
             continue
         for upload in report.uploaded:
             is_late = last is not None and upload.point.step <= last.point.step
-            is_wrong = agreed is not None and upload.point.step > agreed
+            is_wrong = right is not None and upload.point.step > right
             if upload.point.generation == record.number and not is_late and not is_wrong:
                 by_point.setdefault(upload.point, []).append(upload)
     failed_at = active.checkpointing.failed_at

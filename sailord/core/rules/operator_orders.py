@@ -62,7 +62,9 @@ def _next_possible(state: State, active: Active) -> Order | None:
     if order is None or order.kind != "rollback":
         return order
     match active.phase:
-        case Held(tried=tried) if order.id in tried and not over_budget(state):
+        case Held(tried=tried) if order.id in tried and (
+            order.wrong_bits or not over_budget(state)
+        ):
             given = (each for each in active.orders if each.id not in tried)
             return next((each for each in given if each.kind != "checkpoint"), None)
         case Waiting() if active.asked.is_refused and last_steering_order(active) == "pause":
