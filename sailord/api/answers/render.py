@@ -394,8 +394,8 @@ def _storage_trouble(active: Active, now: float) -> str:
     if check is None or not is_open or now - check.since < CHECK_LONG_S:
         return known.trouble
     step = check.of.point.step if check.step_max is None else f"{check.step_max} or before"
-    took = duration(now - check.since)
-    return f"training has waited {took} for the checkpoint of step {step}; does its storage answer?"
+    took = f"{duration(now - check.since)} for the checkpoint of step {step}"
+    return f"training has waited {took} to be read; does its storage answer?"
 
 
 def _spent(state: State, active: Active, now: float) -> types.Spent:
