@@ -59,8 +59,9 @@ from worker.training.step_vote import StepContribution, StepTotals, StepVote
 from worker.training.utilization import seconds_at_peak
 from worker.training.zero1 import Zero1Update, owned_buckets
 
-_LAST_VOTES_S = 0.25
-"""Seconds for the surviving ranks to report their last votes after a failure."""
+_LAST_VOTES_S = 1.0
+"""Seconds for the surviving ranks to report their last votes after a failure; on hosts that are
+busy a message takes tenths of one. Only ranks that are silent make others wait so long."""
 
 
 class NotANumberError(RuntimeError):
