@@ -93,16 +93,7 @@ def join_store(address: str, rank: int, check_cancelled: Callable[[], None]) -> 
     """
     host, _, port = address.partition(_SECRET)[0].rpartition(":")
     gate, secret = (host, int(port)), secret_of(address)
-    deadline = time.monotonic() + RENDEZVOUS_S
-    while True:
-        check_cancelled()
-        try:
-            first = connect_gate(gate, secret, rank)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_S)
+    first = _reach(gate, secret, rank, check_cancelled)
     tunnel = open_tunnel(gate, secret, rank, first)
     limit = timedelta(seconds=RENDEZVOUS_S)
     try:
@@ -113,6 +104,21 @@ def join_store(address: str, rank: int, check_cancelled: Callable[[], None]) -> 
         first.close()
         raise
     return RankStore(address, store, tunnel)
+
+
+def _reach(
+    gate: tuple[str, int], secret: bytes, rank: int, check_cancelled: Callable[[], None]
+) -> socket.socket:
+    """Connect to the gate as soon as it is open."""
+    deadline = time.monotonic() + RENDEZVOUS_S
+    while True:
+        check_cancelled()
+        try:
+            return connect_gate(gate, secret, rank)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def open_transport(

@@ -302,11 +302,11 @@ class SnapshotManager:
                 what=f"after {step} steps",
             )
         except ReplicaMismatchError as error:
-            text, blamed, keys = str(error), error.blamed, error.keys
-            if any(keeps_alone(self.placement, rank, error) for rank in blamed):
+            text = str(error)
+            if any(keeps_alone(self.placement, rank, error) for rank in error.blamed):
                 text += "; its snapshots stay, since no other rank keeps all of their pieces"
             raise ReplicaMismatchError(
-                text, blamed=blamed, keys=keys, agreed_at=self._agreed_at
+                text, blamed=error.blamed, keys=error.keys, agreed_at=self._agreed_at
             ) from None
         self._agreed_at = step
 
