@@ -63,8 +63,8 @@ RULES: tuple[PhaseRule, ...] = (
     await_commit,
     # Before any rule that would repeat a write that the store rejects.
     hold_rejected,
-    # Before whatever ends the generation or makes its steps durable: those since its replicas last
-    # agreed may be wrong, and after its end nobody tells.
+    # Before all rules that end the generation or make its steps durable: steps since its replicas
+    # last agreed may be wrong, and nobody reports that once the generation has ended.
     roll_back_difference,
     # Before the other orders: it only chooses the snapshot to make durable, and has to do so before
     # a pause or a cancel ends the generation.
