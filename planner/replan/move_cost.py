@@ -38,8 +38,8 @@ class MoveTimes:
     """Time to create all process groups, beside the round trips."""
     group_s_per_node: float = 0.005
     """Additional rendezvous time per node."""
-    meeting_round_trips: int = 13
-    """Over the longest link: 6 to reach the first rank's store, 7 to connect the peer monitors."""
+    meeting_round_trips: int = 14
+    """Over the longest link: 7 to reach the first rank's store, 7 to connect the peer monitors."""
     group_round_trips: int = 7
     """For each process group: a barrier, the addresses, connections of all pairs."""
     check_bytes_per_s: float = 5e9
