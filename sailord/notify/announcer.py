@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -17,14 +17,12 @@ from agents.protocol.records import (
     PREPARING,
     Evaluation,
     JobId,
-    NodeId,
     Order,
     OrderKind,
 )
 from agents.store.interface import Operation, StoreError, WriteRejected
 from sailord.cluster_records import HISTORY_MAX, Gateway, Transition
 from sailord.core.model.commands import Note
-from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, State
 from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk
 from sailord.core.queries.reconfiguration_timing import (
@@ -32,9 +30,10 @@ from sailord.core.queries.reconfiguration_timing import (
     Reconfiguring,
     follow,
 )
+from sailord.notify.changes import changes_of_job, changes_of_nodes, event_at, where
 from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.message_formats import WORDS
-from sailord.notify.outbox import Message, Outbox, committed_id, job_stopped
+from sailord.notify.outbox import Message, Outbox, job_stopped
 from sailord.notify.summaries import summary_of
 from sailord.notify.telemetry import TraceSender
 from sailord.text.units import duration
@@ -86,11 +85,11 @@ class Announcer:
         """Log and publish a decision's note; a transition is also written to the history."""
         active = state.active
         about = active if active is not None and active.job == note.job else None
-        generation, step = _where(about)
+        generation, step = where(about)
         kind: EventKind = "transition" if note.is_transition else "note"
         about_job = {"job": note.job, "generation": generation, "step": step}
         event = replace(
-            _event(kind, note.text, state, **about_job, is_detail=note.is_detail),
+            event_at(kind, note.text, state, **about_job, is_detail=note.is_detail),
             id=self.feed.next_id(at),
             at=at,
             settled=note.settled,
@@ -123,9 +122,9 @@ class Announcer:
             self._report_unfit(then, now)
             self._report_risks(now)
         of_jobs = {now.active.job: now for _, _, now in parts if now.active is not None}
-        changes = [*_changes_of_nodes(before, after, of_jobs)]
+        changes = [*changes_of_nodes(before, after, of_jobs)]
         for _, then, now in parts:
-            changes += _changes_of_job(then, now)
+            changes += changes_of_job(then, now)
         is_new = before.term != after.term
         for event, id_ in changes:
             if not is_new:
@@ -163,7 +162,7 @@ class Announcer:
         self.telemetry.offer(move, job, state)
 
     def _next_event(self, kind: EventKind, text: str, state: State, **others: Any) -> FeedEvent:
-        return replace(_event(kind, text, state, **others), id=self.feed.next_id(state.now))
+        return replace(event_at(kind, text, state, **others), id=self.feed.next_id(state.now))
 
     def moves_of(self, job: JobId) -> tuple[ReconfigurationTiming, ...]:
         """A job's last reconfigurations, oldest first: those of earlier leaders, and ours."""
@@ -200,7 +199,7 @@ class Announcer:
         if (active.job, text) in self._noted:
             return
         self._noted.add((active.job, text))
-        generation, now = _where(active)
+        generation, now = where(active)
         about = {"job": active.job, "node": node or None, "generation": generation}
         event = self._next_event("note", text, state, **about, step=now if step is None else step)
         (log.warning if node else log.info)(text, job=active.job, generation=generation)
@@ -227,7 +226,7 @@ class Announcer:
         if (job, kind) in self._at_risk:
             return
         self._at_risk.add((job, kind))
-        event = _event(kind, text, state, job=job)
+        event = event_at(kind, text, state, job=job)
         log.warning(text, job=job)
         told = replace(event, id=self.feed.next_id(state.now), text=f"{WORDS[kind]}: {text}")
         self.feed.add(told)
@@ -379,119 +378,3 @@ def _guessed_kind(line: Transition) -> EventKind:
     if line.text.startswith(_EVALUATION) or f" {_UNFIT}: " in line.text:
         return "note"
     return "order" if _ORDERED.match(line.text) else "transition"
-
-
-def _changes_of_nodes(
-    before: State, after: State, of_jobs: Mapping[JobId, State]
-) -> Iterator[tuple[FeedEvent, str]]:
-    """What happened between two states, each with the id of its message to webhook receivers.
-
-    An empty id: no message, or the message is written together with the record (see ``outbox``).
-    ``of_jobs``: the parts of the jobs that run.
-    """
-    for job, durable in after.durables.items():
-        if before.durables.get(job) != durable:
-            text = f"step {durable.point.step} is durable"
-            event = _event("checkpoint_committed", text, of_jobs.get(job, after), job=job)
-            yield event, committed_id(job, durable)
-    for id_ in sorted(after.nodes.notable):
-        node, known = after.nodes[id_], before.nodes.get(id_)
-        if node is known:
-            continue
-        if node.is_lost and (known is None or not known.is_lost):
-            text = f"{node.record.name} is lost: {node.why_lost}"
-            yield _event("node_lost", text, after, node=node.record.name), ""
-        if not node.is_draining:
-            continue
-        if node.exclusion.draining_since is None:
-            if known is None or not known.is_draining:
-                text = f"{node.record.name} drains to go to another job"
-                yield _event("note", text, after, node=node.record.name), ""
-            continue
-        when = node.record.leaves_at
-        if (
-            known is None
-            or known.exclusion.draining_since is None
-            or when not in (None, known.record.leaves_at)
-        ):
-            text = f"{node.record.name} is draining"
-            event = _event("node_preempted", text, after, node=node.record.name)
-            yield event, _leaving_id(id_, when, after.marks.get(id_, ()))
-    is_less = after.term == before.term and len(after.nodes) < len(before.nodes)
-    for id_ in sorted(before.nodes.keys() - after.nodes.keys()) if is_less else ():
-        node = before.nodes[id_]
-        if not node.is_lost:  # That was told when it was given up.
-            announced = ", as it was announced" if node.is_draining else ""
-            text = f"{node.record.name} left: its lease ended{announced}"
-            yield _event("note", text, after, node=node.record.name), ""
-
-
-def _changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
-    trouble = "" if after.active is None else after.active.checkpointing.trouble
-    if after.active is not None and trouble:
-        known_trouble = "" if before.active is None else before.active.checkpointing.trouble
-        if trouble != known_trouble:
-            text = f"checkpoint storage: {trouble}"
-            yield _event("note", text, after, job=after.active.job), ""
-    yield from _changes_of_phase(before, after)
-
-
-def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:
-    """The id of the message that a node leaves: equal under each leader, new for each departure.
-
-    It contains the id of the order that began the departure: the first after the last withdrawal.
-    """
-    began = ""
-    for order in marks:
-        if order.kind == "withdraw":
-            began = ""
-        elif order.kind in ("preempt", "drain"):
-            began = began or order.id
-    parts = (id_, "leaves", "" if when is None else str(int(when)), began)
-    return ".".join(part for part in parts if part)
-
-
-def _changes_of_phase(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
-    now, then = after.active, before.active
-    if now is not None and now.generation is not None:
-        job, number = now.job, now.generation.number
-        known = then.generation.number if then is not None and then.generation else 0
-        # A generation that was closed before a pause comes back with its job, and is not opened.
-        if number > known and now.generation.state != "closed":
-            text = f"generation {number} is open: {now.generation.reason}"
-            yield _event("generation_opened", text, after, job=job, is_detail=True), ""
-        was_running = then is not None and _runs(then) and number == known
-        if _runs(now) and not was_running:
-            text = f"generation {number} runs"
-            event = _event("generation_running", text, after, job=job, is_detail=True)
-            yield event, f"{job}.{number}.running"
-    if now is not None and after.job.state == "held" and then and before.job.state != "held":
-        yield _event("job_held", after.job.reason, after, job=now.job), ""
-    # Also of one in the queue, and where the next job has the cluster at once.
-    for id_, ended in after.jobs.items() if after.jobs is not before.jobs else ():
-        known_job = before.jobs.get(id_)
-        if ended.state in ENDED and known_job is not None and known_job.state not in ENDED:
-            about = {"job": id_, "generation": None, "step": None}
-            yield _event("job_finished", f"{ended.state}: {ended.reason}", after, **about), ""
-
-
-def _runs(active: Active) -> bool:
-    """Whether the generation runs, also while a next plan is being computed."""
-    return isinstance(active.phase, Running)
-
-
-def _event(kind: EventKind, text: str, state: State, **others: Any) -> FeedEvent:
-    """Return an event that has no id yet.
-
-    It is of the step of the active job unless it is of another job, or ``others`` say.
-    """
-    is_other = state.active is not None and others.get("job") not in (None, state.active.job)
-    generation, step = _where(None if is_other else state.active)
-    facts = {"generation": generation, "step": step, "term": state.term or 0} | others
-    return FeedEvent(0, state.now, kind, text, **facts)
-
-
-def _where(active: Active | None) -> tuple[int, int] | tuple[None, None]:
-    if active is None or active.generation is None:
-        return None, None
-    return active.generation.number, active.progress.step

@@ -42,7 +42,7 @@ class FeedEvent:
     node: str | None = None
     generation: int | None = None
     step: int | None = None
-    """Step of the active job at that moment; null while no generation is open."""
+    """Step at that moment of the job that this concerns; null while no generation is open."""
     term: int = 0
     is_detail: bool = False
     """A part of a reconfiguration, which one event of kind ``reconfigured`` sums up at its end."""

@@ -10,7 +10,7 @@ import click
 from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
 from sailord.cli.shared.server import ask_about, job_question, order_options, server_command
-from sailord.client import Client, ServerProblem, part
+from sailord.client import Client, ServerProblem, part, status_path
 from sailord.text.checkpoint_text import checkpoints_text
 
 WAIT_S = 0.2
@@ -88,8 +88,11 @@ def _expect_running(client: Client, job: str) -> None:
 
 
 def _troubles(client: Client, job: str) -> list[str]:
-    active = client.ask("GET", "/v1/status")["job"]
-    return active["troubles"] if active is not None and active["id"] == job else []
+    try:
+        found: list[str] = client.ask("GET", status_path(job))["job"]["troubles"]
+    except ServerProblem:  # It has just stopped running; its state is asked next.
+        return []
+    return found
 
 
 def _pinning(order: str, about: str) -> click.Command:

@@ -13,6 +13,7 @@ from tests.sailord.core.states import (
     JOB,
     NOW,
     C,
+    changed,
     durable,
     generation,
     job,
@@ -45,6 +46,20 @@ def test_a_checkpoint_of_a_job_beside_the_first_is_of_its_own_step() -> None:
     assert (told.text, told.job, told.generation, told.step) == (
         "step 100 is durable", OTHER, 9, 120,
     )  # fmt: skip
+
+
+def test_a_lost_node_is_told_at_the_step_of_its_own_job() -> None:
+    published, beside = Published(), replace(generation(C, number=9), job=OTHER)
+    second = state(
+        Running(BEGAN), node(C), job=job(id=OTHER, part=(C,)), generation=beside, step=120
+    )
+    before = Parts(RUNS, {OTHER: second})
+    lost = second.nodes.with_({C: changed(second.nodes[C], lost_at=NOW, why_lost="gone")})
+    after = before.with_part(OTHER, replace(second, nodes=lost))
+    changes = parts_then_and_now(before, after)
+    published.announcer.observe(whole(before), whole(after), changes)
+    (told,) = [each for each in published.announcer.feed.kept if each.kind == "node_lost"]
+    assert (told.node, told.generation, told.step) == ("machine-c", 9, 120)
 
 
 def test_a_new_leader_repeats_no_checkpoint_of_a_job_that_ended_long_ago() -> None:

@@ -43,8 +43,9 @@ class Head(LocalServer):
         self.troubles: list[str] = []
         self.is_slow, self.told = False, None
 
-    def answer(self, method: str, path: str, after: int) -> Any:
+    def answer(self, method: str, path: str, asked: dict[str, list[str]]) -> Any:
         if path == "/v1/events":
+            after = int(asked["after"][0])
             return {"events": [each for each in self.events if each["id"] > after]}
         if method == "POST":
             others = [event(8, settled(3, "another")), event(8, Note("started", JOB))]
@@ -57,7 +58,9 @@ class Head(LocalServer):
                 self.events.append(self.told)
             return {"trouble": self.troubles.pop(0), "uri": "file:///kept", "keep": 3}
         if path == "/v1/status":
-            return {"job": None}
+            first = {"id": "first", "troubles": ["trouble of the first job"]}
+            own = {"id": JOB, "troubles": ["its storage is slow"]}
+            return {"job": own if asked.get("job") == [JOB] else first}
         return {"state": "running", "durable": {"point": {"step": 40}}}
 
 
@@ -66,8 +69,8 @@ class Answer(QuietHandler):
 
     def reply(self) -> None:
         url = urlsplit(self.path)
-        after = int(parse_qs(url.query).get("after", ["0"])[0])
-        body = json.dumps(self.server.answer(self.command, url.path, after)).encode()
+        answer = self.server.answer(self.command, url.path, parse_qs(url.query))
+        body = json.dumps(answer).encode()
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.answer(200, body)
 
@@ -115,3 +118,10 @@ def test_what_failed_before_the_order_may_have_been_mended(later: str, code: int
     done = now(settled(40), "no right", later)
     assert done.exit_code == code
     assert ("error: no bucket" in done.output) == (code == 1)
+
+
+def test_while_it_waits_it_tells_the_troubles_of_the_job_that_was_named() -> None:
+    """Another job may run beside it, as the first."""
+    done = now(settled(40), "no right", "no right")
+    assert "still waiting\nits storage is slow\n" in done.output
+    assert "first job" not in done.output
