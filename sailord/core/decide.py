@@ -14,7 +14,7 @@ the event: a controller that missed an event, or has just been elected, reads th
                                                    a member is lost before a pause
     Stopping -> Closing                            paused, once the last step is kept
     Opening, Stopping -> Closing                   the store rejects a write for good
-    Waiting, Starting, Running, Held -> Closing    cancelled, done, the budget is spent, too many
+    any but Opening and Closing -> Closing         cancelled, done, the budget is spent, too many
                                                    failures, no node or no state to go on with
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
