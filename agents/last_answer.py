@@ -1,7 +1,8 @@
 """When a sailord last answered this node, also across crashes of its agent.
 
-With ``alone_s`` a node that hears no leader for that long powers itself off. Crashes of the agent
-do not restart the count; an orderly end and a boot do.
+With ``alone_s`` the agent of a node that hears no leader for that long ends with a code of its
+own, and its unit powers the node off. Crashes of the agent do not restart the count; an orderly end
+and a boot do.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ def better_zero(
 ) -> Answer:
     """Ask with both ZeRO stages, and take the other one's plan if it is better.
 
-    If simple plans are preferred, by the rule for plans of one space (``preferred``). The bounds are
-    those of both spaces.
+    If simple plans are preferred, by the rule for plans of one space (``preferred``). The bounds
+    are those of both spaces.
     """
     job, tries = question.job, tuple(name for name in question.tries if name != "zero1")
     plain = ask(replace(question, tries=tries), cache)

@@ -89,7 +89,7 @@ class Daemon:
     """Only if a provider is configured."""
     _is_ready: bool = False
     _set_aside: frozenset[JobId] = frozenset()
-    """Jobs whose records could not be read when this term began, or came later."""
+    """Jobs whose records cannot be read, since this term began or since they were stored later."""
     _led: int | None = None
     """The term whose ``Elected`` the controller has; ``election.term`` is set before the store is
     read."""

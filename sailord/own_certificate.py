@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from agents.protocol.names import NAME
-from agents.rpc.certificates import is_pair, life_left
+from agents.rpc.certificates import is_pair, share_of_life_left
 from agents.rpc.enrolment import LOOK_S, RENEW_AT
 from agents.rpc.tls import Tls, TlsFiles
 from sailord.authority import Authority
@@ -59,7 +59,7 @@ def _is_usable(files: TlsFiles, least: float = 0.0) -> bool:
     """Return whether more than this share of the certificate's life is left, and its key fits."""
     assert files.certificate is not None
     assert files.key is not None
-    return life_left(files.certificate) > least and is_pair(files.certificate, files.key)
+    return share_of_life_left(files.certificate) > least and is_pair(files.certificate, files.key)
 
 
 def _renew(config: Config) -> None:

@@ -15,7 +15,7 @@ from agents.rpc.identity import Identity
 
 
 def proof_audience(owner: Identity, key: ec.EllipticCurvePublicKey) -> str:
-    """Return whom a proof of this owner is for: it is worth nothing with another key."""
+    """Return the audience that a proof of this owner must name; it binds the proof to the key."""
     return f"{owner.uri}#{hash_of_key(key)}"
 
 
@@ -30,9 +30,9 @@ def hash_of_key(key: ec.EllipticCurvePublicKey) -> str:
 def request_of(
     owner: Identity, key: ec.EllipticCurvePrivateKey | None = None, proof: str | None = None
 ) -> tuple[bytes, bytes]:
-    """Make a request for a certificate, and its key unless it is given.
+    """Return a private key in PEM, ``key`` or a new one, and a certificate request signed with it.
 
-    ``proof``: by which a cloud says that the owner is an instance.
+    ``proof``: a token in which the cloud says that the owner is an instance.
     """
     key = key or new_key()
     builder = (
@@ -44,12 +44,13 @@ def request_of(
         )
     )
     if proof is not None:
+        # The standard attribute by which a requester shows that it may have the certificate.
         builder = builder.add_attribute(AttributeOID.CHALLENGE_PASSWORD, proof.encode())
     made = builder.sign(key, hashes.SHA256())
     return key_pem(key), made.public_bytes(serialization.Encoding.PEM)
 
 
-def life_left(path: Path) -> float:
+def share_of_life_left(path: Path) -> float:
     """Return how much of a certificate's life is left, from 1 to 0; 0 if there is none.
 
     One that is not valid yet counts as none: it was made while a clock was ahead.
@@ -64,7 +65,7 @@ def life_left(path: Path) -> float:
 
 
 def is_pair(certificate: Path, key: Path) -> bool:
-    """Return whether a certificate is of a key, and both can be read."""
+    """Return whether a certificate belongs to a key, and both can be read."""
     secret = read_key(key)
     try:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())

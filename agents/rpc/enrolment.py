@@ -15,11 +15,11 @@ from agents.daemon.backoff import Backoff
 from agents.daemon.systemd import notify
 from agents.rpc.certificates import (
     is_pair,
-    life_left,
     new_key,
     proof_audience,
     read_key,
     request_of,
+    share_of_life_left,
 )
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import Identity
@@ -71,7 +71,9 @@ class Enrolment:
         files = self.settings.files
         assert files.certificate is not None
         assert files.key is not None
-        is_valid = life_left(files.certificate) > 0 and is_pair(files.certificate, files.key)
+        is_valid = share_of_life_left(files.certificate) > 0 and is_pair(
+            files.certificate, files.key
+        )
         # A node that was renamed gets one of its new name.
         return is_valid and read_certificate(files.certificate)[0] == self.owner
 
@@ -86,7 +88,7 @@ class Enrolment:
         assert files.certificate is not None
         while self.settings.by is not None:
             await self._tried(self._fetch_revoked(tls))
-            left = life_left(files.certificate)
+            left = share_of_life_left(files.certificate)
             if left < RENEW_AT:
                 # A certificate that has expired opens no connection.
                 await self._tried(self._enrol(tls if left > 0 else self._stranger))

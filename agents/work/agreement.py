@@ -1,4 +1,4 @@
-"""Makes all nodes of a job have the same packages: those that the first node's setup installed.
+"""Compares a node's packages with those of the job's first node, and makes constraints of them.
 
 Later nodes install the same versions, since ``pip`` takes them as constraints. A node whose setup
 installed other versions all the same reports them.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHOWN = 3
-_OF_THE_NODE = frozenset({"pip", "setuptools", "wheel"})
+_NOT_COMPARED = frozenset({"pip", "setuptools", "wheel"})
 """Packages that make the environment, and differ between versions of Python."""
 
 
@@ -28,7 +28,7 @@ def installed(packages: Path) -> dict[str, str]:
     for each in packages.glob("*.dist-info"):
         name, _, version = each.stem.rpartition("-")
         name = re.sub(r"[-_.]+", "-", name).lower()
-        if name and name not in _OF_THE_NODE:
+        if name and name not in _NOT_COMPARED:
             found[name] = version
     return found
 

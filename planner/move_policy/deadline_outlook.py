@@ -1,4 +1,4 @@
-"""What a deadline will cost before the job begins: the plan alone, and spot with a safety net."""
+"""What a deadline will cost before the job begins: by its plan, and on spot with a safety net."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ CHANGE_S = 300.0
 class Mixture:
     """Spot machines while there are any, on-demand machines for the remaining steps."""
 
-    spot_availability: float
+    spot_share: float
     """Share of the spot machines that are up on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
     """If spot machines never come."""
     is_guaranteed: bool
-    """On-demand machines alone finish in time, even after one change to them."""
-
-    def to_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {"spot_share": told.pop("spot_availability"), **told}
+    """On-demand machines finish in time even if the job must first move to them (``CHANGE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,8 @@ class DeadlineOutlook:
     """Seconds of all steps on the plan, without any loss."""
     usd: float | None
     mixture: Mixture | None
-    """``None``: the cluster has one contract only, a price is unknown, or one of the two alone
-    has no plan, or none that is worth running on spot machines."""
+    """``None``: the cluster has spot or on-demand machines only, one of the two has no plan or no
+    price, or spot machines are slower than ``SPOT_SLOWDOWN_MAX``."""
 
     @property
     def slack_s(self) -> float:
@@ -53,13 +49,7 @@ class DeadlineOutlook:
 
     def to_json(self) -> dict[str, Any]:
         """The form that ``sailorctl plan --json`` prints."""
-        mixture = None if self.mixture is None else self.mixture.to_json()
-        return {
-            **asdict(self),
-            "mixture": mixture,
-            "slack_s": self.slack_s,
-            "is_met": self.slack_s >= 0,
-        }
+        return {**asdict(self), "slack_s": self.slack_s, "is_met": self.slack_s >= 0}
 
 
 def deadline_outlook(
@@ -70,9 +60,9 @@ def deadline_outlook(
 ) -> DeadlineOutlook:
     """Predict whether a plan, and a mixture of contracts, meets the deadline, and at what cost.
 
-    The mixture is searched on each contract alone: by the job's goal on spot machines, and on
-    demand by the goal among the plans in time, or the fastest plan if none is. Spot machines are
-    up as in the trace, by default half of the time. ``search`` need not say why there is no plan.
+    The mixture uses two plans: on spot machines the best for the job's goal, on demand the best of
+    those in time, or the fastest if none is. Spot machines are up as in the trace, by default half
+    of the time. ``search`` need not say why there is no plan.
     """
     steps, left = question.job.steps, question.seconds_left
     assert steps is not None
@@ -147,6 +137,7 @@ def _mixture(
         by_spot = min(steps, share * left_s / spot.iteration_s)
         slower_s = spot.iteration_s - on_demand.iteration_s
         if slower_s > 0:
+            # Each step on spot machines takes this much of the time to spare.
             by_spot = min(by_spot, spare_s / slower_s)
     return Mixture(
         share,

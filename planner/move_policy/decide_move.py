@@ -35,7 +35,7 @@ class MoveThresholds:
     """A gain is expected to last at most this long."""
 
 
-DEFAULT_RULES = MoveThresholds()
+DEFAULT_THRESHOLDS = MoveThresholds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ def judge_move(
     *,
     now_s: float,
     last_move_s: float | None = None,
-    rules: MoveThresholds = DEFAULT_RULES,
+    rules: MoveThresholds = DEFAULT_THRESHOLDS,
 ) -> MoveVerdict:
     """Decide whether to move.
 
     ``last_move_s`` is the time of the job's last voluntary move. Where nodes are new, the job waits
-    until the gain forgone reaches ``cost / gain - 1`` of the cost: nothing if the gain expected
-    repays the cost, all of it if it repays half, in between where it repays some share in between.
+    until the gain forgone reaches ``cost * (cost / gain - 1)``, where ``gain`` is all that is
+    expected: not at all if that repays the cost, for the whole cost if it repays half.
     """
     expected = _expected(offer, history, now_s=now_s, rules=rules)
     life_s = expected.life_s

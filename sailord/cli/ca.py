@@ -97,7 +97,7 @@ def renew(folders: tuple[Path, ...], is_forced: bool, days: float, folder: Path)
 
 def _renewed(authority: Authority, folder: Path, days: float, *, is_forced: bool) -> str:
     """Renew one folder if it is due; return what was done."""
-    from agents.rpc.certificates import is_pair, life_left  # noqa: PLC0415 - slow to import
+    from agents.rpc.certificates import is_pair, share_of_life_left  # noqa: PLC0415 - slow to import
     from agents.rpc.enrolment import RENEW_AT  # noqa: PLC0415 - slow to import
     from agents.rpc.tls import read_certificate  # noqa: PLC0415 - slow to import
     from sailord.authority import CERTIFICATE, KEY, hosts_of  # noqa: PLC0415 - slow to import
@@ -110,7 +110,7 @@ def _renewed(authority: Authority, folder: Path, days: float, *, is_forced: bool
         cure = f"make another: sailorctl ca issue {owner} --out {folder}"
         raise InputError(Problem(str(folder), what, cure))
     # A crash in the middle of a renewal parts key and certificate.
-    is_due = life_left(path) < RENEW_AT or not is_pair(path, folder / KEY)
+    is_due = share_of_life_left(path) < RENEW_AT or not is_pair(path, folder / KEY)
     if is_forced or is_due:
         authority.issue(owner.role, owner.name, folder, days=days, hosts=hosts_of(path))
         return f"renewed {owner} in {folder}"

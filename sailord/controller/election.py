@@ -1,7 +1,7 @@
 """Leader election: the sailord that holds the lease on the leader key is the leader.
 
-The lease is renewed on the store's thread, which requests to the API cannot delay, for as long as
-the controller shows that it lives. A leader stops acting before its lease can have expired, by a
+The store's thread renews the lease, so requests to the API cannot delay it; it stops when the
+controller hangs. A leader stops acting before its lease can have expired, by a
 clock that also runs while the machine is suspended. A daemon that restarts on the same state
 folder holds that folder's lock, which proves that its predecessor is dead: it revokes the old lease
 and becomes leader at once.
@@ -67,11 +67,11 @@ class Election:
 
     store: Store
     key: str
-    state: StateFolder
+    folder: StateFolder
     address: str
     lease_s: float
     hung_s: float = HUNG_S
-    daemon: str = field(default_factory=lambda: uuid.uuid4().hex)
+    daemon_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     term: int | None = None
     """Our term; ``None`` while we are not the leader."""
     seen: Leader | None = None
@@ -162,14 +162,14 @@ class Election:
         self._valid_until = asked + self._granted_s - margin_s
 
     def _record(self, lease: int) -> Leader:
-        host, state = socket.gethostname(), self.state.id
+        host, state = socket.gethostname(), self.folder.id
         return Leader(
-            self.daemon, host, boot_id(), os.getpid(), state, self.address, lease, own_protocol()
+            self.daemon_id, host, boot_id(), os.getpid(), state, self.address, lease, own_protocol()
         )
 
     def _is_dead(self, leader: Leader) -> bool:
         """Whether the leader ran on our state folder, whose lock we hold now, and not on a copy."""
-        return leader.state == self.state.id and leader.address == self.address
+        return leader.state == self.folder.id and leader.address == self.address
 
 
 def _leader(value: bytes) -> Leader | None:

@@ -21,8 +21,8 @@ the event: a controller that missed an event, or has just been elected, reads th
 
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
 training goes on meanwhile, but the phase's own rule waits for the answer. A loss or a drain of one
-of its nodes, an order, a spent budget, or a straggler that recovers ends the question early, as
-does, where the question is about a better plan only, whatever forces a plan.
+of its nodes, an order, a spent budget, or a straggler that recovers ends the question early. If it
+is only about a better plan, so does anything that forces a new plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A node's life: seen, reported, marked by orders, given up as lost, forgotten.
 
-``_why_lost`` decides that a node is lost, and ``observe_nodes`` where another life of the node has
+``_why_lost`` decides that a node is lost, and ``observe_nodes`` if a new agent has registered under
 its name; ``standing`` is the table of a node's states.
 """
 
@@ -54,8 +54,8 @@ def observe_nodes(
             continue
         if id_ in unreadable:
             present = standing.lease_seen(node.standing)
-            if not node.exclusion.foreign or node.standing != present:
-                exclusion = replace(node.exclusion, foreign=UNREADABLE)
+            if not node.exclusion.record_problem or node.standing != present:
+                exclusion = replace(node.exclusion, record_problem=UNREADABLE)
                 fresh[id_] = replace(node, standing=present, exclusion=exclusion)
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
@@ -85,7 +85,7 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
     told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
     if (told, None, draining, version_problem) == (
         *(node.record, node.absent_since, node.exclusion.draining_since),
-        node.exclusion.foreign,
+        node.exclusion.record_problem,
     ):
         return node
     has_moved = told.address != node.record.address
@@ -96,7 +96,7 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
         node,
         record=told,
         standing=standing.lease_seen(node.standing, has_moved=has_moved),
-        exclusion=replace(node.exclusion, draining_since=draining, foreign=version_problem),
+        exclusion=replace(node.exclusion, draining_since=draining, record_problem=version_problem),
     )
 
 

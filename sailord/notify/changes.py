@@ -15,7 +15,7 @@ from sailord.notify.outbox import committed_id
 def changes_of_nodes(
     before: State, after: State, of_jobs: Mapping[JobId, State]
 ) -> Iterator[tuple[FeedEvent, str]]:
-    """What happened between two states, each with the id of its message to webhook receivers.
+    """What happened to nodes and checkpoints, each with the id of its message to webhooks.
 
     An empty id: no message, or the message is written together with the record (see ``outbox``).
     ``of_jobs``: the parts of the jobs that run.
@@ -68,6 +68,7 @@ def _part_of(id_: NodeId, of_jobs: Mapping[JobId, State]) -> State | None:
 
 
 def changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
+    """What happened to the active job, as ``changes_of_nodes`` returns it."""
     trouble = "" if after.active is None else after.active.checkpointing.trouble
     if after.active is not None and trouble:
         known_trouble = "" if before.active is None else before.active.checkpointing.trouble
@@ -133,6 +134,7 @@ def event_at(kind: EventKind, text: str, state: State, **others: Any) -> FeedEve
 
 
 def where(active: Active | None) -> tuple[int, int] | tuple[None, None]:
+    """Return a job's generation and step, if it has any."""
     if active is None or active.generation is None:
         return None, None
     return active.generation.number, active.progress.step

@@ -28,8 +28,8 @@ together with the context memory of the two platforms.
 """
 
 OUTER_BYTES = 8
-"""Bytes per parameter that outer steps need, in fp32: the weights after the last one, and their
-momentum. The change since then takes the place of the gradients."""
+"""Bytes per parameter that outer steps need, in fp32: the weights after the last outer step, and
+their momentum. The change since then takes the place of the gradients."""
 
 
 def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[int, int, int, int]:
@@ -44,8 +44,8 @@ def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[i
 def state_bytes(
     per_parameter: tuple[int, ...] | Ints, count: Floats, copied: Floats, with_moments: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Bytes of weights, gradients and optimizer state of so many parameters on a device, of which
-    it holds some copies in fp32 and some moments."""
+    """Bytes of weights, gradients and optimizer state of ``count`` parameters on a device, which
+    has fp32 copies of some, and moments of some."""
     weight, gradient, copy, moments = per_parameter
     return weight * count, gradient * count, copy * copied + moments * with_moments
 
@@ -58,7 +58,7 @@ def state_bytes_per_parameter(job: Job) -> int:
 def gradient_buffer_bytes(runtime: Runtime, parameters: Floats, is_copied: Bools) -> Floats:
     """Bytes of buffers for gradients in transit.
 
-    ``is_copied`` says whether gradients have replicas to be summed with, and not in place.
+    ``is_copied``: whether gradients are copied to be summed with those of replicas.
     """
     if runtime.flattens_gradients:  # The flat buffer exists even with one replica.
         flat: Floats = np.minimum(runtime.sync_bucket_bytes, 4 * parameters)

@@ -14,7 +14,7 @@ from simulator.network.network import Network
 
 
 def optimizer_seconds(groups: DeviceGroups, costs: LayerCosts) -> Floats:
-    """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""
+    """Return each group's optimizer seconds; with ZeRO-1, holders share the update."""
     if costs.job.zero == 0:
         return whole_update_seconds(groups, costs)
     if len(groups.outer_parts) > 1:
@@ -36,8 +36,8 @@ def whole_update_seconds(groups: DeviceGroups, costs: LayerCosts) -> Floats:
 def vote_seconds(layout: MachineLayout, network: Network, rows: Ints) -> float:
     """Return the seconds of the small all-reduce that ends a step, of all ranks of some rows.
 
-    Gloo's ring makes each rank wait for the slowest hop at every step of it; what other
-    transports take is part of their ``iteration_s``.
+    At each step of gloo's ring all ranks wait for the slowest hop. For other transports this time
+    is part of the runtime's fitted ``iteration_s``.
     """
     groups, nodes = layout.groups, layout.node
     rows = rows[groups.owner[rows] == rows]
@@ -62,7 +62,7 @@ def _per_parameter(groups: DeviceGroups, costs: LayerCosts) -> Floats:
 
 
 def _update_seconds(groups: DeviceGroups, costs: LayerCosts, holders: Floats) -> Floats:
-    """Return the seconds of an equal share of each layer among so many holders."""
+    """Return the seconds to update each group's share, each layer shared by its ``holders``."""
     count, tied = np.empty(len(groups)), np.empty(len(groups))
     for tp in np.unique(groups.tp).tolist():
         rows = np.flatnonzero(groups.tp == tp)

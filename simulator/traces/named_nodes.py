@@ -12,7 +12,7 @@ Flaw = tuple[str, str]
 
 
 class NamedNodes:
-    """The names of the nodes that are up in each pool; ``None`` before all of a pool are named."""
+    """The names of the nodes that are up in each pool; ``None`` for pools without names so far."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
@@ -20,19 +20,20 @@ class NamedNodes:
         self.flawed: set[int] = set()
         """Pools with a reported mistake; further ones there would only follow from it."""
 
-    def set(
+    def note_nodes(
         self, pool: int, names: Sequence[str] | None, gpus: int, change: int | None
     ) -> Flaw | None:
         """Note that a pool has ``gpus`` GPUs from now on; return what is wrong with the names.
 
-        With a change these are the nodes that are added or lost, else all that are up.
+        ``names``: of the nodes that are added or, below 0, lost by ``change``; without a change, of
+        all that are up.
         """
-        flaw = None if pool in self.flawed else self._set(pool, names, gpus, change)
+        flaw = None if pool in self.flawed else self._noted(pool, names, gpus, change)
         if flaw is not None:
             self.flawed.add(pool)
         return flaw
 
-    def _set(
+    def _noted(
         self, pool: int, names: Sequence[str] | None, gpus: int, change: int | None
     ) -> Flaw | None:
         before, size = self.up[pool], self.sizes[pool]
@@ -59,7 +60,7 @@ class NamedNodes:
                 return f'adds "{again[0]}", which is up already', "name new nodes"
             left = [*(before or ()), *names] if change is not None else list(names)
         if len(left) * size != gpus:
-            what = f"leaves {len(left)} named nodes of {size} GPUs, where {gpus} GPUs are up"
+            what = f"leaves {len(left)} named nodes with {size} GPUs each, but {gpus} GPUs are up"
             cure = (
                 "name as many as are added or lost, and at time_s = 0 all that are up;"
                 " `trace import` without --names leaves names out"

@@ -219,7 +219,7 @@ class _TraceReader:
             self._check_room(event.place, {pool: count})
             is_change = any(key in event for key in COUNT_KEYS if key.endswith("_change"))
             change = count - points[-1].gpus[pool] if is_change else None
-            self._flaw(event.place, self.nodes.set(pool, names, count, change))
+            self._flaw(event.place, self.nodes.note_nodes(pool, names, count, change))
             gpus = list(points[-1].gpus)
             gpus[pool] = count
             points.append(TracePoint(at_s, tuple(gpus), self.nodes.up))
@@ -234,7 +234,7 @@ class _TraceReader:
             at_s, (counts, names) = self._time(point), self._listed(point)
             for pool, known in enumerate(self.nodes.up):
                 if pool in counts or known is not None:
-                    flaw = self.nodes.set(pool, names.get(pool), counts.get(pool, 0), None)
+                    flaw = self.nodes.note_nodes(pool, names.get(pool), counts.get(pool, 0), None)
                     self._flaw(point.place, flaw)
             if not rows and at_s:
                 point.report(

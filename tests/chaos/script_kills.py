@@ -102,7 +102,7 @@ def kill_nodes(
             return found
 
         def look() -> None:
-            log.look()
+            log.read_new_lines()
             cluster.look_after()
 
         wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=look, every_s=0.02)
@@ -137,7 +137,7 @@ def kill_nodes(
                 cluster.add_node(*dice.choice(MACHINES))
                 missing -= 1
         wait("it does not end", is_over)
-        log.look()
+        log.read_new_lines()
         moves = cluster.client.ask("GET", "/v1/jobs/own/moves")["moves"]
         return {
             "script": script,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.rpc.certificates import life_left
+from agents.rpc.certificates import share_of_life_left
 from agents.rpc.enrolment import LOOK_S, PATH
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from sailord.authority import Authority
@@ -144,7 +144,7 @@ def test_certificates_are_renewed_before_they_expire(cluster):
         ends = time.time() + soon_s
         for *_, state in members:
             path = cluster.folder / state / "tls" / "certificate.pem"
-            wait_until(lambda path=path: life_left(path) > 0.9, within_s=LONG_S)
+            wait_until(lambda path=path: share_of_life_left(path) > 0.9, within_s=LONG_S)
         wait_until(lambda: time.time() > ends, within_s=LONG_S)
         cluster.wait_steps()
 

@@ -9,7 +9,7 @@ DIFFERENCE_MUTATIONS = [
         "sailord/core/rules/quarantine.py",
         (
             "any number of nodes is quarantined",
-            "    return out >= max(1, int(state.options.slow_share * len(living)))\n",
+            "    return out >= max(1, int(state.options.left_out_share * len(living)))\n",
             "    return out > len(living)\n",
         ),
     ),
@@ -32,7 +32,7 @@ DIFFERENCE_MUTATIONS = [
         ),
         (
             "a storage that does not answer is awaited for ever",
-            "if state.now >= known.differed_at + DECIDES_S:",
+            "if state.now >= known.differed_at + DECIDE_WITHIN_S:",
             "if False:",
         ),
     ),

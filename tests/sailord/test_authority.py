@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
 
-from agents.rpc.certificates import key_pem, life_left, new_key, request_of
+from agents.rpc.certificates import key_pem, new_key, request_of, share_of_life_left
 from agents.rpc.identity import Identity, identity_of, read_identity
 from agents.rpc.tls import read_certificate
 from agents.rpc.tls_settings import TlsSettings
@@ -253,11 +253,11 @@ def test_a_clock_that_was_ahead_shuts_nobody_out(authority, tmp_path, monkeypatc
         authority.issue("sailord", "head", tmp_path / "head")
     crl = x509.load_pem_x509_crl((tmp_path / "ca" / "revoked.pem").read_bytes())
     assert crl.last_update_utc < dt.datetime.now(dt.UTC) < crl.next_update_utc
-    assert life_left(tmp_path / "head" / "certificate.pem") == 0.0
+    assert share_of_life_left(tmp_path / "head" / "certificate.pem") == 0.0
     settings = TlsSettings(files_in(tmp_path / "head"), str(tmp_path / "ca"))
     config: Any = SimpleNamespace(tls=settings, cluster_name="test")
     open_tls(config)
-    assert life_left(tmp_path / "head" / "certificate.pem") > 0.9
+    assert share_of_life_left(tmp_path / "head" / "certificate.pem") > 0.9
 
 
 def test_a_sailord_that_cannot_renew_starts_with_what_it_has(authority, tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def _check_slow(world: World) -> None:
     marked = [node for node in state.nodes.values() if node.exclusion.slow]
     living = [node for node in state.nodes.values() if not node.is_lost]
     # Nodes marked earlier may be lost by now.
-    assert len(marked) <= world.options.slow_share * world.count, f"{len(marked)} are left out"
+    assert len(marked) <= world.options.left_out_share * world.count, f"{len(marked)} are left out"
     if active is None or active.generation is None or not isinstance(active.phase, Running):
         return
     members = active.generation.members

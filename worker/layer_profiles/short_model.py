@@ -33,7 +33,7 @@ from worker.script.recipe import Recipe
 from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.optimizer import FUSED, OptimizerStep
 from worker.training.pipeline_stage import StageRunner
-from worker.training.precision import LossScale, loss_seed, on_device, precision_of
+from worker.training.precision import LossScale, formats_of, loss_factor, on_device
 from worker.training.step_vote import square_sum
 from worker.types import LogicalTensor
 
@@ -95,7 +95,7 @@ class ShortModel:
         self.job, self.device = job, device
         self.indices, self.stands = distinct_layers(job.model)
         self._recipe = recipe
-        self._precision = on_device(precision_of(job), device)
+        self._precision = on_device(formats_of(job), device)
         self._context = MicroBatchContext()
         self.layers = self._build(tp)
         self.buffers: Mapping[int, LayerBuffer] = layer_buffers(
@@ -108,7 +108,7 @@ class ShortModel:
             owned=(),
             device=device,
         )
-        self._seed = loss_seed(job, self._precision, LossScale.first(self._precision, job))
+        self._seed = loss_factor(job, self._precision, LossScale.first(self._precision, job))
 
     def _build(self, tp: int) -> Sequence[LocalLayer | ModuleLayer]:
         group = NullCollective(tp) if tp > 1 else None

@@ -1,4 +1,4 @@
-"""What each rank is doing now, in memory that outlives the rank."""
+"""The shared memory in which each rank records what it is doing."""
 
 from __future__ import annotations
 

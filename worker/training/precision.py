@@ -12,7 +12,7 @@ from simulator.spec.job import Job
 from worker.devices.rank_device import has_bf16
 
 GRID, GRID_END = 2.0**-12, 2.0**3
-"""The exact model computes with weights that are multiples of ``GRID``, at most ``GRID_END``."""
+"""The exact model computes with weights that are multiples of ``GRID`` up to ±``GRID_END``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +57,25 @@ _BY_NAME = {
 }
 
 
-def precision_of(job: Job) -> NumberFormats:
+def formats_of(job: Job) -> NumberFormats:
     """Return the number formats of a job."""
     return EXACT if job.model.family == "exact" else _BY_NAME[job.precision]
 
 
-def on_device(precision: NumberFormats, device: torch.device) -> NumberFormats:
+def on_device(formats: NumberFormats, device: torch.device) -> NumberFormats:
     """Return the number formats on a device; one without bf16 in hardware computes in fp32."""
-    if precision.compute == torch.bfloat16 and not has_bf16(device):
-        return replace(precision, compute=torch.float32, wire_as=torch.bfloat16)
-    return precision
+    if formats.compute == torch.bfloat16 and not has_bf16(device):
+        return replace(formats, compute=torch.float32, wire_as=torch.bfloat16)
+    return formats
 
 
 GROWTH_STEPS = 500
-"""The scale doubles after so many steps without overflow."""
+"""Steps without overflow after which the scale doubles."""
 FIRST_PER_TOKEN = 4.0
-"""The first scale of a token's loss: torch's 2^16 for a mean, taken over 16,384 tokens."""
+"""The first scale of each token's loss. Torch begins with 2^16 for the mean of a batch: with 2^14
+tokens that is 4 for each."""
 SCALE_MOST = 2.0**40
-"""Largest scale, far above any that does not overflow; it is divided by the batch's tokens."""
+"""Largest scale of the batch's mean loss, far above any that does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +86,42 @@ class LossScale:
     good_steps: int = 0
 
     @classmethod
-    def first(cls, precision: NumberFormats, job: Job) -> LossScale:
+    def first(cls, formats: NumberFormats, job: Job) -> LossScale:
         """Return the scale of the first step, a power of two."""
         tokens = job.global_batch * job.sequence
         first = FIRST_PER_TOKEN * 2.0 ** math.ceil(math.log2(tokens))
-        return cls(first if precision.scales_loss else 1.0)
+        return cls(first if formats.scales_loss else 1.0)
 
-    def restored(self, precision: NumberFormats, job: Job) -> LossScale:
-        """Return the scale with which a job continues that was saved with this one.
+    def restored(self, formats: NumberFormats, job: Job) -> LossScale:
+        """Return the scale with which a job goes on after a restore of this one.
 
         Imported state and that of other formats has none: fp16 begins anew then.
         """
-        is_known = precision.scales_loss and self != LossScale()
-        return self if is_known else LossScale.first(precision, job)
+        is_known = formats.scales_loss and self != LossScale()
+        return self if is_known else LossScale.first(formats, job)
 
-    def after(self, precision: NumberFormats, *, overflow: bool) -> LossScale:
+    def after(self, formats: NumberFormats, *, overflow: bool) -> LossScale:
         """Return the scale of the next step; scales are powers of two, which round nothing.
 
         It never leaves 1 where the format has the range of fp32.
         """
-        if not precision.scales_loss:
+        if not formats.scales_loss:
             return LossScale()
         if overflow:
             low = max(self.factor / 2, 1.0)
-            # At the floor it has to differ from a state that was saved without a scale.
+            # ``LossScale()`` stands for "saved without a scale": at the floor, count from 1.
             return LossScale(low, int(low == 1.0))
         if self.good_steps + 1 == GROWTH_STEPS:
             return LossScale(min(self.factor * 2, SCALE_MOST), 0)
         return replace(self, good_steps=self.good_steps + 1)
 
 
-def loss_seed(job: Job, precision: NumberFormats, scale: LossScale) -> float:
+def loss_factor(job: Job, formats: NumberFormats, scale: LossScale) -> float:
     """Return the factor on the sum of a micro batch's losses before the backward pass.
 
-    It is a constant of the job and so independent of the plan: unscaled sums over a whole batch
-    would overflow fp16. The exact model's gradients are integers and stay unscaled.
+    It depends on the job and the scale, not on the plan: sums over a whole batch that are not
+    divided would overflow fp16. The exact model's gradients are integers and stay unscaled.
     """
-    if precision.on_grid:
+    if formats.on_grid:
         return 1.0
     return scale.factor / (job.global_batch * job.sequence)

@@ -51,7 +51,7 @@ from worker.training.optimizer import (
 )
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
-from worker.training.precision import LossScale, NumberFormats, loss_seed, on_device, precision_of
+from worker.training.precision import LossScale, NumberFormats, formats_of, loss_factor, on_device
 from worker.training.same_start import check_same_start
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_report import StepReport
@@ -134,7 +134,7 @@ class RankTrainer:
         """``fuses_update``: use a fused optimizer; by default if the device allows it."""
         self.job, self.plan, self.rank = job, plan, rank
         self.device = torch.device(device)
-        self.precision = on_device(precision or precision_of(job), self.device)
+        self.precision = on_device(precision or formats_of(job), self.device)
         self.recorder = recorder or Recorder(rank)
         self._busy = busy or ComputeTimer(self.device)
         self._at_peak_s = seconds_at_peak(job, plan, self.device)
@@ -271,7 +271,7 @@ class RankTrainer:
         self._busy.begin_step(before.step)
         for buffer in self.buffers.values():
             buffer.begin_step()
-        seed = loss_seed(self.job, self.precision, before.scale)
+        seed = loss_factor(self.job, self.precision, before.scale)
         overlaps = self.job.gradient_sync == "overlap"
         consumed = self._pipeline.run(
             before.step, seed=seed, layer_done=self._sync.start if overlaps else ignore_layer
@@ -359,7 +359,7 @@ class RankTrainer:
     def _end_step(self, totals: StepTotals) -> StepReport:
         """Update the weights and the progress from the totals of the vote."""
         before = self.progress
-        seed = loss_seed(self.job, self.precision, before.scale)
+        seed = loss_factor(self.job, self.precision, before.scale)
         # Losses and gradients are sums; they become means over the step's labels here.
         mean = 1.0 / (seed * max(totals.labels, 1))
         norm = totals.norm * mean

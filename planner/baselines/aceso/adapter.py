@@ -20,8 +20,9 @@ TOKEN_BYTES = 4
 def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInputs:
     """Aceso's inputs for a fleet.
 
-    A micro batch is that of all replicas of a stage. ``published`` tries 1 to 8 samples, in powers
-    of two; ``fixed`` tries up to 8 per GPU, so that a stage may have a replica on every GPU.
+    Aceso counts a micro batch over all replicas of a stage together. ``published`` tries 1 to 8
+    samples, in powers of two; ``fixed`` tries up to 8 per GPU, so that a stage may have a replica
+    on every GPU.
     """
     job, costs = case.job, case.costs
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
@@ -46,7 +47,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
         rows["scratch_backward_mb"][key] = tuple(float(s) / MB for s in scratch)
     largest = max(PROFILED_SAMPLES) * (fleet.gpus if mode == "fixed" else 1)
     sizes = [1 << k for k in range(largest.bit_length()) if job.global_batch % (1 << k) == 0]
-    halves = 1 if job.precision == "fp32" else 2
+    fp32_over_weight = 1 if job.precision == "fp32" else 2
     return AcesoInputs(
         **rows,
         within_mb_per_ms=bytes_per_s_within(case, fleet.place) / 1e3 / MB,
@@ -57,17 +58,17 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
         batch=job.global_batch,
         micro_batches=tuple(sizes),
         tp_max=max(degrees),
-        # In 16 bit the exact copy and the moments are twice as wide as the weights.
-        copies_main=0 if halves == 1 else 2,
-        copies_optimizer=moments * halves,
+        # The fp32 copy and the moments are counted in weights, which are half as wide in 16 bit.
+        copies_main=0 if fp32_over_weight == 1 else 2,
+        copies_optimizer=moments * fp32_over_weight,
     )
 
 
 def to_plan(own: AcesoPlan, job: Job, fleet: Fleet) -> Plan | str:
     """The plan, or why it cannot be expressed.
 
-    There are as many pipelines as divide all data degrees; the rest of a degree splits a micro
-    batch.
+    There are as many pipelines as the greatest common divisor of the data degrees; the rest of a
+    degree splits a micro batch.
     """
     shapes = [
         ReplicatedStage((stage.first, stage.end), stage.t, stage.d, equal_gpus.recompute_of(job))

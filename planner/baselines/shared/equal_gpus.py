@@ -23,7 +23,7 @@ MB = 2.0**20
 PROFILED_SAMPLES = (1, 2, 4, 8)
 """Micro batches for which profiles are made."""
 FLEET_MESSAGE_BYTES = 64e6
-"""At which the single bandwidth of a fleet is measured."""
+"""The message size at which the single bandwidth of a fleet is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def hand_out_stages(
 
 
 def folded(shapes: Sequence[ReplicatedStage]) -> list[list[ReplicatedStage]]:
-    """The stages of as many equal pipelines as divide all replica counts.
+    """The stages of equal pipelines, as many as the greatest common divisor of the replica counts.
 
     Stages of 2, 2 and 4 replicas become two pipelines whose last stage is split in two.
     """

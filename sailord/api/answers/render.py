@@ -20,7 +20,7 @@ from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
-from sailord.core.queries.job_cost import billed, costs, paid, why_not_afforded
+from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import resume_point, why_queue_stands
@@ -399,9 +399,9 @@ def _storage_trouble(active: Active, now: float) -> str:
 
 
 def _spent(state: State, active: Active, now: float) -> types.Spent:
-    generation = paid(state, active.generation)
+    generation = priced(state, active.generation)
     bill = billed(state.job, generation, now)
-    rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
+    rate = 0.0 if generation is None or not is_billed(generation) else generation.usd_per_hour
     unpaid = why_not_afforded(state, active.job)
     return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max, unpaid)
 

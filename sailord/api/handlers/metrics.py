@@ -44,7 +44,7 @@ def metrics_text(api: ApiContext, about: Mapping[str, Any]) -> str:
 
 def controller_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the leader, the store, the active job and the nodes."""
-    # A former leader's nodes and stragglers are reported by the present one.
+    # Once another leads, it reports the nodes: a former leader shows its own state, without any.
     is_former = api.cluster.state.term is None and api.cluster.leader is not None
     cluster, state = api.cluster, api.cluster.state if is_former else api.cluster.last_led
     active, durations = state.active, cluster.durations

@@ -29,9 +29,10 @@ MessageForm = Literal["plain", "pubsub", "alertmanager"]
 
 
 async def read_message(request: web.Request) -> tuple[MessageForm, dict[str, Any]]:
-    """Authenticate the sender as far as headers allow, and only then read the body.
+    """Authenticate the sender by the headers, and only then read the body.
 
-    Returns its form, and the message; ``{}`` for a plain one, whose body the handler reads.
+    A signature also covers the body, which is read before it is verified. Returns the form, and the
+    message; ``{}`` for a plain one, which the handler reads.
     """
     api = request.app[CONTEXT]
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)

@@ -20,7 +20,7 @@ from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.drain_status import holders
-from sailord.core.queries.job_cost import billed, costs, paid
+from sailord.core.queries.job_cost import billed, is_billed, priced
 from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
 from sailord.providers.interface import Pool
 
@@ -80,7 +80,7 @@ def progress_of(state: State) -> JobProgress | None:
     durable = state.durables.get(job.id)
     is_saved = job.saving.uri is not None
     since = max(step - (0 if durable is None else durable.point.step), 0) if is_saved else 0
-    bill = billed(job, paid(state, ran), state.now)
+    bill = billed(job, priced(state, ran), state.now)
     return JobProgress(
         job.id,
         job.submitted_at,
@@ -92,7 +92,7 @@ def progress_of(state: State) -> JobProgress | None:
         slower=step_s / predicted_s if predicted_s else 1.0,
         redo_s=since * step_s,
         usd_left=None if bill.usd_max is None else bill.usd_max - bill.usd,
-        usd_per_hour=(ran.usd_per_hour or 0.0) if costs(ran) and ran is not None else 0.0,
+        usd_per_hour=(ran.usd_per_hour or 0.0) if is_billed(ran) and ran is not None else 0.0,
     )
 
 

@@ -338,7 +338,7 @@ def _deadline_lines(outlook: DeadlineOutlook, source: str) -> tuple[str, ...]:
     ]
     mix = outlook.mixture
     if mix is not None:
-        share = f"{mix.spot_availability:.0%}"
+        share = f"{mix.spot_share:.0%}"
         net = "guaranteed" if mix.is_guaranteed else "not guaranteed: on demand alone is too slow"
         lines.append(
             f"mixture     spot while there is any, else on demand in time: ${mix.expected_usd:,.2f}"

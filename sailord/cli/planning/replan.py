@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from planner.move_policy.decide_move import DEFAULT_RULES, MoveVerdict, judge_move
+from planner.move_policy.decide_move import DEFAULT_THRESHOLDS, MoveVerdict, judge_move
 from planner.move_policy.move_gain import offer_of
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.problem.inventory import missing_price
@@ -131,7 +131,7 @@ def _verdict(
         goal=job.objective.goal,
         age_s={node.id: math.inf for node in matched.now},
     )
-    rules = DEFAULT_RULES if life_s is None else replace(DEFAULT_RULES, horizon_s=life_s)
+    rules = DEFAULT_THRESHOLDS if life_s is None else replace(DEFAULT_THRESHOLDS, horizon_s=life_s)
     return judge_move(offer, LifetimeHistory(), now_s=0.0, rules=rules)
 
 

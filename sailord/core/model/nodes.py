@@ -33,7 +33,7 @@ class Exclusion:
     """Why it is left out as a straggler; empty if it is not."""
     wrong_bits: str = ""
     """Why it is left out until an operator uncordons it: its bits were contradicted."""
-    foreign: str = ""
+    record_problem: str = ""
     """Why only new plans leave it out: its record cannot be read, or it speaks another protocol."""
 
 
@@ -133,12 +133,12 @@ class Node:
     @property
     def is_closed_to_new_plans(self) -> bool:
         """New plans leave it out; one that must follow what runs there already may keep it."""
-        return self.exclusion.is_cordoned or bool(self.exclusion.foreign)
+        return self.exclusion.is_cordoned or bool(self.exclusion.record_problem)
 
     @property
     def why_unusable(self) -> str:
         """Why no new plan uses it, by its own report, its peers' or what its agent writes."""
-        return self.why_unsound or self.exclusion.wrong_bits or self.exclusion.foreign
+        return self.why_unsound or self.exclusion.wrong_bits or self.exclusion.record_problem
 
     @property
     def is_notable(self) -> bool:

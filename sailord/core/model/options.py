@@ -69,7 +69,7 @@ class Options:
     slow_steps: int = 20
     slow_s: float = 60.0
     """... for so many steps and so many seconds without a break."""
-    slow_share: ClassVar[float] = 0.25
+    left_out_share: ClassVar[float] = 0.25
     """At most this share of all nodes is left out as stragglers."""
     ended_jobs_kept: int = 200
     """Ended jobs whose records stay in the store; the first submitted are deleted first."""

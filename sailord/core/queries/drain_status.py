@@ -1,4 +1,6 @@
-"""Which nodes hold state that is needed; which draining nodes are safe to stop, and which stuck."""
+"""Which nodes hold state that is needed; which draining nodes are safe to stop, and which
+cannot drain.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,15 @@ def holders(state: State) -> frozenset[NodeId]:
         if node.is_lost:
             return False
         if node.report is None:
+            # It has not reported yet, and may hold a copy, unless it does not answer either.
             return not ignores_probes(state, node)
-        return node.report.job in {None, active.job} and _is_kept(node.report, release)
+        return node.report.job in {None, active.job} and _has_unreleased(node.report, release)
 
     return frozenset(id_ for id_, node in state.nodes.items() if is_needed(node))
 
 
 def stuck(state: State) -> frozenset[NodeId]:
-    """Return the draining members that no other node can replace: their drain cannot end."""
+    """Return the draining members without which there is no plan: their drain cannot end."""
     active = state.active
     generation = None if active is None else active.generation
     if active is None or generation is None or generation.state == "closed":
@@ -64,12 +67,12 @@ def _is_free(state: State, id_: NodeId, node: Node, release: Point | None) -> bo
 
 
 def _holds_state(state: State, report: Report, release: Point | None) -> bool:
-    """Its snapshots may be the last copy of a step that a job could restore."""
+    """Whether a node's snapshots may be the last copy of a step that a job could restore."""
     active = state.active
     if not report.sealed:
         return False
     if active is not None and report.job in {None, active.job}:
-        return _is_kept(report, release)
+        return _has_unreleased(report, release)
     job = None if report.job is None else state.jobs.get(report.job)
     if job is None or job.state in {"done", "cancelled"}:
         return False
@@ -77,8 +80,8 @@ def _holds_state(state: State, report: Report, release: Point | None) -> bool:
     return durable is None or any(durable.point < each.point for each in report.sealed)
 
 
-def _is_kept(report: Report, release: Point | None) -> bool:
-    """It has snapshots of the active job that are not released."""
+def _has_unreleased(report: Report, release: Point | None) -> bool:
+    """Whether a node has snapshots of the active job that are not released."""
     if release is None:
         return bool(report.sealed)
     return any(

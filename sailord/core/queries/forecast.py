@@ -6,7 +6,7 @@ from typing import Literal
 
 from sailord.core.model.phases import Running
 from sailord.core.model.state import State
-from sailord.core.queries.job_cost import billed, paid
+from sailord.core.queries.job_cost import billed, priced
 
 BUDGET: Literal["budget_at_risk"] = "budget_at_risk"
 DEADLINE: Literal["deadline_at_risk"] = "deadline_at_risk"
@@ -37,7 +37,7 @@ def at_risk(state: State) -> dict[str, str]:
     assert active.generation is not None, "it has a speed"
     job = state.job
     found: dict[str, str] = {}
-    ran = paid(state, active.generation)
+    ran = priced(state, active.generation)
     bill, rate = billed(job, ran, state.now), active.generation.usd_per_hour
     if bill.usd_max is not None and rate is not None:
         usd = bill.usd + rate * left_s / 3600

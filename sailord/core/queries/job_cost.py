@@ -24,27 +24,27 @@ def charge(before: State, after: State) -> Step:
         return Step(after)
     then = before.active
     is_same_job = then is not None and then.job == active.job
-    ran = now = paid(after, active.generation)
+    charged = current = priced(after, active.generation)
     if then is not None and is_same_job:
-        ran = paid(before, then.generation)
+        charged = priced(before, then.generation)
     until = after.job.bill.until
-    if ran == now and ran is not None:
+    if charged == current and charged is not None:
         # A bill from the future is of a leader whose clock was ahead.
         is_due = until is None or not until <= after.now < until + WRITTEN_EVERY_S
-        if ran.usd_per_hour is None or not is_due or not costs(ran):
+        if charged.usd_per_hour is None or not is_due or not is_billed(charged):
             return Step(after)
-    elif None not in (ran, now) and not costs(ran) and not costs(now):
+    elif None not in (charged, current) and not (is_billed(charged) or is_billed(current)):
         return Step(after)  # A node of a closed generation is gone.
-    bill = billed(after.job, ran, after.now)
+    bill = billed(after.job, charged, after.now)
     return write_job(after, replace(after.job, bill=bill))
 
 
-def costs(record: GenerationRecord | None) -> bool:
+def is_billed(record: GenerationRecord | None) -> bool:
     """Return whether this generation still costs money."""
     return record is not None and record.state != "closed"
 
 
-def paid(state: State, record: GenerationRecord | None) -> GenerationRecord | None:
+def priced(state: State, record: GenerationRecord | None) -> GenerationRecord | None:
     """Return the generation at the price of those of its nodes that are not lost.
 
     The record has one price for all of them, so each GPU counts the same.
@@ -68,9 +68,9 @@ def paid(state: State, record: GenerationRecord | None) -> GenerationRecord | No
 
 
 def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
-    """Return the bill up to now; ``ran`` is the generation to charge for, as ``paid``."""
+    """Return the bill up to now; ``ran`` is the generation to charge for, as ``priced``."""
     bill = job.bill
-    if ran is None or not costs(ran) or bill.until is None:
+    if ran is None or not is_billed(ran) or bill.until is None:
         return replace(bill, until=now)
     seconds = max(now - bill.until, 0.0)
     if ran.usd_per_hour is None:
@@ -83,7 +83,7 @@ def over_budget(state: State) -> str:
     active = state.active
     if active is None or state.job.bill.usd_max is None:
         return ""
-    return why_unpaid(billed(state.job, paid(state, active.generation), state.now))
+    return why_unpaid(billed(state.job, priced(state, active.generation), state.now))
 
 
 def why_not_afforded(state: State, id_: JobId) -> str:
@@ -100,7 +100,7 @@ def bill_now(state: State, job: JobRecord) -> Bill:
     active = state.active
     if active is None or active.job != job.id:
         return job.bill
-    return billed(job, paid(state, active.generation), state.now)
+    return billed(job, priced(state, active.generation), state.now)
 
 
 def why_unpaid(bill: Bill, usd_per_hour: float | None = None, reserve_s: float = 0.0) -> str:

@@ -82,7 +82,7 @@ def prediction_drifts(active: Active) -> tuple[str, ...]:
 
 
 def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
-    """Return the stragglers to plan around, up to ``slow_share`` of all nodes."""
+    """Return the stragglers to plan around, up to ``left_out_share`` of all nodes."""
     found = undecided_stragglers(state, active)
     return dict(list(found.items())[: room_for_stragglers(state)]) if found else {}
 
@@ -100,7 +100,7 @@ def undecided_stragglers(state: State, active: Active) -> dict[NodeId, Straggler
 def room_for_stragglers(state: State) -> int:
     """Return how many more nodes may be left out."""
     living = [node for node in state.nodes.values() if not node.is_lost]
-    most = int(state.options.slow_share * len(living))
+    most = int(state.options.left_out_share * len(living))
     return max(most - sum(bool(node.exclusion.slow) for node in living), 0)
 
 

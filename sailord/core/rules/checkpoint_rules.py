@@ -112,7 +112,7 @@ def await_commit(_: State, active: Active) -> RuleAnswer:
 def commit_next(state: State, active: Active) -> RuleAnswer:
     """Advance the commit: first the manifest, then the transaction in the store.
 
-    Nothing of after the last right step is committed, if replicas differ.
+    If replicas differ, no step after the last right one is committed.
     """
     record, commit = active.generation, active.checkpointing.commit
     if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
@@ -120,7 +120,7 @@ def commit_next(state: State, active: Active) -> RuleAnswer:
     right = last_right_step(state, active)
     if commit is None:
         is_time = state.now >= active.checkpointing.retry_at
-        return _describe(state, active, record, right) if is_time else PASS
+        return _begin_commit(state, active, record, right) if is_time else PASS
     if right is not None and commit.point.step > right and not commit.is_storing:
         return Step(_changed(state, active, commit=None))
     if commit.durable is None or commit.is_storing:
@@ -129,7 +129,7 @@ def commit_next(state: State, active: Active) -> RuleAnswer:
     return Step(storing, (CommitCheckpoint(commit.durable, record),))
 
 
-def _describe(
+def _begin_commit(
     state: State, active: Active, record: GenerationRecord, right: int | None
 ) -> RuleAnswer:
     """Start with the oldest point that was uploaded completely and is not yet durable.

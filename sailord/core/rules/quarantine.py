@@ -2,7 +2,8 @@
 
 Ranks that train the same pieces hold the same bits. If most contradict one, its node computed or
 kept something wrong without an error, and may do so again. It is left out until an operator
-uncordons it. At most a quarter of the nodes are, or one: wrong software looks the same anywhere.
+uncordons it. At most a quarter of the nodes, and at least one, can be left out: where more are
+contradicted, the software is likelier wrong than the nodes.
 """
 
 from __future__ import annotations
@@ -60,4 +61,4 @@ def _is_full(state: State) -> bool:
     """Return whether as many nodes as may be are left out; one always may be."""
     living = [node for node in state.nodes.values() if not node.is_lost]
     out = sum(bool(node.exclusion.wrong_bits) for node in living)
-    return out >= max(1, int(state.options.slow_share * len(living)))
+    return out >= max(1, int(state.options.left_out_share * len(living)))

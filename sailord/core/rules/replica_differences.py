@@ -1,4 +1,4 @@
-"""After replicas differed, the job goes back to the newest checkpoint of before.
+"""After replicas differed, the job goes back to the newest checkpoint from before that.
 
 Ranks compare their bits every few steps. Once a rank has wrong ones, the gradients of all ranks
 are computed with them, until that is noticed: no replica is right, not even those that agree.
@@ -18,7 +18,7 @@ from sailord.core.queries.differences import agreed_at, id_of_rollback, is_decid
 from sailord.core.queries.replan_triggers import last_steering_order
 from sailord.core.rules.checkpoint_rules import commit_next
 
-DECIDES_S = 60.0
+DECIDE_WITHIN_S = 60.0
 """Seconds until the job goes on without a checkpoint: a state that may be wrong is better than to
 wait for a storage that does not answer."""
 
@@ -36,8 +36,8 @@ def roll_back_difference(state: State, active: Active) -> RuleAnswer:
     known = active.checkpointing
     if known.differed_at is None:
         return Step(_changed(state, active, differed_at=state.now))
-    if state.now >= known.differed_at + DECIDES_S:
-        return _go_on(state, active, f"its storage has not answered for {DECIDES_S:.0f} s")
+    if state.now >= known.differed_at + DECIDE_WITHIN_S:
+        return _go_on(state, active, f"its storage has not answered for {DECIDE_WITHIN_S:.0f} s")
     # A checkpoint of right steps may be on its way; no other is committed any more.
     moved = commit_next(state, active)
     if moved is not PASS:

@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-LAST = 10
-"""Number of steps in the median."""
+MEDIAN_OF = 10
+"""How many of the last intervals between steps the median takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class StepLog:
     steps: dict[tuple[int, int], LoggedStep] = field(default_factory=dict)
     _read: dict[Path, int] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Read new lines."""
+    def read_new_lines(self) -> None:
+        """Read what the workers wrote since the last call."""
         for path in self.folder.glob("*/process/*/output"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -62,15 +62,15 @@ class StepLog:
         """Return the last step of a generation; 0 if there is none."""
         return max((step for of, step in self.steps if of == generation), default=0)
 
-    def end_of(self, generation: int, step: int) -> LoggedStep | None:
+    def find(self, generation: int, step: int) -> LoggedStep | None:
         """Return a step of a generation, if it was done."""
         return self.steps.get((generation, step))
 
     def median_s(self, generation: int) -> float:
-        """Return the median duration of a generation's last steps."""
+        """Return the median duration of a generation's last steps; it has done at least two."""
         ends = sorted(one.at for one in self.steps.values() if one.generation == generation)
         gaps = [after - before for before, after in pairwise(ends)]
-        return statistics.median(gaps[-LAST:])
+        return statistics.median(gaps[-MEDIAN_OF:])
 
     def losses(self) -> dict[int, float]:
         """Return each step's loss, from the last generation that did it."""

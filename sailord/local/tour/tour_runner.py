@@ -126,7 +126,7 @@ class TourRunner:
             return any(j["id"] == self.job and j["state"] == "cancelled" for j in jobs)
 
         self._wait("the job did not end", is_over)
-        self.ledger.look()
+        self.ledger.read_new_lines()
         return self.ledger.highest(last)
 
     # ---- measuring ------------------------------------------------------------------------------
@@ -153,10 +153,10 @@ class TourRunner:
         after = self._trains()
         record = self._job()["generation"]
         restored = record["restore"]["point"]["step"]
-        self._wait("no step was done", lambda: self.ledger.end_of(after, restored + 1))
+        self._wait("no step was done", lambda: self.ledger.find(after, restored + 1))
         reached = self.ledger.highest(before)
-        first = self.ledger.end_of(after, restored + 1)
-        last = self.ledger.end_of(before, reached)
+        first = self.ledger.find(after, restored + 1)
+        last = self.ledger.find(before, reached)
         assert first is not None
         assert last is not None
         begun = last.at if is_planned else at
@@ -236,7 +236,7 @@ class TourRunner:
     def _wait(self, complaint: str, holds: Callable[[], object]) -> None:
         end = time.monotonic() + WITHIN_S
         while time.monotonic() < end:
-            self.ledger.look()
+            self.ledger.read_new_lines()
             if holds():
                 return
             for told in self.cluster.look_after():

@@ -154,7 +154,7 @@ async def test_a_full_disk_does_not_end_the_renewal_nor_part_key_and_certificate
     tls = await enrolment.first()
     before = agent.files.certificate.read_bytes()
     monkeypatch.setattr(
-        module, "life_left", lambda path: 0.1 if path.read_bytes() == before else 1.0
+        module, "share_of_life_left", lambda path: 0.1 if path.read_bytes() == before else 1.0
     )
     agent.writes = disk = FullDisk(agent, CERTIFICATE, 3)
     keeping = asyncio.create_task(enrolment.keep(tls))

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 import pytest
 
 from planner.move_policy.decide_move import (
-    DEFAULT_RULES,
+    DEFAULT_THRESHOLDS,
     MoveVerdict,
     PossibleMove,
     judge_move,
@@ -140,7 +140,7 @@ def test_an_expected_gain_above_the_cost_moves_at_once() -> None:
 def test_the_gain_forgone_is_limited_however_bad_the_outlook() -> None:
     storm = in_a_storm()
     first = judge_move(offer(), storm, now_s=3600.0)
-    assert first.ask_again_s == pytest.approx(DEFAULT_RULES.wait_max * first.cost / 12.0)
+    assert first.ask_again_s == pytest.approx(DEFAULT_THRESHOLDS.wait_max * first.cost / 12.0)
     waited_s = first.ask_again_s
     assert waited_s is not None
     early, late = (

@@ -389,7 +389,7 @@ def test_points_name_the_nodes_that_are_up_and_a_replaced_node_is_a_change() -> 
         ),
         (event(5, machines_change=-1, nodes=["a", "a"]), 'names "a" twice'),
         (event(5, machines_change=1, nodes=["a"]), 'adds "a", which is up already'),
-        (event(5, machines_change=-2, nodes=["a"]), "leaves 2 named nodes of 4 GPUs, where 4"),
+        (event(5, machines_change=-2, nodes=["a"]), "leaves 2 named nodes with 4 GPUs each, but 4"),
         (event(5, machines_change=-1), "names no nodes, although earlier entries"),
         (event(5, machines=1, nodes="a"), "nodes: is not a list"),
         (event(5, machines=1, nodes=[1]), "nodes: is 1"),

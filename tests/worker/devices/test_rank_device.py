@@ -19,7 +19,7 @@ from worker.devices.rank_device import (
     set_up,
     to_device,
 )
-from worker.training.precision import NumberFormats, on_device, precision_of
+from worker.training.precision import NumberFormats, formats_of, on_device
 from worker.training.trainer import RankTrainer
 
 GPU = torch.device("cuda", 1)
@@ -78,7 +78,7 @@ def test_batches_are_copied_from_pinned_memory_without_a_wait():
 
 
 def test_gpu_without_bf16_computes_in_fp32(monkeypatch):
-    bf16 = precision_of(small_job(precision="bf16"))
+    bf16 = formats_of(small_job(precision="bf16"))
     capability = {"old": (7, 5)}["old"]
     monkeypatch.setattr(
         rank_device, "_cuda", SimpleNamespace(get_device_capability=lambda _: capability)
@@ -99,7 +99,7 @@ def test_torch_says_whether_a_gpu_runs_an_attention_as_flash(monkeypatch):
 
 def test_stages_on_gpus_with_and_without_bf16_train_together():
     job, plan = small_job(precision="bf16"), plan_of(2, (4, [(0, 2, 1), (2, 5, 1)]))
-    bf16 = precision_of(job)
+    bf16 = formats_of(job)
     old = NumberFormats("bf16", torch.float32, torch.float32, wire_as=torch.bfloat16)
 
     def losses(*precisions):

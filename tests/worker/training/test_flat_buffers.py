@@ -13,7 +13,7 @@ from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.training.flat_buffers import layer_buffers
-from worker.training.precision import precision_of
+from worker.training.precision import formats_of
 from worker.training.zero1 import owned_buckets
 
 
@@ -34,7 +34,7 @@ def buffers_on(device: torch.device, *, frozen: bool):
         tables,
         atoms=job.max_tp,
         held=range(job.max_tp),
-        precision=precision_of(job),
+        precision=formats_of(job),
         moments=2,
         owned=owned_buckets(holdings, 0, zero=0),
         device=device,

@@ -30,8 +30,8 @@ from worker.training.precision import (
     GRID,
     GROWTH_STEPS,
     LossScale,
-    loss_seed,
-    precision_of,
+    formats_of,
+    loss_factor,
 )
 from worker.training.step_vote import StepVote
 from worker.training.trainer import NotANumberError, RankTrainer, TrainingProgress
@@ -44,7 +44,7 @@ def test_dtype_without_torch_matches_the_trainer(precision):
     family, told = ("exact", "fp32") if precision == "exact" else ("gpt2", precision)
     job = small_job(precision=told)
     job = replace(job, model=replace(job.model, family=family))
-    assert f"torch.{dtype_of(job)}" == str(precision_of(job).master)
+    assert f"torch.{dtype_of(job)}" == str(formats_of(job).master)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_overflow_skips_the_update_on_all_ranks_and_halves_the_scale():
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps():
-    fp16, scale = precision_of(small_job(precision="fp16")), LossScale(4.0)
+    fp16, scale = formats_of(small_job(precision="fp16")), LossScale(4.0)
     assert scale.after(fp16, overflow=True) == LossScale(2.0)
     for before in (2.0, 1.0):
         lowest = LossScale(before).after(fp16, overflow=True)
@@ -130,7 +130,7 @@ def test_loss_scale_stays_1_where_no_gradient_underflows(precision):
     """A larger one would excuse steps that are not finite: a smaller scale may cure those."""
     job = image_job(precision=precision, skip_nonfinite=0)
     before = LossScale(1.0, GROWTH_STEPS - 1)
-    assert before.after(precision_of(job), overflow=False) == LossScale()
+    assert before.after(formats_of(job), overflow=False) == LossScale()
 
     def body(transport):
         trainer = RankTrainer(job, alone(job), 0, transport, BadImages({1}))
@@ -147,7 +147,7 @@ def test_loss_scale_stays_1_where_no_gradient_underflows(precision):
 def test_state_without_a_loss_scale_continues_in_fp16_with_the_first_one():
     """Imported weights have none, and those of other formats have 1."""
     job = small_job(precision="fp16")
-    fp16 = precision_of(job)
+    fp16 = formats_of(job)
     first = LossScale.first(fp16, job)
     assert LossScale().restored(fp16, job) == first
     assert LossScale(2.0, 7).restored(fp16, job) == LossScale(2.0, 7)
@@ -179,8 +179,8 @@ def test_loss_scale_does_not_change_the_weights():
 
 
 def test_precision_follows_its_name():
-    assert precision_of(small_job(precision="bf16")).compute == torch.bfloat16
-    assert loss_seed(small_job(), EXACT, LossScale()) == 1.0
+    assert formats_of(small_job(precision="bf16")).compute == torch.bfloat16
+    assert loss_factor(small_job(), EXACT, LossScale()) == 1.0
     master = torch.tensor([1.00001, -0.33333, 7.0], dtype=torch.float64)
     on_grid = torch.empty_like(master)
     EXACT.derive(master, into=on_grid)
@@ -331,6 +331,6 @@ def test_progress_saved_without_the_count_is_read():
 def test_first_loss_scale_grows_with_the_batch(batch, sequence):
     """Divided by the tokens of a large batch, a fixed one underflows the gradients of fp16."""
     job = small_job(precision="fp16", global_batch=batch, sequence=sequence)
-    seed = loss_seed(job, precision_of(job), LossScale.first(precision_of(job), job))
+    seed = loss_factor(job, formats_of(job), LossScale.first(formats_of(job), job))
     assert 4.0 <= seed < 8.0
     assert LossScale.first(FP64, job) == LossScale(1.0)

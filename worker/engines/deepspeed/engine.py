@@ -37,7 +37,7 @@ from worker.models.loss import loss_sum
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate
-from worker.training.precision import LossScale, precision_of
+from worker.training.precision import LossScale, formats_of
 from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_report import StepReport
 from worker.training.trainer import NotANumberError, TrainingProgress
@@ -66,7 +66,7 @@ class DeepSpeedTrainer:
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
-        self.progress = TrainingProgress.first(LossScale.first(precision_of(job), job), data)
+        self.progress = TrainingProgress.first(LossScale.first(formats_of(job), job), data)
         self._at_peak_s = seconds_at_peak(job, plan, device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._number = 0

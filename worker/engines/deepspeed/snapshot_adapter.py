@@ -34,7 +34,7 @@ from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.optimizer import OptimizerStep
-from worker.training.precision import precision_of
+from worker.training.precision import formats_of
 from worker.training.same_start import check_same_start
 from worker.training.snapshot_hook import NoSnapshots, ReplicaMismatchError, SnapshotHook
 from worker.training.step_report import StepReport
@@ -65,7 +65,7 @@ class DeepSpeedEngine:
         _check_available(job, device)
         self.job = snapshot_job(job, plan)
         self.plan, self.rank, self.device = plan, rank, device
-        self.precision = precision_of(job)
+        self.precision = formats_of(job)
         self.recorder = recorder
         self.update_complete = True
         self._compared = False

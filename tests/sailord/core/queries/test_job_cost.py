@@ -10,7 +10,7 @@ from sailord.core.model.events import Elected, Event, GenerationWritten, Ticked
 from sailord.core.model.phases import Closing, Held, Opening, Running
 from sailord.core.model.rule import Step
 from sailord.core.model.state import State
-from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed, charge, over_budget, paid
+from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed, charge, over_budget, priced
 from sailord.notify.outbox import job_stopped
 from tests.sailord.core.states import (
     BEGAN,
@@ -115,7 +115,7 @@ def test_lost_nodes_of_a_waiting_job_cost_nothing_more() -> None:
     assert over_budget(replace(later, jobs={JOB: job(bill=Bill(0.0, NOW, usd_max=0.15))})) == ""
     bigger = replace(lost, record=replace(lost.record, gpus=3))
     known = state(WAITING, node(A), bigger, generation=PRICED)
-    assert paid(known, PRICED).usd_per_hour == 36.0 / 4
+    assert priced(known, PRICED).usd_per_hour == 36.0 / 4
 
 
 def test_node_that_a_new_leader_knows_by_name_only_counts_as_the_others_do() -> None:
@@ -123,7 +123,7 @@ def test_node_that_a_new_leader_knows_by_name_only_counts_as_the_others_do() -> 
     eight = replace(eight, record=replace(eight.record, gpus=8))
     nameless = replace(nameless, record=replace(nameless.record, gpus=0))
     known = state(WAITING, eight, nameless, generation=PRICED)
-    assert paid(known, PRICED).usd_per_hour == 36.0 / 2
+    assert priced(known, PRICED).usd_per_hour == 36.0 / 2
 
 
 def test_spent_budget_holds_the_job() -> None:

@@ -27,7 +27,7 @@ from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import alone, drawn, plan_of
 from worker.distributed.single_rank import SingleRankTransport
-from worker.training.precision import precision_of
+from worker.training.precision import formats_of
 from worker.training.trainer import RankTrainer
 
 
@@ -412,8 +412,8 @@ def test_fused_experts_are_described_and_trained_like_plain_ones():
     flops = [[layer.flops for layer in job.model.layers] for job in (plain, fused)]
     assert flops[0] == flops[1]
     plan = any_plan(drawn(2), fused, ranks_max=4)
-    losses = trained(recipes[1], fused, plan, precision_of(fused)).losses
-    wanted = trained(recipes[0], plain, alone(plain), precision_of(plain)).losses
+    losses = trained(recipes[1], fused, plan, formats_of(fused)).losses
+    wanted = trained(recipes[0], plain, alone(plain), formats_of(plain)).losses
     assert losses == pytest.approx(wanted, rel=1e-4)
 
 
