@@ -12,9 +12,10 @@ the event: a controller that missed an event, or has just been elected, reads th
     Starting, Running -> Waiting                   a loss or a failure
     Stopping -> Waiting                            a node of the next plan can no longer be used, or
                                                    a member is lost before a pause
-    Stopping -> Closing                            paused, once the last step is kept
+    Stopping -> Closing                            paused, once the last step is kept; or cancelled,
+                                                   the budget is spent, no state to go on with
     Opening, Stopping -> Closing                   the store rejects a write for good
-    any but Opening and Closing -> Closing         cancelled, done, the budget is spent, too many
+    Waiting, Starting, Running, Held -> Closing    cancelled, done, the budget is spent, too many
                                                    failures, no node or no state to go on with
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused

@@ -66,7 +66,7 @@ async def test_a_copied_state_folder_does_not_depose_the_living_leader(tmp_path)
         shutil.copytree(tmp_path / "one", tmp_path / "two")
         clone = election_at(store, tmp_path / "two")
         clone.address = "127.0.0.2:1"
-        assert clone.state.id == head.state.id
+        assert clone.folder.id == head.folder.id
         assert not await store.run(clone.campaign())
         assert head.is_valid
 
