@@ -212,6 +212,7 @@ class LedgerStorm:
         for pause_s, kind in faults:
             self._live(pause_s)
             with suppress(OSError, IndexError):  # sailord is away, or nothing is rented.
+                self._resume_if_held()
                 getattr(self, "_" + kind.replace(" ", "_"))()
                 self.faults[kind] += 1
         while self._due:
@@ -313,13 +314,15 @@ class LedgerStorm:
         listed = said["nodes"]
         return {each["name"]: each["address"] for each in listed if each["state"] != "lost"}
 
-    def _trains(self) -> bool:
-        job = self.place.status()["job"]
-        if job is None or job["phase"]["name"] == "held":
+    def _resume_if_held(self) -> None:
+        """Resume a held job, as an operator would: its instances are given back after a while."""
+        code, said = self.place.ask("GET", "/v1/status")
+        if code == 200 and (said["job"] is None or said["job"]["phase"]["name"] == "held"):
             self.place.ask("POST", "/v1/jobs/j/resume", {})
-            time.sleep(0.5)
-            return False
-        return bool(job["step"] and job["step_age_s"] < 2)  # Also while a better plan is searched.
+
+    def _trains(self) -> bool:
+        job = self.place.status()["job"]  # Steps are done also while a better plan is searched.
+        return bool(job and job["step"] and job["step_age_s"] < 2)
 
     def _targets(self, at_least: int) -> dict[str, str]:
         """Return what is wrong with each target, at best nothing.
@@ -330,6 +333,7 @@ class LedgerStorm:
         found: dict[str, str] = {}
 
         def are_right() -> bool:
+            self._resume_if_held()
             nodes, rented, known = self._nodes(), self._rented(), self.prometheus.targets()
             expected = {*nodes.values(), self.prometheus.head}
             found.clear()
