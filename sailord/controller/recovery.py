@@ -79,7 +79,8 @@ class Recovery:
             elif job not in records.set_aside and report.generation:
                 unknown[self.gateway.keys.state(job)] = (
                     f"{node.record.name} trains {job}, which the store does not know: submit its "
-                    f"file again with --id {job}, or drain the node"
+                    f"file again with --id {job} (and --resume newest, if it has checkpoints), or "
+                    "drain the node"
                 )
         self.unknown = unknown
         found = [

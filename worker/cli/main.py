@@ -234,9 +234,11 @@ _FORMS = {
 def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> None:
     """Export the checkpoint of a manifest to another format.
 
-    With the script or job file of a model of transformers, config and tokenizer come along;
-    Megatron's form needs it for such a model.
+    With the script or job file of a model, its frozen parameters come along, and of a model of
+    transformers its config and tokenizer; Megatron's form needs it for such a model.
     """
+    if job is not None and form not in ("huggingface", "megatron"):
+        raise InputError(Problem("--job", f"is not for --form {form}", "leave it out"))
     from worker.checkpoint.by_tensor.saved_state import open_saved_state  # noqa: PLC0415 - the same
     from worker.checkpoint.other_formats import convert  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.checkpoint.other_formats.megatron import export_megatron  # noqa: PLC0415 - the same
@@ -245,7 +247,7 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     convert.return_freed_memory()
     state = open_saved_state(manifest)
     module = None
-    if job is not None and form in ("huggingface", "megatron"):
+    if job is not None:
         with printing_to_stderr():
             arguments = () if state.job.work is None else state.job.work.arguments
             module = open_saved_module(job, state.job, arguments)

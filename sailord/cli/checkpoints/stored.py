@@ -207,7 +207,8 @@ def export(
     """Convert a checkpoint for other programs.
 
     Default JOB: the active one; default STEP: the newest. With the script or job file of a model
-    of transformers, config and tokenizer come along; Megatron's form needs it for such a model.
+    its frozen parameters come along, and of a model of transformers its config and tokenizer;
+    Megatron's form needs it for such a model. Other forms cannot use it.
     """
     if out.exists():
         raise InputError(Problem(str(out), "exists", "name a new folder"))

@@ -188,6 +188,14 @@ def test_export_with_the_job_has_config_and_tokenizer(described, tmp_path):
         assert torch.equal(found[module_name(whole.job, *key)], value)
 
 
+@pytest.mark.parametrize("form", ["deepspeed", "dcp"])
+def test_forms_that_cannot_use_the_job_refuse_it(form, tmp_path):
+    given = ["export-checkpoint", "m", "--to", str(tmp_path / "out"), "--form", form, "--job", "j"]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 2
+    assert f"is not for --form {form}" in done.output
+
+
 SCRIPT = """
 import sys
 import torch
