@@ -39,13 +39,15 @@ def tell(folder: Path) -> dict[str, Any]:
         kept = f'uri = "file://{folder}/kept"\npersist_every = {EVERY}\ncompare_every = {EVERY}\n'
         client.ask("POST", "/v1/jobs", {"job": f"{model}\n[checkpoint]\n{kept}", "id": "exact"})
         job, log = partial(job_of, client), StepLog(folder, "exact")
-        wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=log.look, every_s=0.02)
+        wait = partial(
+            wait_for, within_s=WITHIN_S, told=job, meanwhile=log.read_new_lines, every_s=0.02
+        )
         wait("it does not go back", lambda: (job()["generation"] or {"number": 0})["number"] > 1)
         wait("it stands still", lambda: log.highest(job()["generation"]["number"]) >= LAST)
         generation = job()["generation"]
         nodes = client.ask("GET", "/v1/nodes")["nodes"]
         history = client.ask("GET", "/v1/jobs/exact/history")["history"]
-        log.look()
+        log.read_new_lines()
         reference = start_reference_run(folder, "exact", model)
         try:
             right = reference.losses(LAST)

@@ -39,13 +39,13 @@ def train(folder: Path, script: Path, *, tls: bool) -> dict[str, Any]:
             found: dict[str, Any] = cluster.client.ask("GET", "/v1/jobs/own")
             return found
 
-        wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=log.look)
+        wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=log.read_new_lines)
         wait("it does not train", lambda: any(step >= 5 for _, step in log.steps))
         status = cluster.client.ask("GET", "/v1/status")["job"]
         victim = status["members"][-1]
         cluster.kill_node(victim)
         wait("it does not end", lambda: job()["state"] not in {"queued", "running"})
-        log.look()
+        log.read_new_lines()
         told = cluster.client.ask("GET", "/v1/jobs/own/history")["history"]
         return {
             "state": job()["state"],

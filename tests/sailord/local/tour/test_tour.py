@@ -63,18 +63,18 @@ def test_step_log_reads_the_lines_of_every_worker(tmp_path):
         + line(1, 3, 12, 3.0)
     )
     (homes[1] / "output").write_text(line(1, 2, 11.0, 4.0) + line(1, 9, 1.0, 1.0, job="other"))
-    log.look()
+    log.read_new_lines()
     assert log.highest(1) == 3
     assert log.highest(2) == 0
-    assert log.end_of(1, 2).at == 11.0, "the first that said so"
+    assert log.find(1, 2).at == 11.0, "the first that said so"
     assert log.median_s(1) == 1.0
     with (homes[0] / "output").open("a") as output:
         output.write(line(2, 3, 14.0, 3.5) + line(2, 4, 15.0, 2.5)[:-5])
-    log.look()
+    log.read_new_lines()
     assert log.losses() == {1: 5.0, 2: 4.0, 3: 3.5}, "of the generation that did it for good"
     with (homes[0] / "output").open("a") as output:
         output.write(line(2, 4, 15.0, 2.5)[-5:])
-    log.look()
+    log.read_new_lines()
     assert log.highest(2) == 4
 
 
