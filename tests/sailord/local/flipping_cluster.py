@@ -47,7 +47,7 @@ def tell(folder: Path) -> dict[str, Any]:
         generation = job()["generation"]
         nodes = client.ask("GET", "/v1/nodes")["nodes"]
         history = client.ask("GET", "/v1/jobs/exact/history")["history"]
-        read()
+        log.read_new_lines()
         reference = start_reference_run(folder, "exact", model)
         try:
             right = reference.losses(LAST)
