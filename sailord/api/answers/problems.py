@@ -28,6 +28,7 @@ CURES = {
     "lost": "if it is up, read the log of its sailor-agent and start it again",
 }
 """Of a node's state."""
+NO_NODE = "there is no node; start sailor-agent on one"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
 
@@ -62,6 +63,9 @@ def problems_of(
     jobs = (*_job_problems(job, views, risks), *_yielded(paused))
     kept = [f"{name} cannot drain: {why}" for name, why in stuck.items()]
     of_nodes = (*_twins(views), *_node_problems(views, now))
+    if not views:
+        rented = "there is no node yet; sailorctl capacity shows which instances are rented"
+        of_nodes = (NO_NODE if service.capacity is None else rented,)
     return (*_service_problems(service), *jobs, *kept, *of_nodes)
 
 
@@ -102,6 +106,8 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
     if glance.stop:
         yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
     yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
+    if glance.why_none:
+        yield f"no instance is rented, since there is no plan: {glance.why_none}"
     if glance.is_late:
         yield glance.deadline
     if glance.resting and glance.up < glance.wanted:
@@ -148,9 +154,7 @@ def _twins(nodes: Iterable[NodeView]) -> Iterator[str]:
 
 
 def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
-    is_empty = True
     for node in nodes:
-        is_empty = False
         is_gone = node.state in ("suspect", "lost")
         if is_gone and node.spot:
             continue  # As expected of spot nodes.
@@ -170,5 +174,3 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
                 f"{node.name} is still up {duration(overdue_s)} after its notice ran out; "
                 f"sailorctl withdraw {node.name} lets plans use it again"
             )
-    if is_empty:
-        yield "there is no node; start sailor-agent on one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from aiohttp import web
@@ -132,6 +132,8 @@ class CapacityView:
     money: MoneyView
     deadline: str = ""
     """What is rented for the active job's deadline, and why; empty: it has none."""
+    why_none: str = ""
+    """Why no instance is wanted, if there is no plan for the active job."""
 
 
 async def show_capacity(request: web.Request) -> web.Response:
@@ -154,7 +156,8 @@ def capacity_of(api: ApiContext) -> CapacityView:
     capacity = CapacityState(api.config.capacity) if loop is None else loop.state
     offered = () if loop is None else loop.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
-    return capacity_view(kind, capacity, offered, api.cluster.state, lifetimes)
+    view = capacity_view(kind, capacity, offered, api.cluster.state, lifetimes)
+    return replace(view, why_none="" if loop is None else loop.why_none)
 
 
 def capacity_view(
@@ -218,6 +221,7 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
         orphans=view.orphans,
         deadline=view.deadline,
         is_late=pace is not None and pace.is_late,
+        why_none=view.why_none,
     )
 
 

@@ -267,10 +267,12 @@ async def show_why(request: web.Request) -> web.Response:
         with contextlib.suppress(StoreError):  # The answer then lacks the planner's reasons.
             _, about = await read_plan(api, job.id, job.generation.plan)
     why = render.why_view(api.cluster.led_of(job.id), job, about, history, unavailable_since)
-    rented = api.capacity
-    return answer(
-        why if rented is None else replace(why, deadline=deadline_of(rented.state, job.id))
-    )
+    rented, active = api.capacity, api.cluster.state.active
+    if rented is not None:
+        is_active = active is not None and active.job == job.id
+        rents_none = rented.why_none if is_active else ""
+        why = replace(why, deadline=deadline_of(rented.state, job.id), rents_none=rents_none)
+    return answer(why)
 
 
 async def order_job(request: web.Request) -> web.Response:
