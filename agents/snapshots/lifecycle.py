@@ -176,7 +176,10 @@ class SnapshotLifecycle:
         points = {(job, point) for job, point, _ in self._linked}
         if (snapshot.job, snapshot.point) not in points and len(points) >= POINTS_LINKED:
             step = snapshot.point.step
-            text = f"step {step} is not uploaded: {POINTS_LINKED} older steps still wait"
+            text = (
+                f"step {step} is skipped: uploads of {POINTS_LINKED} older steps have not ended; "
+                "the storage is too slow for [checkpoint] persist_every"
+            )
             self._set_trouble(snapshot.job, "room", text)  # The uploader says why they wait.
         elif (linked := self.memory.link(snapshot)) is not None:
             self._linked[snapshot.key] = linked

@@ -250,7 +250,7 @@ def durable_text(job: dict[str, Any]) -> str:
         has_place = job["checkpoint_uri"] is not None
         return "no durable checkpoint yet" if has_place else "it names no place for checkpoints"
     age_s = job["durable_age_s"]
-    ago = "" if age_s is None else f", {duration(age_s)} ago"
+    ago = "" if age_s is None else f", written {duration(age_s)} ago"
     return f"durable up to step {job['durable_step']}{ago}"
 
 
@@ -415,7 +415,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why["rents_none"]:
         lines.append(f"no instance is rented, since there is no plan: {why['rents_none']}")
     if why["iteration_s"] is not None:
-        lines.append(f"this plan: {number(why['iteration_s'])} s a step, as predicted")
+        lines.append(f"this plan: predicted to take {number(why['iteration_s'])} s a step")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
     if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")

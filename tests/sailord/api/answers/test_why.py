@@ -61,5 +61,5 @@ def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
     assert view is not None
     about = {"estimate": {"iteration_s": 0.5}, "why": ["rejected: 3 stages, 0.9 s"]}
     lines = why_text(plain(why_view(known, view, about, (), None))).splitlines()
-    assert "this plan: 0.5 s a step, as predicted" in lines
+    assert "this plan: predicted to take 0.5 s a step" in lines
     assert f"the planner's last answer: {stays}" in lines
