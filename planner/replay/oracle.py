@@ -346,7 +346,9 @@ class _Program:
             until_s = self.spans[number].end_s + (self._lost_after_s(way, number) or 0.0)
             for begin in begins:
                 at_s = (samples - begin.lead) / gain[way]
-                if at_s <= until_s and (found is _NEVER or at_s < found.at):
+                # An earlier stretch may have trained more before this one begins.
+                is_within = begin.begin + begin.down_s <= at_s <= until_s
+                if is_within and (found is _NEVER or at_s < found.at):
                     end = (begin.begin, begin.down_s, way, None, begin.before)
                     found = _End(samples, at_s, *end)
         return found

@@ -286,6 +286,17 @@ def test_steps_that_end_within_a_notice_are_reached(steps: int, at_s: float | No
     assert found.samples == min(steps, 1030)
 
 
+def test_steps_that_end_within_a_notice_end_before_what_another_plan_could_train_after_it() -> None:
+    spans = (
+        AvailabilitySpan(0, 1000, 0, (4,), ((),)),
+        AvailabilitySpan(1000, 3000, 1, (1,), ((1, 2, 3),), 500.0),
+    )
+    plans = (PlanFigures(1.0, 4, (4,), 4.0), PlanFigures(4.0, 4, (1,), 1.0))
+    costs, limits = ReconfigurationCosts(planned_s=5), RunLimits(1200)
+    found = best_possible(spans, plans, lambda plan, state: plan == 1 or state == 0, costs, limits)
+    assert (found.ended, found.duration_s, found.steps) == ("steps", 1200, 1200)
+
+
 def test_the_oracle_ignores_capacity_that_is_soon_lost() -> None:
     slow, fast = PlanFigures(10, 10, (1,), 1.0), PlanFigures(5, 10, (2,), 2.0)
 
