@@ -108,8 +108,8 @@ class CapacityLoop:
     _asked: tuple[object, ...] = ()
     _asked_at: float = float("-inf")
     _target_of: JobId | None = None
-    why_none: str = ""
-    """Why no instance is wanted, if no plan for the active job was found."""
+    why_not_rented: str = ""
+    """Why the planner's last answer had no plan for the active job, if it had none."""
     """The job whose target was set last in this term; empty: no job's."""
 
     def __post_init__(self) -> None:
@@ -419,7 +419,7 @@ class CapacityLoop:
                 await self._pause(f"held-{active.phase.since:.0f}", why)
             return
         if active is None or self.state.stop:
-            self._asked, self._target_of, self.why_none = (), JobId(""), ""
+            self._asked, self._target_of, self.why_not_rented = (), JobId(""), ""
             self._feed(model.TargetSet(now, {}))
             return
         pools = pool_supplies(self.state, self.provider.pools, self.cluster.state)
@@ -432,7 +432,7 @@ class CapacityLoop:
         if wanted is None or now_active is None or now_active.job != active.job:
             return  # The answer was about another job.
         self._asked, self._asked_at = key, now
-        self.why_none = wanted.why if wanted.counts is None and wanted.choices is None else ""
+        self.why_not_rented = wanted.why if wanted.counts is None and wanted.choices is None else ""
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
         after = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         if without_market(after) != without_market(pools):

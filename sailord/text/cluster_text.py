@@ -412,8 +412,8 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(f"this generation: {why['generation_reason']}")
     if why["deadline"]:
         lines.append(f"deadline: {why['deadline']}")
-    if why["rents_none"]:
-        lines.append(f"no instance is rented, since there is no plan: {why['rents_none']}")
+    if why["why_not_rented"]:
+        lines.append(f"no instance is wanted, since there is no plan: {why['why_not_rented']}")
     if why["iteration_s"] is not None:
         lines.append(f"this plan: predicted to take {number(why['iteration_s'])} s a step")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]

@@ -106,8 +106,8 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
     if glance.stop:
         yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
     yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
-    if glance.why_none:
-        yield f"no instance is rented, since there is no plan: {glance.why_none}"
+    if glance.why_not_rented:
+        yield f"no instance is wanted, since there is no plan: {glance.why_not_rented}"
     if glance.is_late:
         yield glance.deadline
     if glance.resting and glance.up < glance.wanted:

@@ -328,7 +328,7 @@ class CapacityGlance:
     """What is rented for the active job's deadline, and why."""
     is_late: bool = False
     """On-demand instances cannot keep it either."""
-    why_none: str = ""
+    why_not_rented: str = ""
     """Why no instance is wanted, if there is no plan for the active job."""
 
 
@@ -431,7 +431,7 @@ class Why:
     """If it has the cluster: what it cost."""
     deadline: str = ""
     """If it has one: what is rented for it, and why."""
-    rents_none: str = ""
+    why_not_rented: str = ""
     """Why no instance is wanted, if sailord rents and there is no plan."""
     iteration_s: float | None = None
     """What a step of this plan takes, as predicted."""

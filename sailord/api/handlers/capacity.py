@@ -20,6 +20,7 @@ from sailord.capacity.core.model import CapacityState, Cooldown, DeadlineState, 
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.supply import obtainable
+from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of
@@ -132,7 +133,7 @@ class CapacityView:
     money: MoneyView
     deadline: str = ""
     """What is rented for the active job's deadline, and why; empty: it has none."""
-    why_none: str = ""
+    why_not_rented: str = ""
     """Why no instance is wanted, if there is no plan for the active job."""
 
 
@@ -157,7 +158,7 @@ def capacity_of(api: ApiContext) -> CapacityView:
     offered = () if loop is None else loop.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
     view = capacity_view(kind, capacity, offered, api.cluster.state, lifetimes)
-    return replace(view, why_none="" if loop is None else loop.why_none)
+    return replace(view, why_not_rented=why_not_rented(loop))
 
 
 def capacity_view(
@@ -188,6 +189,11 @@ def capacity_view(
         money=_money_view(capacity),
         deadline=deadline_of(capacity),
     )
+
+
+def why_not_rented(loop: CapacityLoop | None) -> str:
+    """Why no instance is wanted; empty while some are, though the last answer had no plan."""
+    return "" if loop is None or any(loop.state.target.values()) else loop.why_not_rented
 
 
 def deadline_of(capacity: CapacityState, job: str | None = None) -> str:
@@ -221,7 +227,7 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
         orphans=view.orphans,
         deadline=view.deadline,
         is_late=pace is not None and pace.is_late,
-        why_none=view.why_none,
+        why_not_rented=view.why_not_rented,
     )
 
 

@@ -302,11 +302,11 @@ def test_what_the_last_job_wanted_is_given_up_while_the_next_one_has_no_plan():
         loop.state = Story().see(1.0, instance(1), instance(2)).state
         await loop._want()
         assert loop._events.get_nowait().target == {A: 2}
-        assert loop.why_none == ""
+        assert loop.why_not_rented == ""
         active.job = "next"
         await loop._want()
         assert loop._events.get_nowait().target == {}, "the first job's instances are surplus"
-        assert loop.why_none == "no plan fits"
+        assert loop.why_not_rented == "no plan fits"
         # It began nevertheless, and runs on one of them.
         loop.state = replace(loop.state, in_use=frozenset({"n1"}))
         await loop._want()

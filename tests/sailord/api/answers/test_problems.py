@@ -123,9 +123,9 @@ def test_a_cluster_that_rents_says_why_it_has_no_node() -> None:
     starting = replace(WELL, capacity=glance)
     said = "there is no node yet; sailorctl capacity shows which instances are rented"
     assert problems_of(starting, None, (), 0.0) == (said,)
-    too_dear = replace(glance, wanted=0, awaited=0, why_none="objective.max_usd_total: is 5")
+    too_dear = replace(glance, wanted=0, awaited=0, why_not_rented="objective.max_usd_total: is 5")
     first, _ = problems_of(replace(WELL, capacity=too_dear), None, (), 0.0)
-    assert first == "no instance is rented, since there is no plan: objective.max_usd_total: is 5"
+    assert first == "no instance is wanted, since there is no plan: objective.max_usd_total: is 5"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.api.answers.problems import capacity_problems
 from sailord.api.answers.types import CapacityGlance
-from sailord.api.handlers.capacity import CapacityView, capacity_view
+from sailord.api.handlers.capacity import CapacityView, capacity_view, why_not_rented
 from sailord.api.handlers.metrics import capacity_metrics, exposition
 from sailord.capacity.core import model
 from sailord.core.model.nodes import Node
@@ -116,6 +118,16 @@ def test_the_text_of_capacity_shows_pools_cooldowns_and_cost(story):
         "so far of at most $10.00",
     ):
         assert words in text, text
+
+
+def test_why_nothing_is_rented_is_shown_only_while_nothing_is_wanted(story):
+    loop: Any = SimpleNamespace(state=story.state, why_not_rented="no plan fits")
+    assert why_not_rented(loop) == ""
+    loop.state = story.hear(model.TargetSet(40.0, {A: 0, B: 0})).state
+    assert why_not_rented(loop) == "no plan fits"
+    assert why_not_rented(None) == ""
+    text = capacity_text(plain(replace(view_of(story), why_not_rented=why_not_rented(loop))))
+    assert "no instance is wanted, since there is no plan: no plan fits" in text
 
 
 def test_each_pool_has_metrics(story):
