@@ -212,7 +212,7 @@ class SailorPolicy:
         self.span = view.span
         before = [len(of_pool) for of_pool in self.came_s] or list(view.up)
         if first:
-            self.came_s = [[-math.inf] * count for count in view.up]
+            self.came_s = [[view.now_s] * count for count in view.up]
         else:
             for of_pool, slots, up in zip(self.came_s, view.lost, view.up, strict=True):
                 for slot in reversed(slots):

@@ -127,6 +127,22 @@ def test_a_loss_reconfigures_at_once_and_a_restart_resumes_from_its_checkpoint()
     assert (restart.steps, restart.steps_lost, restart.downtime_s) == (225 + 112, 25, 100)
 
 
+def test_machines_that_were_idle_from_the_start_let_no_move_skip_its_wait() -> None:
+    """A fourth machine makes the third one useful, too, and is soon lost again."""
+
+    def two_or_four_machines(asked: Question) -> Answer:
+        (pool,) = asked.cluster.pools
+        few = replace(asked.cluster, pools=(replace(pool, gpus=pool.gpus // 8 * 8),))
+        return per_machine(replace(asked, cluster=few))
+
+    given = trace((0, 12), (100, 16), (400, 12), end_s=7200)
+    result = replayed(
+        question(), given, replace(COSTS, planned_s=3000),
+        taken=[((),), ((),), ((12, 13, 14, 15),)], search=two_or_four_machines, searches=9,
+    )  # fmt: skip
+    assert outcome(result, "sailor").reconfigurations == 0
+
+
 def test_a_job_that_ends_soon_does_not_move() -> None:
     """Machines that come late save less time than the move takes."""
     given = trace((0, 8), (700, 16), end_s=2000)
