@@ -108,7 +108,9 @@ async def _follow(store: Store, prefix: str, note: NoteChange) -> None:
                     note(entry.modified, entry.key, entry)
                 after = first.revision
             async for news in store.watch(prefix, after=after):
-                assert isinstance(news, Changed)
+                if not isinstance(news, Changed):
+                    after = 0  # Compacted, or the store is that of a backup: read it anew.
+                    break
                 after = news.revision
                 for change in news.changes:
                     note(after, change.key, change.entry)
