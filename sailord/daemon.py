@@ -29,6 +29,7 @@ from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
 from sailord.api.handlers.context import ApiContext
 from sailord.api.handlers.controller_view import ControllerView
+from sailord.api.handlers.problems import watch_problems
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
 from sailord.cluster_records import Gateway, StoredRecords
@@ -112,6 +113,7 @@ class Daemon:
             EndedJobs(self.gateway, self.controller.cluster, self.controller.inbox).run(),
             self.webhooks.run(),
             self.api.network.run(),
+            watch_problems(self.api),
             self.books.save_often(lambda: self.election.term),
             self.curves.save_often(lambda: self.election.term),
         ]

@@ -110,6 +110,7 @@ def _take_over(state: State, event: events.Elected) -> Step:
         options=state.options,
         now=state.now,
         term=event.term,
+        led_since=event.at,
         leases_since=event.at,
         jobs=jobs,
         generations=generations,

@@ -34,7 +34,7 @@ def status_text(status: dict[str, Any]) -> str:
     """Return the cluster, its job, nodes, instances and plan, one line each."""
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
-    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status["problems"])]
+    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status)]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
         lines.append(f"store       does not answer for {away}; the job trains, commits wait")
@@ -75,12 +75,28 @@ def status_text(status: dict[str, Any]) -> str:
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
 
-def _problem_lines(problems: Sequence[str]) -> list[str]:
+def _problem_lines(status: dict[str, Any]) -> list[str]:
     """Return the first thing that needs a person, and how many do."""
+    problems = problem_texts(status)
     if not problems:
         return ["problems    none"]
     more = f" (1 of {len(problems)}: sailorctl doctor)" if len(problems) > 1 else ""
     return [f"problems    {problems[0]}{more}"]
+
+
+def problem_texts(status: Mapping[str, Any]) -> list[str]:
+    """Return what needs a person, and for how long; an older sailord does not say that."""
+    texts, times = status["problems"], status.get("problems_since", ())
+    ages = [_standing_for(since, status) for since in times] or [""] * len(texts)
+    return [f"{age}{text}" for text, age in zip(texts, ages, strict=True)]
+
+
+def _standing_for(since: float, status: Mapping[str, Any]) -> str:
+    age_s, leader = status["at"] - since, status["leader"]
+    if age_s < 1:
+        return ""
+    least = "at least " if leader is not None and leader.get("since") == since else ""
+    return f"for {least}{duration(age_s)}: "
 
 
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ from agents.protocol.codec import plain
 from agents.protocol.records import ENDED, JobId, NodeId, Point
 from sailord.api.answers import render
 from sailord.api.answers.goodput_types import GoodputView, ShareView
-from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import ActiveView, NodeView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
@@ -21,6 +21,7 @@ from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.straggler_queries import straggler_texts
+from sailord.notify.feed import EventKind
 
 LISTED_MAX = 20
 """Most jobs of the queue that are listed, and of those that wait for an operator; ..."""
@@ -39,6 +40,7 @@ class LiveContext:
     """When a message was stored, by its id; tells when a checkpoint became durable."""
     parts: tuple[State, ...] = ()
     """Those of jobs that share the cluster, the first one first; none: one has it alone."""
+    first_seen: FirstSeen = field(default_factory=FirstSeen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class JobContext:
     """The newest point that survives the loss of any one node."""
     schedule: Mapping[str, Any] | None = None
     """The plan's predicted schedule, if a page asked for it."""
-    risks: tuple[str, ...] = ()
-    """Why the job's budget or deadline is at risk."""
+    risks: Mapping[EventKind, str] = field(default_factory=dict)
+    """Why the job's budget or deadline is at risk, by the kind of event."""
     chosen: JobId | None = None
     """The job that a reader chose; ``None``: the first one that runs."""
 
@@ -169,6 +171,7 @@ def cluster_part(state: State, kept: DocumentCaches, about: LiveContext) -> dict
     document = {
         "leads": state.term is not None,
         "leader": about.leader,
+        "led_since": state.led_since,
         "store": plain(service.store),
         "first": None if first is None else first.job,
         "nodes": kept.rows.of(state, about.parts),
@@ -205,18 +208,19 @@ def job_part(
     paused = [each for each in render.paused_view(state) if view is None or each.id != view.id]
     rows = {id_: _row_of(each, shown) for id_, each in active_of.items()}
     rows |= {id_: {"state": state.jobs[id_].state} for id_ in _resting_jobs(state, shown, rows)}
+    problems = problems_of(
+        *(about.service, view, kept.rows.views, part.now, paused),
+        *(of_job.risks, render.stuck_view(*parts)),
+    )
+    led_since = state.led_since
     document = {
         "job": job,
         "plan": plan,
         "busy": busy,
         "jobs": rows,
         "order": list(rows),
-        "problems": list(
-            problems_of(
-                *(about.service, view, kept.rows.views, part.now, paused),
-                *(of_job.risks, render.stuck_view(*parts)),
-            )
-        ),
+        "problems": [each.text for each in problems],
+        "problems_since": [about.first_seen.since(each, led_since, part.now) for each in problems],
     }
     return {key: value for key, value in document.items() if value is not None}
 

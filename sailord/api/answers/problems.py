@@ -1,9 +1,9 @@
-"""What may need a person, one sentence each: for ``doctor``, ``status`` and the page."""
+"""What may need a person, a sentence each, and since when: for ``doctor``, ``status``, the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.protocol.codec import plain
@@ -16,9 +16,9 @@ from sailord.api.answers.types import (
     StoreView,
 )
 from sailord.core.rules.job_rules import why_yielded
+from sailord.notify.feed import EventKind
 from sailord.text.cluster_text import cure_of_hold, refused_line
 from sailord.text.cures import SPEND_MORE
-from sailord.text.units import duration
 
 REFUSALS_MANY = 10
 """Refused requests within an hour that are reported; fewer may be typing errors."""
@@ -31,6 +31,46 @@ CURES = {
 NO_NODE = "there is no node; start sailor-agent on one"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
+SETTLED_S = 30.0
+"""So long after an election the leader may still see for the first time what stood before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenProblem:
+    """What may need a person."""
+
+    kind: str
+    subject: str
+    """Which job, node, record or receiver; empty: the cluster."""
+    text: str
+    """It may change while the problem stands."""
+    since: float | None = None
+    """Since when it stands, where the state knows that; ``None``: since it was first seen."""
+
+
+@dataclass(eq=False)
+class FirstSeen:
+    """When the leader first saw each problem that stands, by its kind and subject.
+
+    A new leader does not know when a problem began that it finds: it counts from the election.
+    """
+
+    _at: dict[tuple[str, str], float] = field(default_factory=dict)
+    _led_since: float | None = None
+
+    def since(self, problem: OpenProblem, led_since: float | None, now: float) -> float:
+        """Return since when a problem stands that is seen now; ``led_since``: the election."""
+        if led_since != self._led_since:
+            self._at, self._led_since = {}, led_since
+        is_settled = led_since is None or now >= led_since + SETTLED_S
+        first = now if is_settled or led_since is None else led_since
+        seen = self._at.setdefault((problem.kind, problem.subject), first)
+        return seen if problem.since is None else problem.since
+
+    def keep_only(self, problems: Iterable[OpenProblem]) -> None:
+        """Forget the problems that no longer stand."""
+        stand = {(each.kind, each.subject) for each in problems}
+        self._at = {key: at for key, at in self._at.items() if key in stand}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,82 +92,100 @@ def problems_of(
     nodes: Iterable[NodeView],
     now: float,
     paused: Iterable[PausedJob] = (),
-    risks: Iterable[str] = (),
+    risks: Mapping[EventKind, str] = MappingProxyType({}),
     stuck: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[str, ...]:
+) -> tuple[OpenProblem, ...]:
     """Return all problems, those of the service first.
 
-    ``risks``: to the job's budget and deadline. ``stuck``: nodes whose drain cannot end, and why.
+    ``risks``: to the job's budget and deadline, by the kind of event. ``stuck``: nodes whose drain
+    cannot end, and why.
     """
     views = tuple(nodes)
     jobs = (*_job_problems(job, views, risks), *_yielded(paused))
-    kept = [f"{name} cannot drain: {why}" for name, why in stuck.items()]
+    kept = [
+        OpenProblem("stuck", name, f"{name} cannot drain: {why}") for name, why in stuck.items()
+    ]
     of_nodes = (*_twins(views), *_node_problems(views, now))
     if not views:
         rented = "there is no node yet; sailorctl capacity shows which instances are rented"
-        of_nodes = (NO_NODE if service.capacity is None else rented,)
+        of_nodes = (OpenProblem("no node", "", NO_NODE if service.capacity is None else rented),)
     return (*_service_problems(service), *jobs, *kept, *of_nodes)
 
 
-def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
+def _yielded(paused: Iterable[PausedJob]) -> Iterator[OpenProblem]:
     """Yield the jobs that were held and gave the cluster to the next one, or train beside it."""
     for job in paused:
         if job.state == "held":
             cure = cure_of_hold(job.id, {"unpaid": job.unpaid})
-            yield f"{job.id} is held: {job.reason}; {cure}"
+            text = f"{job.id} is held: {job.reason}; {cure}"
+            yield OpenProblem("held", job.id, text, job.held_at)
         elif why := why_yielded(job.reason):
             cure = SPEND_MORE if job.unpaid else f"mend that, then sailorctl resume {job.id}"
-            yield f"{job.id} was held ({why}) and has not been resumed; {cure}"
+            text = f"{job.id} was held ({why}) and has not been resumed; {cure}"
+            yield OpenProblem("held", job.id, text, job.held_at)
 
 
-def _service_problems(service: Service) -> Iterator[str]:
+def _service_problems(service: Service) -> Iterator[OpenProblem]:
     store = service.store
     if not store.answers:
         trouble = f" ({store.trouble})" if store.trouble else ""
         cure = "check that it runs and that the leader reaches it"
-        yield f"the store does not answer{trouble}; {cure}"
+        text = f"the store does not answer{trouble}; {cure}"
+        yield OpenProblem("store", "", text, store.away_since)
     elif store.trouble:
-        yield f"the store rejects writes and blocks the controller: {store.trouble}"
+        text = f"the store rejects writes and blocks the controller: {store.trouble}"
+        yield OpenProblem("writes", "", text)
     if not service.has_leader:
-        yield "no leader is elected; read the log of each sailord"
-    yield from (f"webhook receiver does not answer: {each}" for each in service.unheard)
-    yield from (f"cannot be read: {key}: {why}" for key, why in service.unreadable.items())
+        yield OpenProblem("leader", "", "no leader is elected; read the log of each sailord")
+    for each in service.unheard:
+        text = f"webhook receiver does not answer: {each}"
+        yield OpenProblem("receiver", each.partition(": ")[0], text)
+    for key, why in service.unreadable.items():
+        yield OpenProblem("unreadable", key, f"cannot be read: {key}: {why}")
     if service.refusals.last_hour >= REFUSALS_MANY:
         refused = refused_line({"refusals": plain(service.refusals)})
-        yield f"refused: {refused}; see sailor_requests_refused_total, and docs/security.md"
+        text = f"refused: {refused}; see sailor_requests_refused_total, and docs/security.md"
+        yield OpenProblem("refusals", "", text)
     if service.capacity is not None:
         yield from capacity_problems(service.capacity)
 
 
-def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
+def capacity_problems(glance: CapacityGlance) -> Iterator[OpenProblem]:
     """Yield what is wrong with rented instances."""
     for name in glance.orphans:
-        yield f"{name} could not be deleted and is still billed; delete it by hand"
+        text = f"{name} could not be deleted and is still billed; delete it by hand"
+        yield OpenProblem("orphan", name, text)
     if glance.stop:
-        yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
-    yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
+        text = "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
+        yield OpenProblem("capacity budget", "", text)
+    for pool in glance.stopped:
+        yield OpenProblem("stopped", pool.partition(": ")[0], f"nothing is rented of {pool}")
     if glance.why_not_rented:
-        yield f"no instance is wanted, since there is no plan: {glance.why_not_rented}"
+        text = f"no instance is wanted, since there is no plan: {glance.why_not_rented}"
+        yield OpenProblem("not rented", "", text)
     if glance.is_late:
-        yield glance.deadline
+        yield OpenProblem("late", "", glance.deadline)
     if glance.resting and glance.up < glance.wanted:
-        yield "instances are missing, requests were refused; see sailorctl capacity"
+        text = "instances are missing, requests were refused; see sailorctl capacity"
+        yield OpenProblem("missing", "", text)
 
 
 def _job_problems(
-    job: ActiveView | None, nodes: Sequence[NodeView], risks: Iterable[str]
-) -> Iterator[str]:
+    job: ActiveView | None, nodes: Sequence[NodeView], risks: Mapping[EventKind, str]
+) -> Iterator[OpenProblem]:
     if job is None:
         return
     if job.state == "held":
-        cure = cure_of_hold(job.id, plain(job.spent))
-        yield f"{job.id} is held: {job.phase.reason}; {cure}"
+        text = f"{job.id} is held: {job.phase.reason}; {cure_of_hold(job.id, plain(job.spent))}"
+        yield OpenProblem("held", job.id, text, job.phase.since)
     elif job.phase.name == "waiting":
         cures = _cures_of_wait(nodes) if job.phase.has_no_node else []
-        yield "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
+        text = "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
+        yield OpenProblem("waits", job.id, text, job.phase.since)
     if job.storage_trouble:
-        yield f"checkpoints: {job.storage_trouble}"
-    yield from (f"{job.id}: {risk}" for risk in risks)
+        yield OpenProblem("storage", job.id, f"checkpoints: {job.storage_trouble}")
+    for kind, risk in risks.items():
+        yield OpenProblem(kind, job.id, f"{job.id}: {risk}")
 
 
 def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
@@ -141,7 +199,7 @@ def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
     return found or ["mend its cause, or add nodes"]
 
 
-def _twins(nodes: Iterable[NodeView]) -> Iterator[str]:
+def _twins(nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
     """Yield names that several machines have: an order is for the one that joined last."""
     places: dict[str, set[str]] = {}
     for node in nodes:
@@ -150,10 +208,11 @@ def _twins(nodes: Iterable[NodeView]) -> Iterator[str]:
     for name, found in places.items():
         if len(found) > 1:
             where = ", ".join(sorted(found))
-            yield f"several machines have the name {name} ({where}); set name in their agent.toml"
+            text = f"several machines have the name {name} ({where}); set name in their agent.toml"
+            yield OpenProblem("twins", name, text)
 
 
-def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
+def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[OpenProblem]:
     for node in nodes:
         is_gone = node.state in ("suspect", "lost")
         if is_gone and node.spot:
@@ -161,16 +220,18 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
         if is_gone or node.failure:
             why = node.failure or node.why_lost
             cure = f"; {CURES[node.state]}" if node.state in CURES else ""
-            yield f"{node.name} is {node.state}{f': {why}' if why else ''}{cure}"
+            text = f"{node.name} is {node.state}{f': {why}' if why else ''}{cure}"
+            yield OpenProblem("gone" if is_gone else "failure", node.id, text)
         if node.unsound:
-            yield f"{node.name} is not used: {node.unsound}"
+            text = f"{node.name} is not used: {node.unsound}"
+            yield OpenProblem("unsound", node.id, text)
         if node.state == "lost":
             continue
         if node.trouble:
-            yield f"{node.name}: {node.trouble}"
-        overdue_s = 0.0 if node.leaves_at is None else now - node.leaves_at
-        if overdue_s > OVERDUE_S:
-            yield (
-                f"{node.name} is still up {duration(overdue_s)} after its notice ran out; "
+            yield OpenProblem("trouble", node.id, f"{node.name}: {node.trouble}")
+        if node.leaves_at is not None and now - node.leaves_at > OVERDUE_S:
+            text = (
+                f"{node.name} is still up after its notice ran out; "
                 f"sailorctl withdraw {node.name} lets plans use it again"
             )
+            yield OpenProblem("overdue", node.id, text, node.leaves_at)

@@ -175,7 +175,7 @@ def paused_view(state: State) -> tuple[types.PausedJob, ...]:
     return tuple(
         types.PausedJob(
             *(job.id, job.state, job.reason, why_not_afforded(state, id_)),
-            *(resume_point(state, id_).step, job.steps),
+            *(resume_point(state, id_).step, job.steps, job.past.held_at),
         )
         for id_, job in sorted(state.jobs.items())
         if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)

@@ -272,6 +272,8 @@ class PausedJob:
     """The step from which it would go on."""
     steps: int | None = None
     """After how many it is done."""
+    held_at: float | None = None
+    """When it was last held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ class LeaderView:
 
     host: str
     address: str
+    since: float | None = None
+    """When it was elected; null: this sailord does not lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +383,8 @@ class Status:
     refusals: Refusals = Refusals(0, {})
     problems: tuple[str, ...] = ()
     """What may need a person, with its cure where there is one."""
+    problems_since: tuple[float, ...] = ()
+    """Since when each of them stands; the leader's ``since``: since then or earlier."""
     running: tuple[RunningJob, ...] = ()
     """The jobs that run beside each other, where several share the cluster."""
 

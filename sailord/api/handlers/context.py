@@ -16,6 +16,7 @@ from agents.rpc.strangers import Budgets, StrangerLimits
 from agents.rpc.tls import Tls
 from agents.store.interface import StoreUnavailable
 from sailord.api.access.key_set import KeySet
+from sailord.api.answers.problems import FirstSeen
 from sailord.api.handlers.controller_view import ControllerView
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
@@ -60,6 +61,8 @@ class ApiContext:
     """The schedules shown last, likewise."""
     curves: TrainingCurves = field(default_factory=TrainingCurves)
     """Loss and throughput of jobs."""
+    first_seen: FirstSeen = field(default_factory=FirstSeen)
+    """When each problem was first seen."""
     packages_used_s: dict[str, float] = field(default_factory=dict)
     """When each package was last uploaded or asked for; those of the last hours."""
     verifier: Verifier = field(init=False)

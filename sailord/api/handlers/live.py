@@ -21,7 +21,7 @@ from sailord.api.answers.live import DocumentCaches, JobContext, LiveContext, cl
 from sailord.api.answers.responses import too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.plans import plan_of
-from sailord.api.handlers.status import service_of
+from sailord.api.handlers.problems import service_of
 from sailord.core.model.state import State
 from sailord.notify.feed import FeedEvent
 from sailord.page.merge_patch import merge_patch
@@ -87,6 +87,7 @@ def _surroundings(api: ApiContext) -> LiveContext:
         leader="" if api.cluster.leader is None else api.cluster.leader.host,
         at_of=api.cluster.outbox.at_of,
         parts=api.cluster.led_parts,
+        first_seen=api.first_seen,
     )
 
 
@@ -104,7 +105,7 @@ async def _about_job(
         step_rate=api.cluster.step_rate_of(job),
         safe=api.cluster.safe_point(job),
         schedule=None if run is None else api.timelines_seen.get((run.job, run.plan)),
-        risks=tuple(api.cluster.risks(part).values()),
+        risks=api.cluster.risks(part),
         chosen=chosen,
     )
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from agents.protocol.records import JobId
-from agents.rpc.strangers import StrangerLimits
 from sailord.api.answers import render, types
-from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.problems import problems_of
 from sailord.api.answers.responses import answer, refusal
-from sailord.api.handlers.capacity import glance_of
-from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.metrics import metrics_text
 from sailord.api.handlers.plans import plan_of
+from sailord.api.handlers.problems import service_of, since_of
 from simulator.documents.problems import Problem
-
-HOUR_S = 3600.0
 
 
 async def livez(request: web.Request) -> web.Response:
@@ -62,13 +59,24 @@ async def status(request: web.Request) -> web.Response:
     feed = api.cluster.feed.kept
     job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed)
     service = service_of(api)
+    problems = problems_of(
+        service,
+        job,
+        render.nodes_view(state, parts=parts).nodes,
+        now,
+        render.paused_view(state),
+        api.cluster.risks(part),
+        render.stuck_view(*parts),
+    )
     return answer(
         types.Status(
             cluster=api.config.cluster_name,
             at=now,
             leads=api.cluster.state.term is not None,
             term=api.cluster.state.term,
-            leader=None if leader is None else types.LeaderView(leader.host, leader.address),
+            leader=None
+            if leader is None
+            else types.LeaderView(leader.host, leader.address, api.cluster.state.led_since),
             store=service.store,
             job=job,
             **render.queue_view(state),
@@ -80,38 +88,7 @@ async def status(request: web.Request) -> web.Response:
             running=render.running_view(parts),
             refusals=service.refusals,
             unheard=service.unheard,
-            problems=problems_of(
-                service,
-                job,
-                render.nodes_view(state, parts=parts).nodes,
-                now,
-                render.paused_view(state),
-                api.cluster.risks(part).values(),
-                render.stuck_view(*parts),
-            ),
+            problems=tuple(each.text for each in problems),
+            problems_since=since_of(api, problems),
         )
     )
-
-
-def service_of(api: ApiContext) -> Service:
-    """Return how sailord itself fares."""
-    return Service(
-        has_leader=api.cluster.leader is not None,
-        store=_store_view(api),
-        unheard=tuple(api.cluster.outbox.failing.values()),
-        unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
-        refusals=_refusals_of(api.strangers),
-        capacity=glance_of(api),
-    )
-
-
-def _refusals_of(strangers: StrangerLimits) -> types.Refusals:
-    at, address, why = strangers.last or (None, "", "")
-    total = {cause: count for cause, count in strangers.by_cause().items() if count}
-    return types.Refusals(strangers.count_within(HOUR_S), total, at, address, why)
-
-
-def _store_view(api: ApiContext) -> types.StoreView:
-    store = api.cluster.store
-    trouble = store.refused_write if store.is_available else store.error
-    return types.StoreView(store.is_available, store.unavailable_since, trouble)

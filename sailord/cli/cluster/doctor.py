@@ -8,6 +8,7 @@ from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
 from sailord.cli.shared.server import server_command
 from sailord.client import Client
+from sailord.text.cluster_text import problem_texts
 
 
 @click.command()
@@ -17,7 +18,8 @@ def doctor(client: Client, as_json: bool) -> None:
 
     It also exits with 1 if sailord does not answer.
     """
-    found = client.ask("GET", "/v1/status")["problems"]
-    show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "no problems found")
-    if found:
+    status = client.ask("GET", "/v1/status")
+    found = {key: status[key] for key in ("problems", "problems_since") if key in status}
+    show(found, as_json, lambda _: "\n".join(problem_texts(status)) or "no problems found")
+    if found["problems"]:
         raise SystemExit(FAILED)

@@ -191,6 +191,8 @@ class State:
     now: float = 0.0
     term: int | None = None
     """Our term as leader; ``None`` while another sailord is the leader."""
+    led_since: float | None = None
+    """When our term began."""
     leases_since: float = 0.0
     """Since when a missing lease says something: we lead, and the store answers."""
     woken_at: float = 0.0

@@ -239,13 +239,19 @@ function renderNow(doc) {
     ["at risk", plural(Math.max(job.step - (job.safe_step ?? job.durable_step ?? 0), 0), "step"), "if one node is lost"],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
   ] : []).concat(doc.problems ? [["problems", doc.problems.length ? count(doc.problems.length) : "none", doc.problems.length ? "see below" : "nothing needs a person"]] : []));
-  const troubles = [...(doc.problems ?? []), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
+  const troubles = [...(doc.problems ?? []).map((text, index) => `${text}${sinceNote(doc, index)}`), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
   const box = byId("troubles");
   box.hidden = troubles.length === 0;
   if (box.dataset.key !== troubles.join("\n")) {
     box.dataset.key = troubles.join("\n");
     box.replaceChildren(...troubles.slice(0, 8).map((text) => make("li", {}, text)));
   }
+}
+
+/** Since when a problem stands; one that a new leader found may be older. */
+function sinceNote(doc, index) {
+  const since = doc.problems_since?.[index];
+  return since === undefined ? "" : ` · since ${moment(since)}${since === doc.led_since ? " or earlier" : ""}`;
 }
 
 /** Of a job that waits in the queue or for an operator, or has ended. */

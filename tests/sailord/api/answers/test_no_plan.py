@@ -8,14 +8,13 @@ from typing import Any
 
 from agents.protocol.codec import plain
 from sailord.api.answers import render
-from sailord.api.answers.problems import problems_of
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.events import PlanFound, PlanRefused, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Phase, Running, Waiting
 from sailord.core.model.state import State
 from sailord.text.cluster_text import jobs_text, why_text
-from tests.sailord.api.answers.test_problems import WELL
+from tests.sailord.api.answers.test_problems import WELL, texts
 from tests.sailord.core.states import (
     FROM_NOTHING,
     JOB,
@@ -58,7 +57,7 @@ def test_every_answer_about_a_waiting_job_has_the_planners_reason_and_cure() -> 
     said = told(render.why_view(known, job, {}, (), None))
     assert why_text(said).splitlines()[0] == f"{JOB} is waiting: {reason}"
     nodes = render.nodes_view(known).nodes
-    assert problems_of(WELL, view, nodes, NOW) == (f"{JOB} waits: {reason}",)
+    assert texts(WELL, view, nodes, NOW) == (f"{JOB} waits: {reason}",)
 
 
 def test_reason_stays_while_the_planner_is_asked_again() -> None:

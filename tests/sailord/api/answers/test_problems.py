@@ -10,13 +10,21 @@ import pytest
 from agents.protocol.codec import plain
 from agents.protocol.records import FIRST, Bill, JobId
 from sailord.api.answers import render
-from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
+from sailord.api.answers.problems import (
+    OVERDUE_S,
+    REFUSALS_MANY,
+    SETTLED_S,
+    FirstSeen,
+    OpenProblem,
+    Service,
+    problems_of,
+)
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
 from sailord.core.queries.forecast import at_risk
-from sailord.text.cluster_text import _paused_lines, cure_of_hold, status_text
+from sailord.text.cluster_text import _paused_lines, cure_of_hold, problem_texts, status_text
 from tests.sailord.core.states import NOW, A, B, generation, job, node
 from tests.sailord.core.states import state as state_of
 
@@ -35,8 +43,12 @@ NODE = NodeView(
 )  # fmt: skip
 
 
+def texts(*about: Any, **more: Any) -> tuple[str, ...]:
+    return tuple(each.text for each in problems_of(*about, **more))
+
+
 def told(service: Service = WELL, *nodes: NodeView, now: float = 1000.0) -> tuple[str, ...]:
-    return problems_of(service, None, nodes or (NODE,), now)
+    return texts(service, None, nodes or (NODE,), now)
 
 
 def test_doctor_lists_nothing_for_a_healthy_cluster() -> None:
@@ -101,9 +113,10 @@ def test_a_budget_or_deadline_at_risk_needs_a_person() -> None:
     runs = generation(restore=FIRST, usd_per_hour=1000.0)
     state = state_of(job=record, generation=runs, progress=Progress(40, NOW, 3.6))
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
-    risks = at_risk(state).values()
+    risks = at_risk(state)
     assert len(risks) == 2
-    assert problems_of(WELL, view, (NODE,), NOW, (), risks) == tuple(f"job: {r}" for r in risks)
+    said = tuple(f"job: {risk}" for risk in risks.values())
+    assert texts(WELL, view, (NODE,), NOW, (), risks) == said
 
 
 def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
@@ -115,16 +128,16 @@ def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
 
 
 def test_a_cluster_without_nodes_says_so() -> None:
-    assert problems_of(WELL, None, (), 0.0) == ("there is no node; start sailor-agent on one",)
+    assert texts(WELL, None, (), 0.0) == ("there is no node; start sailor-agent on one",)
 
 
 def test_a_cluster_that_rents_says_why_it_has_no_node() -> None:
     glance = CapacityGlance(2, 0, 2, 0, 0, (), 1.0, 1.0, "", ())
     starting = replace(WELL, capacity=glance)
     said = "there is no node yet; sailorctl capacity shows which instances are rented"
-    assert problems_of(starting, None, (), 0.0) == (said,)
+    assert texts(starting, None, (), 0.0) == (said,)
     too_dear = replace(glance, wanted=0, awaited=0, why_not_rented="objective.max_usd_total: is 5")
-    first, _ = problems_of(replace(WELL, capacity=too_dear), None, (), 0.0)
+    first, _ = texts(replace(WELL, capacity=too_dear), None, (), 0.0)
     assert first == "no instance is wanted, since there is no plan: objective.max_usd_total: is 5"
 
 
@@ -149,7 +162,7 @@ def test_status_tells_the_first_problem(problems: list[str], line: str) -> None:
 def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
     yielded = PausedJob("first", "paused", "second has the cluster; held: 3 attempts failed")
     by_hand = PausedJob("other", "paused", "lunch (by alice)")
-    (said,) = problems_of(WELL, None, (NODE,), 1000.0, (yielded, by_hand))
+    (said,) = texts(WELL, None, (NODE,), 1000.0, (yielded, by_hand))
     assert said.startswith("first was held (3 attempts failed)")
     assert "sailorctl resume first" in said
 
@@ -157,7 +170,7 @@ def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
 def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
     spent = "its budget of $5.00 is spent"
     poor = PausedJob("first", "paused", f"second has the cluster; held: {spent}", spent)
-    (said,) = problems_of(WELL, None, (NODE,), 1000.0, (poor,))
+    (said,) = texts(WELL, None, (NODE,), 1000.0, (poor,))
     assert "sailorctl resume" not in said
     assert "sailorctl budget" in said
 
@@ -182,20 +195,20 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
     state = state_of(Waiting("a reason", NOW - 60), cordoned, leaves, generation=None)
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
     nodes = render.nodes_view(state).nodes
-    (said,) = problems_of(WELL, view, nodes, NOW)
+    (said,) = texts(WELL, view, nodes, NOW)
     assert "no node is ready: machine-a cordoned; machine-b draining" in said
     assert "sailorctl uncordon machine-a" in said
     assert "sailorctl withdraw machine-b" in said
     starts = render.active_view(
         state_of(Waiting("no node is ready", NOW - 60)), StepRate(), None, {}, {}, NOW
     )
-    assert problems_of(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
+    assert texts(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
 
 
 def test_a_drain_that_cannot_end_is_a_problem_with_the_order_that_cancels_it() -> None:
     leaves = node(B, draining_since=NOW - 9)
     state = state_of(None, node(A), leaves, is_refused=True, considered=frozenset((A,)))
-    (said,) = problems_of(WELL, None, (NODE,), NOW, stuck=render.stuck_view(state))
+    (said,) = texts(WELL, None, (NODE,), NOW, stuck=render.stuck_view(state))
     assert said.startswith("machine-b cannot drain: no other node can take over its part")
     assert "sailorctl withdraw machine-b" in said
 
@@ -203,13 +216,57 @@ def test_a_drain_that_cannot_end_is_a_problem_with_the_order_that_cancels_it() -
 def test_a_held_job_is_to_be_mended_before_it_is_resumed() -> None:
     state = state_of(Held("3 attempts failed", NOW - 60), job=job(state="held"))
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
-    (said,) = problems_of(WELL, view, (NODE,), NOW)
+    (said,) = texts(WELL, view, (NODE,), NOW)
     assert "mend the cause, then sailorctl resume job" in said
 
 
 def test_a_held_job_beside_another_one_is_a_problem_with_its_cure() -> None:
-    (said,) = problems_of(
-        WELL, None, (NODE,), NOW, [PausedJob("other", "held", "3 attempts failed")]
-    )
+    (said,) = texts(WELL, None, (NODE,), NOW, [PausedJob("other", "held", "3 attempts failed")])
     assert said.startswith("other is held: 3 attempts failed; mend the cause")
     assert "sailorctl resume other" in said
+
+
+def test_a_problem_counts_from_when_it_was_first_seen_though_its_text_changes() -> None:
+    seen, at = FirstSeen(), SETTLED_S
+    full = OpenProblem("trouble", "a.1", "a: 1 GB is missing")
+    assert seen.since(full, 0.0, at) == at
+    assert seen.since(replace(full, text="a: 2 GB are missing"), 0.0, at + 9) == at
+    assert seen.since(replace(full, subject="b.1"), 0.0, at + 9) == at + 9
+    seen.keep_only([replace(full, subject="b.1")])
+    assert seen.since(full, 0.0, at + 20) == at + 20, "it had ended meanwhile"
+
+
+def test_what_a_new_leader_finds_stands_at_least_since_its_election() -> None:
+    seen, full = FirstSeen(), OpenProblem("trouble", "a.1", "a: no room")
+    assert seen.since(full, 100.0, 100.0 + SETTLED_S - 1) == 100.0
+    later = replace(full, kind="unsound")
+    assert seen.since(later, 100.0, 100.0 + SETTLED_S) == 100.0 + SETTLED_S
+    assert seen.since(full, 500.0, 501.0) == 500.0, "it was elected again"
+
+
+def test_what_the_state_knows_of_a_problem_outlives_the_leader() -> None:
+    held = state_of(Held("3 attempts failed", NOW - 600), job=job(state="held"))
+    view = render.active_view(held, StepRate(), None, {}, {}, NOW)
+    other = PausedJob("other", "held", "3 attempts failed", held_at=NOW - 900)
+    late = replace(NODE, leaves_at=NOW - 120)
+    away = replace(WELL, store=StoreView(False, NOW - 30))
+    found = problems_of(away, view, (late,), NOW, [other])
+    assert [FirstSeen().since(each, NOW - 5, NOW) for each in found] == [
+        *(NOW - 30, NOW - 600, NOW - 900, NOW - 120),
+    ]
+
+
+def test_doctor_says_for_how_long_a_problem_has_stood() -> None:
+    status: dict[str, Any] = {
+        "at": 1000.0,
+        "leader": {"host": "head", "address": "h:1", "since": 100.0},
+        "problems": ["new", "a is lost", "found by a new leader"],
+        "problems_since": [999.5, 280.0, 100.0],
+    }
+    assert problem_texts(status) == [
+        "new",
+        "for 12 min: a is lost",
+        "for at least 15 min: found by a new leader",
+    ]
+    older = {"at": 1000.0, "leader": None, "problems": ["a is lost"]}
+    assert problem_texts(older) == ["a is lost"]

@@ -14,7 +14,7 @@ import pytest
 from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, Point
 from sailord.api.answers import render
-from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Nodes
@@ -201,6 +201,10 @@ def shown(case: Case) -> str:
         else StoreView(True, None)
     )
     service = Service(True, store, (), {}, Refusals(0, {}), None)
+    ages, nodes = FirstSeen(), render.nodes_view(known).nodes
+    for each in problems_of(service, seen, nodes, NOW - 720):
+        ages.since(each, NOW - 1800, NOW - 720)
+    problems = problems_of(service, seen, nodes, NOW)
     status = Status(
         cluster="prod",
         at=NOW,
@@ -213,7 +217,8 @@ def shown(case: Case) -> str:
         unsound=render.unsound_view(known),
         nodes=render.counts_view(known),
         leaving=render.leaving_view(known),
-        problems=problems_of(service, seen, render.nodes_view(known).nodes, NOW),
+        problems=tuple(each.text for each in problems),
+        problems_since=tuple(ages.since(each, NOW - 1800, NOW) for each in problems),
     )
     return status_text(json.loads(json.dumps(plain(status)))) + "\n"
 
@@ -275,7 +280,7 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     known = replace(known, durables={JobId("other"): durable})
     (paused,) = json.loads(json.dumps(plain(render.queue_view(known)["paused"])))
     reason = "pause was ordered"
-    at = {"step": 1030, "steps": 2000}
+    at = {"step": 1030, "steps": 2000, "held_at": None}
     at_first = replace(known, generations={JobId("other"): generation(A, state="closed")})
     view = render.job_view(at_first, JobId("other"))
     assert view is not None

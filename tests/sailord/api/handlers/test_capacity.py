@@ -148,6 +148,6 @@ def test_status_and_doctor_summarise_capacity():
         "1 of 3 wanted are up, 1 starting, 1 pool in cooldown after a refusal; $7.20/h"
     )
     seen = CapacityGlance(**glance)
-    assert [line.split()[0] for line in capacity_problems(seen)] == ["m2", "instances"]
+    assert [each.text.split()[0] for each in capacity_problems(seen)] == ["m2", "instances"]
     (spent,) = capacity_problems(replace(seen, stop="ended", orphans=(), resting=0))
-    assert "capacity budget is spent" in spent
+    assert "capacity budget is spent" in spent.text

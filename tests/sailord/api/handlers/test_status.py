@@ -13,7 +13,9 @@ from prometheus_client import Histogram
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.records import Bill, JobId
 from agents.rpc.strangers import StrangerLimits
+from sailord.api.answers.problems import FirstSeen
 from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.problems import look_at_problems
 from sailord.api.handlers.status import metrics, status
 from sailord.controller.durations import Durations
 from sailord.controller.step_rate import StepRate
@@ -85,6 +87,7 @@ def served(parts: Parts) -> Any:
         own_gateway=SimpleNamespace(unreadable=UnreadableRecords()),
         strangers=StrangerLimits(),
         plans_seen={},
+        first_seen=FirstSeen(),
         capacity=None,
         goodput=SimpleNamespace(stored=Ledger(), stored_shares={}),
         request_times=Histogram("sailor_http_request_seconds", "None yet.", registry=None),
@@ -149,3 +152,17 @@ async def test_jobs_of_different_models_with_the_same_plan_have_their_own_predic
         answer = await status(asked(api, **query))
         found.append(json.loads(answer.text or "")["job"]["predicted"]["iteration_s"])
     assert found == [0.5, 7.0]
+
+
+async def test_a_problem_counts_from_the_watch_that_saw_it_first_whichever_job_it_is_of() -> None:
+    api, times = served(Parts(FIRST, {OTHER: SECOND})), [NOW - 60, NOW]
+    api.clock = SimpleNamespace(now=lambda: times[0])
+    look_at_problems(api)
+    times.pop(0)
+    found = json.loads((await status(asked(api, job=OTHER))).text or "")
+    stuck = next(n for n, said in enumerate(found["problems"]) if "cannot drain" in said)
+    assert found["problems_since"][stuck] == NOW - 60
+    look_at_problems(api)
+    api.cluster.led_parts = (FIRST, replace(SECOND, nodes=FIRST.nodes))
+    look_at_problems(api)
+    assert ("stuck", "machine-d") not in api.first_seen._at
