@@ -175,11 +175,15 @@ class Daemon:
         if term is None:
             return
         records = await self.gateway.read_records()
-        moves = []
+        moves, trained_since = [], []
+        newest = {record.job: record.number for record in records.generations}
         for job in records.jobs:
             history = await self.gateway.read_history(job.id)
             self.controller.announcer.restore(job.id, history)
-            moves += [line.move for line in history if line.move is not None]
+            of_job = [line.move for line in history if line.move is not None]
+            moves += of_job
+            if of_job and of_job[-1].generation == newest.get(job.id):
+                trained_since.append((job.id, of_job[-1].at + of_job[-1].total_s))
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
         await self.books.load(term)
@@ -203,6 +207,7 @@ class Daemon:
                 durables=records.durables,
                 orders=records.orders,
                 unreadable=records.blocking,
+                trained_since=tuple(trained_since),
             )
         )
 

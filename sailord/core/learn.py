@@ -105,7 +105,7 @@ def _take_over(state: State, event: events.Elected) -> Step:
     jobs = {job.id: job for job in event.jobs}
     generations = {record.job: record for record in event.generations}
     live = sorted((job for job in event.jobs if job.state in LIVE), key=queue_order)
-    active = _adopted(live[0], generations.pop(live[0].id, None), state, event.at) if live else None
+    active = _adopted(live[0], generations.pop(live[0].id, None), state, event) if live else None
     taken = State(
         options=state.options,
         now=state.now,
@@ -167,14 +167,19 @@ def _without_jobs(state: State, ids: Iterable[JobId]) -> State:
     )
 
 
-def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: float) -> Active:
+def _adopted(
+    job: JobRecord, record: GenerationRecord | None, state: State, event: events.Elected
+) -> Active:
+    at = event.at
     phase: Phase = Waiting("a new leader took over", at)
     step = 0
     if job.state == "held":
         phase = Held(job.reason, at if job.past.held_at is None else min(at, job.past.held_at))
     elif record is not None and record.state != "closed":
         # Reports will tell whether it runs; if it was told to stop, it is replanned.
-        phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)
+        trained_since = dict(event.trained_since).get(job.id)
+        deadline = at + adopted_start_s(state.options, record)
+        phase = Starting(at, deadline, move_s=0.0, trained_since=trained_since)
     if record is not None:
         step = record.restore.point.step
     # The previous leader considered what runs; it need not be reconsidered at once.

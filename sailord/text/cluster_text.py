@@ -34,6 +34,7 @@ def status_text(status: dict[str, Any]) -> str:
     """Return the cluster, its job, nodes, instances and plan, one line each."""
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
+    led += _elected_later(status)
     lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status)]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
@@ -73,6 +74,16 @@ def status_text(status: dict[str, Any]) -> str:
             lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
+
+
+def _elected_later(status: Mapping[str, Any]) -> str:
+    """Return when the leader was elected if the job began under another one."""
+    leader, job = status["leader"], status["job"]
+    since = None if leader is None else leader.get("since")
+    begun_at = None if job is None else job.get("begun_at")
+    if since is None or begun_at is None or since <= begun_at:
+        return ""
+    return f", elected {duration(status['at'] - since)} ago, while the job ran"
 
 
 def _problem_lines(status: dict[str, Any]) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Reversible, Sequence
+from collections.abc import Container, Iterable, Mapping, Reversible
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
+from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
@@ -25,14 +26,10 @@ from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import resume_point, why_queue_stands
 from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
-from sailord.core.queries.timeouts import stall_s
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import first_names
-from sailord.text.units import duration
 
-CHECK_LONG_S = 60.0
-"""Report a checkpoint that has been read for so long before a restore: its storage may hang."""
 NO_OTHER_NODE = (
     "no other node can take over its part: add nodes, start its agent again, or "
     "cancel the drain (sailorctl withdraw {name})"
@@ -296,7 +293,7 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
     name: Any = type(phase).__name__.lower()
     return types.PhaseView(
         name=name,
-        since=getattr(phase, "since", None),
+        since=getattr(phase, "trained_since", None) or getattr(phase, "since", None),
         deadline=deadline,
         reason=state.job.reason if reason is None else reason,
         has_no_node=isinstance(phase, Waiting) and has_no_node(state, active),
@@ -329,6 +326,7 @@ def active_view(
         id=active.job,
         state=state.job.state,
         priority=state.job.priority,
+        begun_at=state.job.past.since,
         steps=state.job.steps,
         step=active.progress.step,
         step_age_s=max(now - active.progress.advanced_at, 0.0),
@@ -342,8 +340,8 @@ def active_view(
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
         steps_at_risk=max(active.progress.step - durable_step, 0),
-        storage_trouble=_storage_trouble(active, now),
-        troubles=(*_hang(state, active, members, now), *_troubles(state, members)),
+        storage_trouble=storage_trouble(active, now),
+        troubles=(*hang(state, active, members, now), *troubles(state, members)),
         failures=active.attempts.failures,
         spent=_spent(state, active, now),
         drift=_drift(active, about),
@@ -363,39 +361,6 @@ def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a profile and the steps differ; a computed prediction is not expected to hold."""
     is_measured = (about.get("estimate") or {}).get("source") in ("measured", "interpolated")
     return prediction_drifts(active) if is_measured else ()
-
-
-def _hang(state: State, active: Active, members: Sequence[NodeId], now: float) -> tuple[str, ...]:
-    """Return for whom the ranks wait, if they wait longer than steps take."""
-    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
-    told = [n.report.hang for n in nodes if n.report is not None and n.report.hang is not None]
-    if not told:
-        return ()
-    names = [state.nodes[id_].record.name for id_ in told[0].nodes if id_ in state.nodes]
-    where = f" on {first_names(names)}" if names else ""
-    since = duration(now - active.progress.advanced_at)
-    limit = duration(stall_s(state.options, active))
-    return (f"no step for {since}: {told[0].text}{where}; given up after {limit}",)
-
-
-def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
-    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
-    slow = straggler_texts(state)
-    said = [(n.record.name, n.report.trouble) for n in nodes if n.report is not None]
-    texts = [f"{name}: {trouble}" for name, trouble in said if trouble]
-    texts += [f"{n.record.name} is slow: {slow[n.record.id]}" for n in nodes if n.record.id in slow]
-    return tuple(texts)
-
-
-def _storage_trouble(active: Active, now: float) -> str:
-    """Return what is wrong with checkpoints; a check before a restore may hang with its storage."""
-    known, check = active.checkpointing, active.checkpointing.check
-    is_open = check is not None and check.found is None and not check.why_none
-    if check is None or not is_open or now - check.since < CHECK_LONG_S:
-        return known.trouble
-    step = check.of.point.step if check.step_max is None else f"{check.step_max} or before"
-    took = f"{duration(now - check.since)} for the checkpoint of step {step}"
-    return f"training has waited {took} to be read; does its storage answer?"
 
 
 def _spent(state: State, active: Active, now: float) -> types.Spent:

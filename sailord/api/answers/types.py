@@ -249,6 +249,8 @@ class ActiveView:
     """Its last reconfiguration, in one line; null: none, or too long ago to be known."""
     last_order: Told | None = None
     """The last order about it or a node, and who gave it; null as above."""
+    begun_at: float | None = None
+    """When it was given the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

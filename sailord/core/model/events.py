@@ -36,6 +36,8 @@ class Elected:
     """Orders that still hold, in the order in which they were given."""
     unreadable: frozenset[JobId] = frozenset()
     """Jobs that may have the cluster, but whose records cannot be read."""
+    trained_since: tuple[tuple[JobId, float], ...] = ()
+    """Since when the last generation of a job trains, by the job's history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class Starting:
     deadline: float
     move_s: float
     """Seconds that the planner predicted for this start."""
+    trained_since: float | None = None
+    """Since when it trains by its history, if an earlier leader saw it begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Running:
     """Every member trains."""
 
     since: float
+    """As this leader saw it; rules use this one."""
+    trained_since: float | None = None
+    """Since when it trains by its history, if an earlier leader saw it begin."""
 
 
 @dataclass(frozen=True, slots=True)

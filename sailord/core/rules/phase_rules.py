@@ -128,7 +128,8 @@ def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer
         text += f" (predicted {phase.move_s:.2f} s)" if phase.move_s else ""
         progress = replace(active.progress, advanced_at=state.now)
         begun = replace(state, active=replace(active, progress=progress))
-        return enter(begun, Running(state.now), note(active, text, is_detail=True))
+        running = Running(state.now, phase.trained_since)
+        return enter(begun, running, note(active, text, is_detail=True))
     if state.now >= phase.deadline:
         return fail(state, active)
     # A notice or a drain is answered before the generation runs.

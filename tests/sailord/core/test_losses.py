@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobPast, NodeId, Point, Restore
+from agents.protocol.records import JobId, JobPast, NodeId, Point, Restore
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
     Note,
@@ -35,6 +35,7 @@ from sailord.core.queries.snapshot_intervals import departures
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from tests.sailord.core.states import (
     BEGAN,
+    JOB,
     NOW,
     STARTING,
     STOPPED,
@@ -423,6 +424,16 @@ def test_new_leader_leaves_a_running_job_alone() -> None:
     assert phase(after) == Starting(NOW, NOW + G.wait_s / 2, 0.0)
     assert commands == ()
     assert after.term == 9
+
+
+def test_new_leader_knows_since_when_the_job_trains() -> None:
+    before, other = NOW - 7200, (JobId("other"), NOW - 60)
+    after, _ = act(State(), elected(trained_since=((JOB, before), other)))
+    reports = [Reported(NOW + 0.1, report(id_)) for id_ in (A, B)]
+    for event in reports:
+        after, _ = act(after, event)
+    assert phase(after) == Running(NOW + 0.1, trained_since=before)
+    assert after.led_since == NOW
 
 
 def test_new_leader_grants_members_without_a_lease_a_grace_period() -> None:

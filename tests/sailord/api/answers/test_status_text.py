@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, Point
+from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, JobPast, Point
 from sailord.api.answers import render
 from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView
@@ -76,6 +76,7 @@ class Case:
     queue: tuple[str, ...] = ()
     step_s: float | None = None
     feed: tuple[FeedEvent, ...] = ()
+    led_since: float | None = None
 
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
@@ -130,6 +131,11 @@ CASES = {
             FeedEvent(4, NOW - 50, "order", "pause other was ordered", job="other"),
         ),
     ),
+    "restarted": Case(
+        Running(NOW - 180, trained_since=NOW - 7300),
+        state=state(None, node(A, SAID), node(B), job=job(past=JobPast(since=NOW - 9000))),
+        led_since=NOW - 190,
+    ),
     "slow": Case(
         Running(NOW - 7300),
         state=replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS),
@@ -173,8 +179,11 @@ def shown(case: Case) -> str:
     """The text of a moment, by way of what the server would send."""
     known = case.state or state()
     if known.active is not None:
-        record = job(
-            steps=case.steps, bill=case.bill, state="held" if case.bill.usd_max else "running"
+        record = replace(
+            known.job,
+            steps=case.steps,
+            bill=case.bill,
+            state="held" if case.bill.usd_max else "running",
         )
         active = grouped(
             known.active,
@@ -210,7 +219,7 @@ def shown(case: Case) -> str:
         at=NOW,
         leads=True,
         term=7,
-        leader=LeaderView("head-1", "10.0.0.1:7077"),
+        leader=LeaderView("head-1", "10.0.0.1:7077", case.led_since),
         store=store,
         job=seen,
         **render.queue_view(known),
