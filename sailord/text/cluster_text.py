@@ -10,6 +10,7 @@ from sailord.text.causes import short_cause
 from sailord.text.cures import SPEND_MORE
 from sailord.text.event_lines import fold, line_text
 from sailord.text.plan_text import plan_lines
+from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
 from sailord.text.units import YEAR_S, counted, duration, memory, timestamp
 
@@ -35,7 +36,7 @@ def status_text(status: dict[str, Any]) -> str:
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
     led += _elected_later(status)
-    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status)]
+    lines = [f"cluster     {status['cluster']}, {led}", *problem_lines(status)]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
         lines.append(f"store       does not answer for {away}; the job trains, commits wait")
@@ -69,7 +70,7 @@ def status_text(status: dict[str, Any]) -> str:
         stuck = f"; cannot drain: {node['stuck']}" if node["stuck"] else ""
         lines.append(f"            {node['name']} is {state}{ends}{stuck}")
     if status["capacity"] is not None:
-        lines.append(f"instances   {glance_text(status['capacity'])}")
+        lines.append(f"instances   {glance_text(status['capacity'], status['at'])}")
         if status["capacity"]["deadline"]:
             lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
@@ -84,30 +85,6 @@ def _elected_later(status: Mapping[str, Any]) -> str:
     if since is None or begun_at is None or since <= begun_at:
         return ""
     return f", elected {duration(status['at'] - since)} ago, while the job ran"
-
-
-def _problem_lines(status: dict[str, Any]) -> list[str]:
-    """Return the first thing that needs a person, and how many do."""
-    problems = problem_texts(status)
-    if not problems:
-        return ["problems    none"]
-    more = f" (1 of {len(problems)}: sailorctl doctor)" if len(problems) > 1 else ""
-    return [f"problems    {problems[0]}{more}"]
-
-
-def problem_texts(status: Mapping[str, Any]) -> list[str]:
-    """Return what needs a person, and for how long; an older sailord does not say that."""
-    texts, times = status["problems"], status.get("problems_since", ())
-    ages = [_standing_for(since, status) for since in times] or [""] * len(texts)
-    return [f"{age}{text}" for text, age in zip(texts, ages, strict=True)]
-
-
-def _standing_for(since: float, status: Mapping[str, Any]) -> str:
-    age_s, leader = status["at"] - since, status["leader"]
-    if age_s < 1:
-        return ""
-    least = "at least " if leader is not None and leader.get("since") == since else ""
-    return f"for {least}{duration(age_s)}: "
 
 
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
@@ -196,6 +173,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
     lines += [f"            {trouble}" for trouble in job["troubles"]]
+    lines += [f"next        {said}"] if (said := "; ".join(next_texts(job.get("next"), at))) else []
     lines.append(f"cost        {_cost(job['spent'])}")
     return lines
 
@@ -205,6 +183,24 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
     if spent and spent["unpaid"]:
         return SPEND_MORE
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
+
+
+def next_texts(coming: Mapping[str, Any] | None, at: float | None) -> list[str]:
+    """Return the next checkpoint and question to the planner; an older sailord does not say it."""
+    if coming is None or at is None:
+        return []
+    texts = []
+    if coming["checkpoint_step"] is not None:
+        done_at = coming["checkpoint_at"]
+        when = "" if done_at is None else f" in about {duration(done_at - at)}"
+        texts.append(f"a checkpoint at step {coming['checkpoint_step']}{when}")
+    if coming["question"]:
+        asked_at = coming["question_at"]
+        when = "once a node can be used"
+        if asked_at is not None:
+            when = f"in {duration(asked_at - at)}: {coming['question']}"
+        texts.append(f"the planner is asked {when}")
+    return texts
 
 
 def eta_s(job: Mapping[str, Any]) -> float | None:
@@ -292,13 +288,16 @@ def _cost(spent: dict[str, Any]) -> str:
     return text
 
 
-def glance_text(capacity: dict[str, Any]) -> str:
+def glance_text(capacity: dict[str, Any], at: float) -> str:
     """Return rented instances in one line."""
     counts = [f"{capacity['up']} of {capacity['wanted']} wanted are up"]
     names = {"awaited": "starting", "asked": "requested"}
     counts += [f"{capacity[key]} {name}" for key, name in names.items() if capacity[key]]
     if capacity["resting"]:
-        counts.append(f"{counted(capacity['resting'], 'pool')} in cooldown after a refusal")
+        pools, until = counted(capacity["resting"], "pool"), capacity.get("rests_until")
+        first = "the first " * (capacity["resting"] > 1)
+        left = "" if until is None else f", {first}for {duration(until - at)} more"
+        counts.append(f"{pools} in cooldown after a refusal{left}")
     if capacity["stop"]:
         counts.append("the budget is spent")
     return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f}/h"
@@ -446,6 +445,8 @@ def why_text(why: dict[str, Any]) -> str:
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
     if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
+    lines += [f"next: {said}" for said in next_texts(why.get("next"), why.get("at"))]
+    lines += [f"next: {rest}" for rest in why.get("cooldowns", ())]
     lines += [f"idle: {idle}" for idle in why["idle"]]
     lines += [f"cannot drain: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]

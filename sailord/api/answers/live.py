@@ -301,6 +301,7 @@ def _job(state: State, active: Active, view: ActiveView) -> dict[str, Any]:
         "measured": {k: _digits(v) for k, v in plain(view.measured).items()},
         "unit": view.unit,
         "durable_step": view.durable_step,
+        "next_checkpoint": view.next.checkpoint_step,
         "durable_at": None if age is None else round(state.now - age),
         "uri": state.job.saving.uri,
         "safe_step": view.safe_step,

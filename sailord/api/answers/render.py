@@ -26,6 +26,7 @@ from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import resume_point, why_queue_stands
 from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
+from sailord.core.queries.what_next import NOTHING_NEXT, what_next
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import first_names
@@ -349,6 +350,7 @@ def active_view(
         checkpoint_uri=state.job.saving.uri,
         last_move=_last(feed, "reconfigured", active.job),
         last_order=_last(feed, "order", active.job),
+        next=what_next(state),
     )
 
 
@@ -447,6 +449,8 @@ def why_view(
         iteration_s=(about.get("estimate") or {}).get("iteration_s"),
         said="" if active is None else active.asked.said,
         spent=None if active is None else _spent(state, active, state.now),
+        next=NOTHING_NEXT if active is None else what_next(state),
+        at=state.now,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
 from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
+from sailord.core.queries.what_next import NOTHING_NEXT, WhatNext
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import Problem
 
@@ -251,6 +252,8 @@ class ActiveView:
     """The last order about it or a node, and who gave it; null as above."""
     begun_at: float | None = None
     """When it was given the cluster."""
+    next: WhatNext = NOTHING_NEXT
+    """Its next checkpoint and question to the planner, if nothing happens before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +339,8 @@ class CapacityGlance:
     """On-demand instances cannot keep it either."""
     why_not_rented: str = ""
     """Why no instance is wanted, if there is no plan for the active job."""
+    rests_until: float | None = None
+    """When the first cooldown ends; null: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +451,13 @@ class Why:
     said: str = ""
     """What the planner answered last, if nothing followed: why this plan stays, or why there is
     none."""
+    next: WhatNext = NOTHING_NEXT
+    """If it has the cluster: its next checkpoint and question to the planner, if nothing happens
+    before."""
+    at: float | None = None
+    """When this was answered."""
+    cooldowns: tuple[str, ...] = ()
+    """If instances of it are missing: the pools from which none are requested for now, and why."""
 
 
 @dataclass(frozen=True, slots=True)

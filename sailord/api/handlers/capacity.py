@@ -25,6 +25,7 @@ from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of
 from sailord.providers.interface import Pool
+from sailord.text.units import duration
 
 ORPHAN_AFTER = 3
 """Deletions ordered before an instance is an orphan; a cloud may take a minute for one."""
@@ -228,6 +229,21 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
         deadline=view.deadline,
         is_late=pace is not None and pace.is_late,
         why_not_rented=view.why_not_rented,
+        rests_until=min((pool.rest.until for pool in view.pools if pool.rest), default=None),
+    )
+
+
+def cooldowns_of(capacity: CapacityState) -> tuple[str, ...]:
+    """Return which pools get no request for now, and why, while instances are missing."""
+    there = sum(each.ended_at is None for each in capacity.instances.values())
+    if there >= sum(capacity.target.values()):
+        return ()
+    rests = sorted(capacity.cooldowns.items(), key=lambda each: (each[1].until, each[0]))
+    return tuple(
+        f"{pool.machine} in {pool.zone}{' (spot)' * pool.spot} gets no request for "
+        f"{duration(rest.until - capacity.now)} ({rest.kind}): {rest.text}"
+        for pool, rest in rests
+        if rest.until > capacity.now
     )
 
 

@@ -23,7 +23,7 @@ from sailord.api.access.callers import caller_of
 from sailord.api.answers import render, types
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
-from sailord.api.handlers.capacity import deadline_of, why_not_rented
+from sailord.api.handlers.capacity import cooldowns_of, deadline_of, why_not_rented
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import (
     handle_order,
@@ -271,7 +271,12 @@ async def show_why(request: web.Request) -> web.Response:
     if rented is not None:
         is_active = active is not None and active.job == job.id
         why_none = why_not_rented(rented) if is_active else ""
-        why = replace(why, deadline=deadline_of(rented.state, job.id), why_not_rented=why_none)
+        why = replace(
+            why,
+            deadline=deadline_of(rented.state, job.id),
+            why_not_rented=why_none,
+            cooldowns=cooldowns_of(rented.state) if is_active else (),
+        )
     return answer(why)
 
 

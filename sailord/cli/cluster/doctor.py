@@ -8,7 +8,7 @@ from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
 from sailord.cli.shared.server import server_command
 from sailord.client import Client
-from sailord.text.cluster_text import problem_texts
+from sailord.text.problem_text import problem_texts
 
 
 @click.command()

@@ -283,7 +283,8 @@ function durableNote(job) {
   if (!job.uri) return "the job names no storage";
   const risk = Math.max(job.step - (job.durable_step ?? 0), 0);
   const age = job.durable_at ? `, ${duration(Math.max(now() - job.durable_at, 0))} ago` : "";
-  return `${plural(risk, "step")} since${age}`;
+  const following = job.next_checkpoint ? `; next at step ${count(job.next_checkpoint)}` : "";
+  return `${plural(risk, "step")} since${age}${following}`;
 }
 
 function rateNow(doc) {

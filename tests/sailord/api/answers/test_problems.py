@@ -24,7 +24,8 @@ from sailord.controller.step_rate import StepRate
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
 from sailord.core.queries.forecast import at_risk
-from sailord.text.cluster_text import _paused_lines, cure_of_hold, problem_texts, status_text
+from sailord.text.cluster_text import _paused_lines, cure_of_hold, status_text
+from sailord.text.problem_text import problem_texts
 from tests.sailord.core.states import NOW, A, B, generation, job, node
 from tests.sailord.core.states import state as state_of
 

@@ -117,9 +117,10 @@ CASES = {
     "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
     "running": Case(
         Running(NOW - 7300),
-        state=state(None, node(A, SAID), node(B)),
+        state=state(None, node(A, SAID), node(B), step_s=2.25),
         has_plan=True,
         steps=1000,
+        generation=replace(PRICED, persist_every=20),
         queue=("next", "third"),
         step_s=2.25,
         feed=(

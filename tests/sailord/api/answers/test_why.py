@@ -10,7 +10,7 @@ from sailord.api.answers.render import job_view, waits_for, why_view
 from sailord.core.model.phases import Held, Running
 from sailord.text.cluster_text import why_text
 from sailord.text.cures import SPEND_MORE
-from tests.sailord.core.states import BEGAN, JOB, job, state
+from tests.sailord.core.states import BEGAN, JOB, NOW, job, state
 
 
 def waiting(id_: str, priority: int, submitted_at: float):
@@ -56,10 +56,14 @@ def test_cure_of_a_spent_budget_is_not_just_to_resume() -> None:
 
 def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
     stays = "stays: the best plan is 7.2% faster, ±12.8%"
-    known = state(Running(BEGAN), said=stays)
+    known = state(Running(BEGAN), said=stays, considered_at=NOW - 60)
     view = job_view(known, JOB)
     assert view is not None
     about = {"estimate": {"iteration_s": 0.5}, "why": ["rejected: 3 stages, 0.9 s"]}
-    lines = why_text(plain(why_view(known, view, about, (), None))).splitlines()
+    answer = plain(why_view(known, view, about, (), None))
+    lines = why_text(answer | {"cooldowns": ["m in z gets no request for 43.0 s"]}).splitlines()
+    asks = "next: the planner is asked in 9 min: a better plan may exist by now"
+    assert asks in lines
+    assert "next: m in z gets no request for 43.0 s" in lines
     assert "this plan: predicted to take 0.5 s a step" in lines
     assert f"the planner's last answer: {stays}" in lines

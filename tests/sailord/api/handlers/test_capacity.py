@@ -13,7 +13,7 @@ from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from sailord.api.answers.problems import capacity_problems
 from sailord.api.answers.types import CapacityGlance
-from sailord.api.handlers.capacity import CapacityView, capacity_view, why_not_rented
+from sailord.api.handlers.capacity import CapacityView, capacity_view, cooldowns_of, why_not_rented
 from sailord.api.handlers.metrics import capacity_metrics, exposition
 from sailord.capacity.core import model
 from sailord.core.model.nodes import Node
@@ -69,6 +69,13 @@ def test_the_view_shows_supply_target_and_cooldowns(story):
     assert view.money.usd_per_hour == pytest.approx(7.2)
     assert view.money.usd_left == pytest.approx(10.0 - view.money.spent_usd)
     assert view_of(story.hear(model.Tick(64.0))).pools[1].rest is None
+
+
+def test_cooldowns_are_told_while_instances_are_missing(story):
+    (rests,) = cooldowns_of(story.state)
+    assert rests == "large in zone-b (spot) gets no request for 43.0 s (stockout): none left"
+    assert cooldowns_of(replace(story.state, target={A: 2})) == ()
+    assert cooldowns_of(replace(story.state, now=63.0)) == ()
 
 
 def test_a_stopped_pool_says_why_and_what_ends_it(story):
@@ -144,8 +151,12 @@ def test_status_and_doctor_summarise_capacity():
     glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "stopped": [],
               "usd_per_hour": 7.2,
               "spent_usd": 1.0, "stop": "", "orphans": ["m2"]}  # fmt: skip
-    assert glance_text(glance) == (
+    assert glance_text(glance, 0.0) == (
         "1 of 3 wanted are up, 1 starting, 1 pool in cooldown after a refusal; $7.20/h"
+    )
+    rests = glance | {"resting": 2, "rests_until": 1180.0}
+    assert "2 pools in cooldown after a refusal, the first for 3 min more" in glance_text(
+        rests, 1000.0
     )
     seen = CapacityGlance(**glance)
     assert [each.text.split()[0] for each in capacity_problems(seen)] == ["m2", "instances"]
