@@ -358,6 +358,7 @@ def _assemble(
         AgentClient(key, tls),
         is_behind=rented.is_behind,
         keeps_deadline=rented.keeps_deadline,
+        prices=rented.prices,
     )
     cluster, announcer, effects = controller.cluster, controller.announcer, controller.effects
     election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)

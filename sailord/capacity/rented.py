@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agents.protocol.records import JobId
 from sailord.capacity.core.deadline import watches_deadline
 from sailord.capacity.core.model import CapacityState
+from sailord.planning.messages import PoolPrice
 
 
 @dataclass(eq=False)
@@ -23,6 +24,14 @@ class RentedNow:
     def keeps_deadline(self, job: JobId) -> bool:
         """Whether instances are rented so that this job meets its deadline."""
         return self.state is not None and watches_deadline(self.state, job)
+
+    def prices(self) -> tuple[PoolPrice, ...]:
+        """What the provider charges for machines of its pools."""
+        found = {} if self.state is None else self.state.prices
+        return tuple(
+            PoolPrice(pool.zone, pool.machine, pool.gpu, pool.spot, usd / pool.gpus)
+            for pool, usd in sorted(found.items())
+        )
 
     def given_back(self) -> frozenset[str]:
         """The names of the nodes whose instances are deleted for sailord's own reasons."""

@@ -49,7 +49,7 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active
 from sailord.core.queries.replan_triggers import usable
-from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, repeat_plan
+from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, PoolPrice, repeat_plan
 from sailord.planning.pool import PlannerPool
 from sailord.planning.precomputed import NextPlan, NoPlan
 
@@ -73,9 +73,11 @@ class Effects:
     _: KW_ONLY
     is_behind: Callable[[JobId], bool] = lambda _job: False
     """Whether on-demand instances are rented for a job's deadline."""
+    prices: Callable[[], tuple[PoolPrice, ...]] = tuple
+    """What the provider charges for machines of its pools."""
     plan_requests: int = 0
-    _precomputed_for: tuple[JobId, int, bool, float | None] | None = None
-    """The job, generation and goal (``is_behind``) whose losses are being precomputed."""
+    _precomputed_for: tuple[JobId, int, object] | None = None
+    """The job, generation, and goal, budget and prices whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)
 
     def start(self, command: Effect, cause: str) -> None:
@@ -237,6 +239,7 @@ class Effects:
             is_behind=self.is_behind(job),
             begun=record.begun,
             usd_max=record.bill.usd_max,
+            prices=self.prices(),
             kinds=tuple(sorted({each.record.gpu for each in nodes.values()} - {""})),
         )
 
@@ -261,7 +264,8 @@ class Effects:
         if not isinstance(active.phase, Running):
             return
         budget = self.cluster.state.job.bill.usd_max
-        asked = active.job, active.generation.number, self.is_behind(active.job), budget
+        about = self.is_behind(active.job), budget, self.prices()
+        asked = active.job, active.generation.number, about
         if asked != self._precomputed_for:
             self._precomputed_for = asked
             self._tasks.start(self._precompute(active, active.generation))

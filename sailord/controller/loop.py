@@ -38,6 +38,7 @@ from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
 from sailord.notify.telemetry import TraceSender
+from sailord.planning.messages import PoolPrice
 from sailord.planning.pool import PlannerPool
 
 log = structlog.get_logger("sailord")
@@ -134,11 +135,12 @@ def build_controller(
     *,
     is_behind: Callable[[JobId], bool] = lambda _job: False,
     keeps_deadline: Callable[[JobId], bool] = lambda _job: False,
+    prices: Callable[[], tuple[PoolPrice, ...]] = tuple,
 ) -> Controller:
     """Build a controller that is not the leader yet.
 
     ``is_behind``: whether on-demand instances are rented for a job's deadline, ``keeps_deadline``:
-    whether they would be.
+    whether they would be. ``prices``: what the provider charges.
     """
     cluster = ClusterState(Parts(State(options=config.options, now=clock.now())))
     inbox, outbox = Inbox(clock), Outbox(gateway)
@@ -154,6 +156,7 @@ def build_controller(
         clock,
         writer.plans,
         is_behind=is_behind,
+        prices=prices,
     )
     telemetry = TraceSender(config.otlp, config.cluster_name)
     announcer = Announcer(gateway, Feed(), outbox, telemetry, keeps_deadline)

@@ -106,7 +106,8 @@ class _Asker:
         job = read_job(request.spec, begun=request.begun, usd_max=request.usd_max)
         job = _within_budget(job, request.usd_per_hour_max)
         nodes = [*_nodes_of(request.pools, "up"), *_nodes_of(request.pools, "obtainable")]
-        cluster = _priced(cluster_of(request.cluster_file, nodes), request.pools)
+        prices = [each for pool in request.pools if (each := pool.price) is not None]
+        cluster = cluster_of(request.cluster_file, nodes, prices)
         measurements = load_measurements(
             request.profiles,
             catalogue=cluster.catalogue,
@@ -265,22 +266,6 @@ def _nodes_of(pools: Sequence[PoolSupply], which: str) -> tuple[PlannerNode, ...
         for p in pools
         for number in range(p.up if which == "up" else p.obtainable)
     )  # fmt: skip
-
-
-def _priced(cluster: Cluster, pools: Sequence[PoolSupply]) -> Cluster:
-    """The cluster at the provider's prices, where the provider has prices."""
-    prices = {(p.gpu, p.machine, p.zone, p.spot): p.usd_per_hour for p in pools}
-    gpus = {(p.gpu, p.machine, p.zone, p.spot): p.gpus for p in pools}
-    found = []
-    for pool in cluster.pools:
-        key = (pool.gpu, pool.machine, pool.zone, pool.spot)
-        price = prices.get(key)
-        if price is not None:
-            pool = replace(  # noqa: PLW2901 - the same pool at another price
-                pool, price_usd_per_gpu_hour=price / gpus[key], price_source="provider"
-            )
-        found.append(pool)
-    return replace(cluster, pools=tuple(found))
 
 
 def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:

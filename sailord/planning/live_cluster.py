@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from agents.protocol.records import NodeRecord
 from planner.problem.objective import Limits
 from planner.replan.nodes import PlannerNode
 from planner.replan.state_map import placed_stages
-from sailord.planning.messages import PlanRequest
+from sailord.planning.messages import PlanRequest, PoolPrice
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.cluster_file import load_cluster
@@ -49,7 +49,7 @@ def priced_nodes(
     if not Limits(job.objective).needs_prices:
         return nodes, ()
     used = {place.node for _, place in placed_stages(before)} if before is not None else set()
-    cluster = cluster_of(request.cluster_file, nodes)
+    cluster = cluster_of(request.cluster_file, nodes, request.prices)
     priced = of_known_price(nodes, cluster, MeasuredNetwork())
     if len(priced) < len(nodes):
         links = None if request.links is None else request.links[0]
@@ -81,8 +81,34 @@ def planner_node(record: NodeRecord) -> PlannerNode:
     )
 
 
-def cluster_of(file: Path, nodes: Sequence[PlannerNode]) -> Cluster:
-    """The cluster of the file, with a pool added for each node that fits none of the file's."""
+def ran_on(before: Plan, request: PlanRequest) -> list[PlannerNode]:
+    """The machines of the running plan; unknown ones are reconstructed from the plan itself.
+
+    A new leader has never seen nodes that were lost before its election; they were spot nodes where
+    there are any.
+    """
+    known: dict[str, PlannerNode] = {record.id: planner_node(record) for record in request.ran_on}
+    places = {place.node: place for _, place in placed_stages(before) if place.node is not None}
+    live = [planner_node(record) for record in request.nodes]
+    unknown = places.keys() - known.keys() - {node.id for node in live}
+    if unknown:
+        seen = [*live, *known.values()]
+        pools = cluster_of(request.cluster_file, seen).pools
+        spot = {pool.key for pool in pools if pool.spot}
+        for name in sorted(unknown):
+            place = places[name]
+            gpus = max(place.devices, default=0) + 1
+            known[name] = PlannerNode(name, *place.key, gpus, place.key in spot)
+    return list(known.values())
+
+
+def cluster_of(
+    file: Path, nodes: Sequence[PlannerNode], provider_prices: Iterable[PoolPrice] = ()
+) -> Cluster:
+    """The cluster of the file, with a pool added for each node that fits none of the file's.
+
+    A pool of the provider has the provider's price, whatever the file says.
+    """
     cluster = load_cluster(file)
     known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
     prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
@@ -100,7 +126,19 @@ def cluster_of(file: Path, nodes: Sequence[PlannerNode]) -> Cluster:
             if price is not None:
                 pool = replace(pool, price_usd_per_gpu_hour=price, price_source=source)
             pools.append(pool)
-    return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
+    rented = {(p.gpu, p.machine, p.zone, p.spot): p.usd_per_gpu_hour for p in provider_prices}
+    return replace(cluster, pools=tuple(_priced((*cluster.pools, *pools), rented)), quotas=())
+
+
+def _priced(
+    pools: Iterable[Pool], prices: Mapping[tuple[str, str, str, bool], float]
+) -> Iterator[Pool]:
+    for pool in pools:
+        price = prices.get((pool.gpu, pool.machine, pool.zone, pool.spot))
+        if price is None:
+            yield pool
+        else:
+            yield replace(pool, price_usd_per_gpu_hour=price, price_source="provider")
 
 
 def _catalogue_price(cluster: Cluster, node: PlannerNode) -> float | None:

@@ -39,6 +39,17 @@ class MoveContext:
 NO_CONTEXT = MoveContext()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PoolPrice:
+    """What the provider charges for machines of one zone, type and contract."""
+
+    zone: str
+    machine: str
+    gpu: str
+    spot: bool
+    usd_per_gpu_hour: float
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """Which plan should the job run on these nodes?"""
@@ -74,6 +85,8 @@ class PlanRequest:
     """The job's total budget; ``None``: that of its file."""
     kinds: tuple[str, ...] = ()
     """The GPU kinds of all nodes, also of those that other jobs have."""
+    prices: tuple[PoolPrice, ...] = ()
+    """Of the provider's pools; all other nodes cost what the cluster file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +165,14 @@ class PoolSupply:
     """Of those that are up: machines that the job could use now."""
     flex: bool = False
     """Requests wait in a queue of the provider, maybe for hours."""
+
+    @property
+    def price(self) -> PoolPrice | None:
+        """What the provider charges, for each GPU; ``None``: unknown."""
+        if self.usd_per_hour is None:
+            return None
+        each = self.usd_per_hour / self.gpus
+        return PoolPrice(self.zone, self.machine, self.gpu, self.spot, each)
 
     @property
     def is_on_demand(self) -> bool:

@@ -31,13 +31,25 @@ from planner.replan.nodes import (
     spot_by_id,
 )
 from planner.replan.replanner import Replan, Replanner
-from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.gpu_worths import gpu_worths
 from sailord.planning.job_spec import read_job, with_speed_goal
-from sailord.planning.live_cluster import Profiles, cluster_of, files_of, planner_node, priced_nodes
-from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
+from sailord.planning.live_cluster import (
+    Profiles,
+    cluster_of,
+    files_of,
+    planner_node,
+    priced_nodes,
+    ran_on,
+)
+from sailord.planning.messages import (
+    FoundPlan,
+    MoveContext,
+    PlanRequest,
+    PoolPrice,
+    predicted_phases,
+)
 from simulator.api import OtherModelError, load_measurements
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
@@ -98,8 +110,9 @@ def _replanner(
     links: tuple[Path, int] | None,
     kinds: tuple[PlannerNode, ...],
     live: tuple[Correction, ...],
+    prices: tuple[PoolPrice, ...],
 ) -> Replanner:
-    cluster, job = cluster_of(file, kinds), about.job()
+    cluster, job = cluster_of(file, kinds, prices), about.job()
     found = load_measurements(
         profiles[0], catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
@@ -119,7 +132,7 @@ def replanner_for(
     """The replanner, cached by kinds of machines and profiles; past moves are this request's."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
     files = request.cluster_file, files_of(request), request.links
-    found = _replanner(_key_of(request), *files, tuple(kinds.values()), live)
+    found = _replanner(_key_of(request), *files, tuple(kinds.values()), live, request.prices)
     found.times = replace(DEFAULT_TIMES, past=request.past.moves)
     return found
 
@@ -192,7 +205,7 @@ def _from_running(
     told = _judged(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
     if not live:
         return told
-    judge = replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
+    judge = replanner_for(request, [*nodes, *ran_on(before, request)]).judge
     about = {**told.about, "why": [*told.about["why"], *map(str, live)]}
     plan = found.found[0]
     return _with_plain(replace(told, about=about), job, plan, judge.estimate(plan))
@@ -219,7 +232,7 @@ def _without_slow(
         node.id: factors.get(node.gpu, others) * slow.get(node.id, 1.0)
         for node in (*request.nodes, *request.ran_on)
     }
-    spot = spot_by_id([*nodes, *_ran_on(running.plan, request)])
+    spot = spot_by_id([*nodes, *ran_on(running.plan, request)])
 
     def at_their_speed(some: Plan) -> Estimate:
         return replanner.judge.estimate_on(some, spot, times_slower=times)
@@ -237,30 +250,9 @@ def _with_plain(told: FoundPlan, job: Job, plan: Plan, plain: Estimate) -> Found
     return replace(told, proposal=replace(told.proposal, busy=busy, plain_s=plain.iteration_s))
 
 
-def _ran_on(before: Plan, request: PlanRequest) -> list[PlannerNode]:
-    """The machines of the running plan; unknown ones are reconstructed from the plan itself.
-
-    A new leader has never seen nodes that were lost before its election; they were spot nodes where
-    there are any.
-    """
-    known: dict[str, PlannerNode] = {record.id: planner_node(record) for record in request.ran_on}
-    places = {place.node: place for _, place in placed_stages(before) if place.node is not None}
-    live = [planner_node(record) for record in request.nodes]
-    unknown = places.keys() - known.keys() - {node.id for node in live}
-    if unknown:
-        seen = [*live, *known.values()]
-        pools = cluster_of(request.cluster_file, seen).pools
-        spot = {pool.key for pool in pools if pool.spot}
-        for name in sorted(unknown):
-            place = places[name]
-            gpus = max(place.devices, default=0) + 1
-            known[name] = PlannerNode(name, *place.key, gpus, place.key in spot)
-    return list(known.values())
-
-
 def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, RunningPlan]:
     """The replanner and its tables for the running plan, cached."""
-    nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
+    nodes = [*map(planner_node, request.nodes), *ran_on(before, request)]
     live = _live_corrections(request, before, nodes)
     replanner = replanner_for(request, nodes, live)
     key = request.running, live

@@ -11,7 +11,8 @@ from sailord.capacity.core.model import CapacityPolicy, CapacityState, DeadlineS
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
-from tests.sailord.capacity.core.story import instance
+from sailord.planning.messages import PoolPrice
+from tests.sailord.capacity.core.story import A, B, instance
 
 JOB, OTHER = JobId("job"), JobId("other")
 
@@ -36,3 +37,12 @@ def test_instances_that_sailord_deletes_are_given_back_and_preempted_ones_are_no
     known = {each.instance.id: each for each in (stays, goes, taken)}
     assert RentedNow(CapacityState(instances=known)).given_back() == {"n1"}
     assert RentedNow().given_back() == frozenset()
+
+
+def test_what_the_provider_charges_is_told_for_each_gpu() -> None:
+    assert RentedNow().prices() == ()
+    found = RentedNow(CapacityState(prices={B: 8.0, A: 12.0})).prices()
+    assert found == (
+        PoolPrice(A.zone, A.machine, A.gpu, A.spot, 12.0 / A.gpus),
+        PoolPrice(B.zone, B.machine, B.gpu, B.spot, 8.0 / B.gpus),
+    )

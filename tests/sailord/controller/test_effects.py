@@ -33,6 +33,7 @@ from sailord.core.model.events import (
 )
 from sailord.core.model.state import State
 from sailord.core.sharing.parts import Parts
+from sailord.planning.messages import PoolPrice
 from tests.sailord.core.states import JOB, A, B, G, durable, node, record, state
 
 OUTSIDE = JobRecord(JOB, "running", saving=Saving("file:///elsewhere"))
@@ -103,8 +104,10 @@ async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() ->
     other = node(B, record=record(B, gpu="T4"))
     known = ClusterState(Parts(state(None, node(A), other)))
     effects = Effects(config, gateway, others, others, others, known, Inbox(Clock()), Clock(), {})
+    effects.prices = lambda: (PoolPrice("z", "m", "T4", spot=True, usd_per_gpu_hour=0.1),)
     request = await effects._request(JOB, (A,), None)
     assert request is not None
+    assert request.prices == effects.prices()
     assert [each.id for each in request.nodes] == [A]
     assert request.kinds == ("A100-40", "T4"), "also of nodes that it is not about"
     assert await effects._request(JOB, (A,), None) is None

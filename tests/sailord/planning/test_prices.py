@@ -12,8 +12,9 @@ from agents.protocol.records import NodeId
 from planner.problem.objective import LimitedFigures, Limits
 from sailord.planning.capacity_search import choose_capacity
 from sailord.planning.live_cluster import cluster_of, planner_node
-from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
+from sailord.planning.messages import CapacityRequest, FoundPlan, PoolPrice, PoolSupply
 from sailord.planning.plan_search import answer, precompute_next, start_precomputing
+from sailord.planning.precomputed import PrecomputedPlans
 from simulator.spec.job import Objective
 from tests.sailord.planning.requests import NODES, QUESTION, SPEC, node
 
@@ -68,6 +69,29 @@ def test_unpriced_spot_node_of_a_priced_machine_type_stops_no_question(tmp_path:
     after = answer(lost)
     assert isinstance(after, FoundPlan), after
     assert spot.id not in after.proposal.members
+
+
+def test_nodes_of_the_providers_pools_cost_what_it_charges(tmp_path: Path) -> None:
+    """A job's bill is its plan's price, so it agrees with what `capacity` shows."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(POOL)
+    machine = replace(NODES[0], gpu="RTX-3090", machine="RTX-3090x2")
+    own = replace(QUESTION, cluster_file=file, nodes=(machine,))
+    rented = PoolPrice(machine.zone, machine.machine, machine.gpu, False, 2.5)
+    asked = [
+        own,
+        replace(own, prices=(rented,)),
+        replace(own, prices=(replace(rented, spot=True),)),
+    ]
+    found = [answer(each) for each in asked]
+    assert all(isinstance(each, FoundPlan) for each in found)
+    prices = [each.proposal.usd_per_hour for each in found]  # Of a plan that uses one GPU.
+    assert prices == pytest.approx([1.0, 2.5, 1.0])
+    runs = replace(own, running=found[0].plan, ran_on=(machine,))
+    ahead = PrecomputedPlans(runs)
+    ahead.add(frozenset(), frozenset(), answer(runs))
+    assert ahead.answer(runs) is not None
+    assert ahead.answer(replace(runs, prices=(rented,))) is None, "it had another price"
 
 
 def test_prices_of_the_network_file_count(tmp_path: Path) -> None:
