@@ -26,7 +26,7 @@ from sailord.text.cluster_text import (
 from sailord.text.event_lines import EventLine, fold
 from sailord.text.plan_text import StageGroup, pipeline_kinds
 from sailord.text.printable import printable
-from sailord.text.units import YEAR_S, clock, counted, duration
+from sailord.text.units import YEAR_S, clock, counted, dollars, duration
 
 WIDTH_MIN, HEIGHT_MIN = 40, 10
 BARS = "▁▂▃▄▅▆▇█"
@@ -170,7 +170,7 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
         if width >= 80 and left_s < YEAR_S:
             after += f", {datetime.fromtimestamp(at + left_s).strftime('%a %H:%M')}"
         usd = usd_to_come(job)
-        after += f", ${usd:,.2f} more" if usd else ""
+        after += f", {dollars(usd)} more" if usd else ""
     cells = min(max(width - line.cell_len - len(after), 6), 40)
     full = int(share * cells)
     line.append("━" * full, "green").append("─" * (cells - full), "dim")

@@ -12,7 +12,7 @@ from sailord.text.event_lines import fold, line_text
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
-from sailord.text.units import YEAR_S, counted, duration, memory, timestamp
+from sailord.text.units import YEAR_S, counted, dollars, duration, memory, timestamp
 
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
@@ -225,7 +225,7 @@ def _end(job: dict[str, Any], at: float) -> str:
     if left_s is None:
         return ""
     when = f", {timestamp(at + left_s)}" if left_s < YEAR_S else ""
-    more = "" if usd is None else f", ${usd:,.2f} more"
+    more = "" if usd is None else f", {dollars(usd)} more"
     return f"done in {duration(left_s)}{when}{more}"
 
 
@@ -413,7 +413,7 @@ def _move_lines(move: dict[str, Any]) -> list[str]:
     if move["kind"] != "start":  # A start interrupts nothing.
         usd = move["usd"]
         lost = [f"{counted(move['steps_lost'], 'step')} lost"]
-        lost += [] if usd is None else [f"${usd:,.2f}"]
+        lost += [] if usd is None else [dollars(usd)]
         downtime = f"downtime {move['downtime_s']:.2f} s (predicted {move['predicted_s']:.2f} s)"
         cost = [*lost, downtime, *cost]
     lines = [f"{begin}: {short_cause(move['reason'])}", f"  {', '.join(cost)}"]

@@ -1,4 +1,4 @@
-"""Moments, durations, sizes, counts and ranges of numbers as text."""
+"""Moments, durations, dollars, sizes, counts and ranges of numbers as text."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def memory(size: float) -> str:
     )
     amount = size / scale
     return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def dollars(usd: float) -> str:
+    """Return dollars and cents; what is less than a cent with its first digit, to a millionth."""
+    first_digit = float(f"{usd:.1g}")
+    tiny = f"{first_digit:.6f}".rstrip("0")
+    return f"${tiny}" if 0.000001 <= first_digit < 0.01 else f"${usd:,.2f}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -31,6 +31,10 @@ def test_a_move_tells_its_cause_its_cost_and_its_phases():
     assert max(map(len, told(LOSS).splitlines())) <= 100
 
 
+def test_a_move_of_less_than_a_cent_is_not_free():
+    assert "1 step lost, $0.004, downtime" in told(LOSS | {"usd": 0.0042})
+
+
 def test_a_start_interrupts_nothing():
     line = told(LOSS | {"kind": "start"}).splitlines()[1]
     assert line == "  5.00 s in all"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sailord.text.units import clock, counted, duration, memory, number_ranges, timestamp
+from sailord.text.units import clock, counted, dollars, duration, memory, number_ranges, timestamp
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,22 @@ def test_duration_has_the_unit_that_suits_it(seconds: float, text: str) -> None:
 )
 def test_memory_has_the_unit_that_suits_it(size: float, text: str) -> None:
     assert memory(size) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "$0.00"),
+        (4e-7, "$0.00"),
+        (0.000004, "$0.000004"),
+        (0.0042, "$0.004"),
+        (0.0096, "$0.01"),
+        (0.014, "$0.01"),
+        (1234.5, "$1,234.50"),
+    ],
+)
+def test_less_than_a_cent_is_not_nothing(usd: float, text: str) -> None:
+    assert dollars(usd) == text
 
 
 def test_numbers_in_a_row_become_a_range() -> None:
