@@ -15,6 +15,7 @@ from sailord.api.answers.types import (
     Refusals,
     StoreView,
 )
+from sailord.core.queries.forecast import DEADLINE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.notify.feed import EventKind
 from sailord.text.cluster_text import cure_of_hold, refused_line
@@ -28,6 +29,13 @@ CURES = {
     "lost": "if it is up, read the log of its sailor-agent and start it again",
 }
 """Of a node's state."""
+WRITES = "make room in it, or give sailord its rights (docs/operations.md)"
+RECEIVER = "see that it runs, and its address in sailord.toml"
+UNREADABLE = "docs/operations.md#troubleshooting says what to do"
+LATE = "it needs faster or more instances: allow more pools, or raise the budgets"
+FASTER = "it needs faster or more nodes"
+STORAGE = "mend the storage: it is tried again by itself"
+TROUBLE = "the log of its sailor-agent says more"
 NO_NODE = "there is no node; start sailor-agent on one"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
@@ -133,15 +141,15 @@ def _service_problems(service: Service) -> Iterator[OpenProblem]:
         text = f"the store does not answer{trouble}; {cure}"
         yield OpenProblem("store", "", text, store.away_since)
     elif store.trouble:
-        text = f"the store rejects writes and blocks the controller: {store.trouble}"
+        text = f"the store rejects writes and blocks the controller: {store.trouble}; {WRITES}"
         yield OpenProblem("writes", "", text)
     if not service.has_leader:
         yield OpenProblem("leader", "", "no leader is elected; read the log of each sailord")
     for each in service.unheard:
-        text = f"webhook receiver does not answer: {each}"
+        text = f"webhook receiver does not answer: {each}; {RECEIVER}"
         yield OpenProblem("receiver", each.partition(": ")[0], text)
     for key, why in service.unreadable.items():
-        yield OpenProblem("unreadable", key, f"cannot be read: {key}: {why}")
+        yield OpenProblem("unreadable", key, f"cannot be read: {key}: {why}; {UNREADABLE}")
     if service.refusals.last_hour >= REFUSALS_MANY:
         refused = refused_line({"refusals": plain(service.refusals)})
         text = f"refused: {refused}; see sailor_requests_refused_total, and docs/security.md"
@@ -164,7 +172,7 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[OpenProblem]:
         text = f"no instance is wanted, since there is no plan: {glance.why_not_rented}"
         yield OpenProblem("not rented", "", text)
     if glance.is_late:
-        yield OpenProblem("late", "", glance.deadline)
+        yield OpenProblem("late", "", f"{glance.deadline}; {LATE}")
     if glance.resting and glance.up < glance.wanted:
         text = "instances are missing, requests were refused; see sailorctl capacity"
         yield OpenProblem("missing", "", text)
@@ -183,9 +191,10 @@ def _job_problems(
         text = "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
         yield OpenProblem("waits", job.id, text, job.phase.since)
     if job.storage_trouble:
-        yield OpenProblem("storage", job.id, f"checkpoints: {job.storage_trouble}")
+        yield OpenProblem("storage", job.id, f"checkpoints: {job.storage_trouble}; {STORAGE}")
     for kind, risk in risks.items():
-        yield OpenProblem(kind, job.id, f"{job.id}: {risk}")
+        cure = f"; {FASTER}" if kind == DEADLINE else ""  # The budget's is in the sentence.
+        yield OpenProblem(kind, job.id, f"{job.id}: {risk}{cure}")
 
 
 def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
@@ -219,16 +228,17 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[OpenProble
             continue  # As expected of spot nodes.
         if is_gone or node.failure:
             why = node.failure or node.why_lost
-            cure = f"; {CURES[node.state]}" if node.state in CURES else ""
-            text = f"{node.name} is {node.state}{f': {why}' if why else ''}{cure}"
+            cure = CURES.get(node.state, f"sailorctl logs {node.name} shows more")
+            text = f"{node.name} is {node.state}{f': {why}' if why else ''}; {cure}"
             yield OpenProblem("gone" if is_gone else "failure", node.id, text)
         if node.unsound:
-            text = f"{node.name} is not used: {node.unsound}"
+            setup = f"; sailorctl logs {node.name} --setup shows what it printed"
+            text = f"{node.name} is not used: {node.unsound}{setup * ('setup `' in node.unsound)}"
             yield OpenProblem("unsound", node.id, text)
         if node.state == "lost":
             continue
         if node.trouble:
-            yield OpenProblem("trouble", node.id, f"{node.name}: {node.trouble}")
+            yield OpenProblem("trouble", node.id, f"{node.name}: {node.trouble}; {TROUBLE}")
         if node.leaves_at is not None and now - node.leaves_at > OVERDUE_S:
             text = (
                 f"{node.name} is still up after its notice ran out; "

@@ -76,9 +76,10 @@ def test_doctor_names_machines_with_one_name() -> None:
             {"state": "lost", "why_lost": "its agent is silent"},
             "a is lost: its agent is silent; if it is up, read the log of its sailor-agent",
         ),
-        ({"failure": "out of memory"}, "a is ready: out of memory"),
-        ({"unsound": "GPU 3 is broken"}, "a is not used: GPU 3 is broken"),
-        ({"trouble": "no room for snapshots"}, "a: no room for snapshots"),
+        ({"failure": "out of memory"}, "a is ready: out of memory; sailorctl logs a shows more"),
+        ({"unsound": "GPU 3 is broken: replace it"}, "a is not used: GPU 3 is broken: replace it"),
+        ({"unsound": "setup `make` exited with 2"}, "with 2; sailorctl logs a --setup shows"),
+        ({"trouble": "no room"}, "a: no room; the log of its sailor-agent says more"),
         ({"leaves_at": 900.0}, "sailorctl withdraw a"),
     ],
 )
@@ -98,9 +99,9 @@ def test_a_draining_spot_node_is_no_problem(state: Any) -> None:
     [
         ({"has_leader": False}, "no leader is elected"),
         ({"store": StoreView(False, 1.0, "refused")}, "the store does not answer (refused)"),
-        ({"store": StoreView(True, None, "no space")}, "rejects writes"),
-        ({"unheard": ("http://h: 500",)}, "does not answer: http://h: 500"),
-        ({"unreadable": {"/k": "no number"}}, "cannot be read: /k: no number"),
+        ({"store": StoreView(True, None, "no space")}, "controller: no space; make room in it"),
+        ({"unheard": ("http://h: 500",)}, "does not answer: http://h: 500; see that it runs"),
+        ({"unreadable": {"/k": "no number"}}, "cannot be read: /k: no number; docs/operations"),
         ({"refusals": Refusals(REFUSALS_MANY, {}, 1.0, "h", "token")}, "10 requests within"),
     ],
 )
@@ -116,14 +117,21 @@ def test_a_budget_or_deadline_at_risk_needs_a_person() -> None:
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
     risks = at_risk(state)
     assert len(risks) == 2
-    said = tuple(f"job: {risk}" for risk in risks.values())
-    assert texts(WELL, view, (NODE,), NOW, (), risks) == said
+    said = texts(WELL, view, (NODE,), NOW, (), risks)
+    assert [
+        each.startswith(f"job: {risk}") for each, risk in zip(said, risks.values(), strict=True)
+    ]
+    assert ["sailorctl budget" in said[0], "faster or more nodes" in said[1]] == [True, True]
 
 
 def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
     late = "the deadline will be missed by 13 min or more"
     glance = CapacityGlance(4, 4, 0, 0, 0, (), 1.0, 1.0, "", (), deadline=late, is_late=True)
-    assert told(replace(WELL, capacity=glance)) == (late,)
+    (found,) = told(replace(WELL, capacity=glance))
+    assert (
+        found
+        == f"{late}; it needs faster or more instances: allow more pools, or raise the budgets"
+    )
     kept = replace(glance, deadline="spot instances suffice", is_late=False)
     assert told(replace(WELL, capacity=kept)) == ()
 
@@ -204,6 +212,12 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
         state_of(Waiting("no node is ready", NOW - 60)), StepRate(), None, {}, {}, NOW
     )
     assert texts(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
+
+
+def test_a_failing_storage_is_a_problem_with_its_cure() -> None:
+    view = render.active_view(state_of(trouble="gs: full"), StepRate(), None, {}, {}, NOW)
+    (said,) = texts(WELL, view, (NODE,), NOW)
+    assert said == "checkpoints: gs: full; mend the storage: it is tried again by itself"
 
 
 def test_a_drain_that_cannot_end_is_a_problem_with_the_order_that_cancels_it() -> None:
