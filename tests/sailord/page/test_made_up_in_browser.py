@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,29 @@ def test_a_measured_step_is_drawn_below_the_predicted_rows_and_in_numbers(tmp_pa
         await check_rules(tab)
 
     watch(tmp_path, MadeUp(8), play)
+
+
+def test_a_problem_tells_since_when_and_the_next_checkpoint_its_step(tmp_path: Path) -> None:
+    class Troubled(MadeUp):
+        def state(self) -> State:
+            made = super().state()
+            assert made.active is not None
+            active = replace(made.active, generation=replace(self.generation, persist_every=5000))
+            first = made.nodes[self.records[0].id]
+            assert first.report is not None
+            told = replace(first, report=replace(first.report, trouble="no room"))
+            nodes = made.nodes.with_({first.record.id: told})
+            return replace(made, nodes=nodes, active=active, led_since=self.begun)
+
+    async def play(tab: Tab) -> None:
+        said = "document.querySelector('#troubles li')?.innerText ?? ''"
+        await tab.wait(f"({said}) !== ''")
+        text = await tab.run(said)
+        assert text.startswith("n00000: no room; ")
+        assert re.search(r" · since \d\d:\d\d:\d\d or earlier$", text), text
+        assert "next at step 5,000" in await tab.run("document.getElementById('figures').innerText")
+
+    watch(tmp_path, Troubled(8), play)
 
 
 def test_a_step_that_was_not_measured_leaves_the_predicted_rows_alone(tmp_path: Path) -> None:
