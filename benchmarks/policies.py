@@ -38,13 +38,16 @@ OTHERS = POLICIES[1:-1]
 
 
 class CachedSearch:
-    """Finds the plan of each availability once for each goal."""
+    """Finds the plan of each availability once for each goal and limit of time."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[GpuCounts, Goal], Answer] = {}
+        self.known: dict[tuple[GpuCounts, Goal, float | None], Answer] = {}
 
     def __call__(self, asked: Question) -> Answer:
-        key = tuple(pool.gpus for pool in asked.cluster.pools), asked.job.objective.goal
+        gpus = tuple(pool.gpus for pool in asked.cluster.pools)
+        steps, left_s = asked.job.steps, asked.seconds_left
+        step_s = None if left_s is None or steps is None else left_s / steps
+        key = (gpus, asked.job.objective.goal, step_s)
         if key not in self.known:
             self.known[key] = find_plan(asked, SearchCache())
         return self.known[key]

@@ -176,14 +176,25 @@ class PlanLibrary:
         """The fastest known plan that fits an availability, whatever the goal."""
         return self._best_by(state, "throughput")
 
+    def within(self, state: int, *, iteration_s: float, usd: float | None) -> list[int]:
+        """The known plans that fit an availability, take no longer than this for a step, and cost
+        less, where dollars are known."""
+        found = []
+        for plan, known in enumerate(self.known):
+            is_cheaper = usd is None or known.usd is None or known.usd < usd
+            if is_cheaper and known.estimate.iteration_s <= iteration_s and self.fits(plan, state):
+                found.append(plan)
+        return found
+
     def _best_by(self, state: int, goal: Goal) -> int | None:
         key = (state, goal)
         if key not in self._best:
             fitting = [plan for plan in range(len(self.known)) if self.fits(plan, state)]
-            self._best[key] = self._best_of(fitting, goal)
+            self._best[key] = self.best_of(fitting, goal)
         return self._best[key]
 
-    def _best_of(self, plans: Sequence[int], goal: Goal) -> int | None:
+    def best_of(self, plans: Sequence[int], goal: Goal) -> int | None:
+        """The best of these plans; of tied ones the cheapest or fastest."""
         score = {plan: self.known[plan].score(goal) for plan in plans}
         least = min((objective for objective, _ in score.values()), default=math.inf)
         equal = [plan for plan in plans if score[plan][0] <= least * (1 + TIE)]
@@ -303,20 +314,31 @@ def _mixes_contracts(plans: PlanLibrary) -> bool:
     return len(set(keys)) < len(keys)
 
 
-def learn(plans: PlanLibrary, gpus: GpuCounts, search: Search, goal: Goal | None = None) -> None:
-    """Search the plan of an availability, unless a larger one has none."""
+def learn(
+    plans: PlanLibrary,
+    gpus: GpuCounts,
+    search: Search,
+    goal: Goal | None = None,
+    *,
+    seconds_left: float | None = None,
+) -> None:
+    """Search the plan of an availability, unless a larger one has none.
+
+    With ``seconds_left`` one that takes no longer for all steps of the job.
+    """
     # On-demand GPUs of a place are charged first, so fewer of them may be what a limit allows.
     is_monotone = not (_has_limits(plans.question.job.objective) and _mixes_contracts(plans))
     if is_monotone and any(all(map(le, gpus, other)) for other in plans.without_plan):
         return
     plans.searched += 1
-    asked = plans.question
+    asked = replace(plans.question, seconds_left=seconds_left)
     if goal is not None:
         objective = replace(asked.job.objective, goal=goal)
         asked = replace(asked, job=replace(asked.job, objective=objective))
     answer = search(replace(asked, cluster=cluster_at(asked.cluster, gpus)))
     if answer.plan is None:
-        plans.without_plan.append(gpus)
+        if seconds_left is None:
+            plans.without_plan.append(gpus)
         return
     assert answer.estimate is not None
     plans.add(answer.plan, answer.estimate)

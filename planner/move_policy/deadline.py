@@ -8,19 +8,22 @@ are none.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 DeadlineRule = Literal["sailor", "uniform-progress", "safety-net"]
 """While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
-pace (Can't Be Late, NSDI'24); ``sailor`` only if, in addition, the spot time expected until the
-deadline does not suffice; ``safety-net`` only when it must."""
+pace (Can't Be Late, NSDI'24); ``sailor`` once the time to spare is no more than what the changes to
+spot GPUs and back that it expects may cost; ``safety-net`` only when it must."""
 DEADLINE_RULES: tuple[DeadlineRule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
 SPOT_SLOWDOWN_MAX = 2.0
 """Spot GPUs are not used alone if a step takes more than this multiple of one on demand."""
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
+RESERVE_FACTOR = 2.0
+"""Spot GPUs may be slower, and come more often, than expected."""
 PRIOR_SHARE = 0.5
 """Assumed share of time with spot GPUs before anything was observed."""
 
@@ -44,13 +47,20 @@ class DeadlineView:
     """Worst-case seconds until on-demand GPUs train, repeated work included."""
     back_s: float
     """Worst-case seconds of a change to spot GPUs and back."""
-    spot_s: float = 0.0
-    """Seconds so far in which the job could run on spot GPUs."""
     is_committed: bool = False
     """The safety net was taken."""
     ahead_s: float = 0.0
     """Seconds ahead of an even pace at which a job leaves on-demand GPUs, so that it does not pay
     for the next change at once."""
+    reserve_s: float = 0.0
+    """Time to spare that is kept for spot GPUs that are still to come, see ``slack_reserve_s``."""
+    paid_s: float = math.inf
+    """Seconds on the on-demand GPUs that the budget still pays for; infinite: there is no budget,
+    or it never paid for all steps."""
+    on_demand_usd: float | None = None
+    """Dollars of a step on the on-demand GPUs, if known."""
+    spot_usd: float | None = None
+    """Dollars of a step on the spot GPUs that are up, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +69,25 @@ class DeadlineVerdict:
 
     use: Use
     slack_s: float
-    """Time to spare if the job changed to on-demand GPUs now, after the worst loss."""
+    """Time to spare if the job changed to on-demand GPUs now, after the worst loss; less, if the
+    budget pays for less."""
     behind_s: float
     """Seconds that the job is behind an even pace; negative if it is ahead."""
     is_committed: bool = False
 
 
 def can_run_on_spot(view: DeadlineView) -> bool:
-    """Return whether the spot GPUs that are up are worth running on alone."""
-    return (
-        view.spot_each_s is not None
-        and view.spot_each_s <= SPOT_SLOWDOWN_MAX * view.on_demand_each_s
-    )
+    """Return whether the spot GPUs that are up are worth running on: not slow, and cheaper."""
+    if view.spot_each_s is None or view.spot_each_s > SPOT_SLOWDOWN_MAX * view.on_demand_each_s:
+        return False
+    return view.spot_usd is None or view.on_demand_usd is None or view.spot_usd < view.on_demand_usd
 
 
 def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> DeadlineVerdict:
     """Return what the job should run on now, by the rule."""
     left = max(0.0, view.steps - view.done)
-    slack_s = view.deadline_s - view.now_s - left * view.on_demand_each_s - view.change_s
+    until_s = min(view.deadline_s - view.now_s, view.paid_s)
+    slack_s = until_s - left * view.on_demand_each_s - view.change_s
     behind_s = view.now_s - view.deadline_s * view.done / view.steps
     if view.is_committed or slack_s <= 0:
         return DeadlineVerdict("on demand", slack_s, behind_s, is_committed=True)
@@ -84,13 +95,39 @@ def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> Deadlin
         # From on demand to spot only if that leaves time to come back.
         stays = view.is_on_demand and slack_s <= view.back_s
         return DeadlineVerdict("on demand" if stays else "spot", slack_s, behind_s)
-    buys = behind_s > -view.ahead_s and _buys(view, left, rule)
+    if rule == "sailor":
+        # What a change back would cost must be gained first, or the next judgement would buy again.
+        back_s = view.back_s if view.is_on_demand else 0.0
+        buys = slack_s <= view.reserve_s + back_s + view.ahead_s
+    else:
+        buys = rule == "uniform-progress" and behind_s > -view.ahead_s
     return DeadlineVerdict("on demand" if buys else "wait", slack_s, behind_s)
 
 
-def _buys(view: DeadlineView, left: float, rule: DeadlineRule) -> bool:
-    """Return whether a job behind an even pace runs on demand while there are no spot GPUs."""
-    if rule != "sailor":
-        return rule == "uniform-progress"
-    share = (view.spot_s + PRIOR_SHARE * PRIOR_S) / (view.now_s + PRIOR_S)
-    return left > share * (view.deadline_s - view.now_s) / view.on_demand_each_s
+def slack_reserve_s(back_s: float, periods: int, now_s: float, left_s: float) -> float:
+    """Return the time to spare that changes to spot GPUs and back may cost until the deadline.
+
+    ``periods`` is how often there have been spot GPUs so far.
+    """
+    expected = (periods + 1) * left_s / (now_s + PRIOR_S)
+    return RESERVE_FACTOR * back_s * (2 + expected)
+
+
+def expected_spot_share(spot_s: float, now_s: float) -> float:
+    """The share of the time to come with spot GPUs, by the seconds with them so far."""
+    return (spot_s + PRIOR_SHARE * PRIOR_S) / (now_s + PRIOR_S)
+
+
+def steps_on_spot(
+    left: float, left_s: float, share: float, spot_each_s: float, on_demand_each_s: float
+) -> float:
+    """Return how many of the steps that are left spot GPUs will do, in expectation.
+
+    They are there for a share of the time. If they are slower, each of their steps takes some of
+    the time to spare.
+    """
+    steps = min(left, share * left_s / spot_each_s)
+    slower_s = spot_each_s - on_demand_each_s
+    if slower_s > 0:
+        steps = min(steps, (left_s - left * on_demand_each_s) / slower_s)
+    return max(0.0, steps)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from planner.move_policy.deadline import PRIOR_SHARE, SPOT_SLOWDOWN_MAX
+from planner.move_policy.deadline import PRIOR_SHARE, SPOT_SLOWDOWN_MAX, steps_on_spot
 from planner.problem.question import Answer, Question
 from simulator.cluster.cluster import Pool
 from simulator.estimate.result import Estimate
@@ -134,11 +134,9 @@ def _mixture(
     spare_s = left_s - CHANGE_S - steps * on_demand.iteration_s
     by_spot = 0.0
     if spare_s >= 0:
-        by_spot = min(steps, share * left_s / spot.iteration_s)
-        slower_s = spot.iteration_s - on_demand.iteration_s
-        if slower_s > 0:
-            # Each step on spot machines takes this much of the time to spare.
-            by_spot = min(by_spot, spare_s / slower_s)
+        by_spot = steps_on_spot(
+            steps, left_s - CHANGE_S, share, spot.iteration_s, on_demand.iteration_s
+        )
     return Mixture(
         share,
         by_spot * spot_usd + (steps - by_spot) * on_demand_usd,

@@ -62,8 +62,8 @@ class Replay:
     """Seconds from the beginning within which the job has to be done."""
     limits: RunLimits = NO_LIMITS
     steady: SteadyRun | None = None
-    """A job with a deadline on the first interval's on-demand GPUs alone, if there are any: the
-    cheaper of the preferred and the fastest plan that is in time, else the fastest."""
+    """A job with a deadline on the on-demand GPUs that are always there alone, if there are any:
+    the cheaper of the preferred and the fastest plan that is in time, else the fastest."""
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def replayed(
         # A plan for the last steps only may cost more than the budget pays for all of them.
         objective = replace(question.job.objective, deadline=None, max_usd_total=None)
         question = replace(question, job=replace(question.job, objective=objective))
-    plans = plans_for(question, trace, taken, search, searches=searches, by_contract=has_deadline)
+    plans = plans_for(question, trace, taken, search, searches=searches, deadline_s=deadline_s)
     figures = plans.figures()
     spans = spans_of(trace, plans, taken)
 
@@ -138,8 +138,16 @@ def replayed(
         limits,
         None
         if deadline_s is None
-        else _steady_run(plans, figures, spans[0].state, costs, limits, deadline_s),
+        else _steady_run(
+            plans, figures, _always_up(spans, plans, deadline_s), costs, limits, deadline_s
+        ),
     )
+
+
+def _always_up(spans: Sequence[AvailabilitySpan], plans: PlanLibrary, until_s: float) -> int:
+    """The availability of GPUs that are up all the time until a moment."""
+    counts = (span.up for span in spans if span.start_s < until_s)
+    return plans.state(tuple(map(min, zip(*counts, strict=True))))
 
 
 def _steady_run(
@@ -157,7 +165,7 @@ def _steady_run(
     assert limits.steps is not None, "a deadline needs steps"
     found = []
     for plan in (figures[fastest], figures[preferred]):
-        seconds = limits.steps * costs.step_s(plan.iteration_s, costs.checkpoint_every_s)
+        seconds = limits.steps * plan.iteration_s * (1 + costs.checkpoint_share)
         usd_per_s = plan.usd_per_running_s
         found.append(SteadyRun(seconds, None if usd_per_s is None else seconds * usd_per_s))
     in_time = [run for run in found if run.seconds <= deadline_s]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from planner.library.plan_library import PlanLibrary, Search, learn
+from planner.move_policy.deadline import SPOT_SLOWDOWN_MAX
 from planner.problem.question import Question
-from simulator.spec.job import Goal
 from simulator.traces.play_types import AvailabilitySpan
 from simulator.traces.trace import GpuCounts, LostSlots, Trace
 
@@ -22,12 +23,11 @@ def plans_for(
     search: Search,
     *,
     searches: int,
-    by_contract: bool = False,
+    deadline_s: float | None = None,
 ) -> PlanLibrary:
     """Search the availabilities that last longest, up to ``searches`` of them.
 
-    With ``by_contract``, spot and on-demand GPUs are also searched apart, and on-demand GPUs for
-    the fastest plan, too, which a deadline may need whatever the goal.
+    With a deadline, spot and on-demand GPUs are also searched apart.
     """
     plans = PlanLibrary(question)
     seconds: dict[GpuCounts, float] = trace.distinct()
@@ -35,20 +35,49 @@ def plans_for(
         seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
     for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
         state = plans.state(gpus)
-        if by_contract:
+        if deadline_s is not None:
             plans.spot_only(state)
             plans.on_demand_only(state)
-    for gpus, state in list(plans.states.items()):
-        goals: list[Goal] = [plans.goal]
-        if by_contract and plans.goal == "cost" and not plans.has_spot(state):
-            goals.insert(0, "throughput")
-        for goal in goals:
-            # Search beyond the budget where no known plan fits, so that the job never idles for
-            # lack of a search.
-            is_spent = plans.searched >= searches
-            if sum(gpus) and not (is_spent and plans.best(state) is not None):
-                learn(plans, gpus, search, goal)
+    if deadline_s is not None:
+        _learn_by_contract(plans, search, searches, deadline_s)
+        return plans
+    for gpus in list(plans.states):
+        if _is_worth_a_search(plans, gpus, searches):
+            learn(plans, gpus, search)
     return plans
+
+
+def _learn_by_contract(
+    plans: PlanLibrary, search: Search, searches: int, deadline_s: float
+) -> None:
+    """Search on-demand GPUs, then spot GPUs, and both together where on demand has no plan.
+
+    With goal ``cost`` both are also searched for the fastest plan, which may be needed. The
+    cheapest plan on demand ends by the deadline; on spot it is not much slower than the fastest on
+    demand.
+    """
+    steps, is_cost = plans.question.job.steps, plans.goal == "cost"
+    assert steps is not None, "a deadline needs steps"
+    states = [gpus for gpus in plans.states if _is_worth_a_search(plans, gpus, searches)]
+    for gpus in states:
+        if plans.has_spot(plans.state(gpus)) or not _is_worth_a_search(plans, gpus, searches):
+            continue
+        learn(plans, gpus, search, "throughput")
+        if is_cost:
+            learn(plans, gpus, search, seconds_left=deadline_s)
+    fastest_s = min((known.estimate.iteration_s for known in plans.known), default=math.inf)
+    slowest_s = steps * SPOT_SLOWDOWN_MAX * fastest_s
+    for gpus in states:
+        on_demand = plans.best(plans.on_demand_only(plans.state(gpus)))
+        if on_demand is None and _is_worth_a_search(plans, gpus, searches):
+            learn(plans, gpus, search, "throughput")
+            if is_cost:
+                learn(plans, gpus, search, seconds_left=slowest_s)
+
+
+def _is_worth_a_search(plans: PlanLibrary, gpus: GpuCounts, searches: int) -> bool:
+    """Whether searches are left, or no known plan fits, so that a job would idle without one."""
+    return bool(sum(gpus)) and (plans.searched < searches or plans.best(plans.state(gpus)) is None)
 
 
 def spans_of(

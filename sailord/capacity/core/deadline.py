@@ -2,12 +2,13 @@
 
 What the job could run on comes from the planner; what it should run on now follows from its
 progress by ``planner.move_policy.deadline``, as in replays. On-demand instances are wanted while
-the job is behind an even pace and no spot instances are there, and to the end once only they can
-still make it.
+there are no spot instances and little time to spare, and to the end once only they can still make
+it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from planner.move_policy.deadline import (
     DeadlineView,
     can_run_on_spot,
     judge_deadline,
+    slack_reserve_s,
 )
 from sailord.capacity.core.budget import stop_due, usd_per_hour_limit
 from sailord.capacity.core.model import (
@@ -37,22 +39,27 @@ BOOT_S = 180.0
 """Assumed from a request to a registered agent, until it was seen."""
 LATE_SHARE = 0.02
 """A forecast beyond the deadline by less than this share of what is left is noise."""
-RECORD_S = 60.0
-"""The stored time with spot instances is rounded down to this, so that it is seldom stored."""
 
 
 def pace_record(pace: DeadlineState | None) -> PaceRecord | None:
     """Return what is stored of a pace."""
     if pace is None:
         return None
-    return PaceRecord(pace.job, pace.spot_s // RECORD_S * RECORD_S, pace.is_committed)
+    return PaceRecord(pace.job, pace.spot_periods, pace.is_committed, pace.is_paid_for)
 
 
-def pace_of(record: PaceRecord | None, now: float) -> DeadlineState | None:
+def pace_of(record: PaceRecord | None) -> DeadlineState | None:
     """Return the pace that an earlier leader stored."""
     if record is None:
         return None
-    return DeadlineState(record.job, record.spot_s, now, is_committed=record.is_committed)
+    return DeadlineState(
+        record.job,
+        # After an election spot instances that are there are no new ones.
+        record.spot_periods,
+        had_spot=record.spot_periods > 0,
+        is_committed=record.is_committed,
+        is_paid_for=record.is_paid_for,
+    )
 
 
 def keep_job_budget(state: CapacityState) -> CapacityDecision:
@@ -108,21 +115,21 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
         # The planner has answered, and there are no two contracts to choose from.
         return replace(state, pace=replace(state.pace, can_rent=False, had_spot=False)), ()
     if job is None or options is None or not job.steps or job.deadline is None:
-        return _uncounted(state), ()
+        return state, ()
     if options.job != job.job:
-        return _uncounted(state), ()  # The planner has yet to say what this job could run on.
+        return state, ()  # The planner has yet to say what this job could run on.
     pace = state.pace
     if pace is None or pace.job != job.job:
-        pace = DeadlineState(job.job, counted_at=state.now)
+        pace = DeadlineState(job.job)
     if options.on_demand is None or options.fastest is None:
-        pace = _counted(pace, state.now, has_spot=options.spot_now is not None)
+        pace = _counted(pace, has_spot=options.spot_now is not None)
         pace = replace(pace, uses_on_demand=False, can_rent=False)
         why = f"no on-demand instances can be had for the deadline: {options.why_not}"
         return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
     steady, view, verdict = _judged(state, job, options, pace)
-    pace = _counted(pace, state.now, has_spot=can_run_on_spot(view))
-    pace = replace(pace, slack_s=verdict.slack_s)
-    refusal = _unpaid(job, options, steady, verdict)
+    pace = _counted(pace, has_spot=can_run_on_spot(view))
+    pace = replace(pace, slack_s=verdict.slack_s, is_paid_for=view.paid_s < math.inf)
+    refusal = _unpaid(state, job, options, steady, verdict)
     uses = verdict.use == "on demand" and not refusal
     is_committed = uses and verdict.is_committed
     pace = replace(pace, uses_on_demand=uses, is_committed=is_committed, can_rent=not refusal)
@@ -186,10 +193,35 @@ def _view(
         is_on_demand=job.is_running and is_on_demand,
         change_s=change_s,
         back_s=back_s,
-        spot_s=pace.spot_s,
         is_committed=pace.is_committed,
         ahead_s=_full_boot_s(state) + 2 * move_s if pace.uses_on_demand else 0.0,
+        reserve_s=slack_reserve_s(
+            back_s, pace.spot_periods, state.now - job.begun_at, job.deadline - state.now
+        ),
+        paid_s=_paid_s(state, job, steady, change_s, was_paid_for=pace.is_paid_for),
+        on_demand_usd=_step_usd(steady),
+        spot_usd=None if now is None else _step_usd(now),
     )
+
+
+def _step_usd(choice: Choice) -> float | None:
+    """Return the dollars of a step."""
+    return None if choice.usd_per_hour is None else choice.usd_per_hour * choice.step_s / 3600
+
+
+def _paid_s(
+    state: CapacityState, job: JobProgress, steady: Choice, change_s: float, *, was_paid_for: bool
+) -> float:
+    """Return the seconds on demand that the job's budget pays for, what it keeps at its end aside.
+
+    Infinite if there is no budget, or it never paid for all steps and the change to them.
+    """
+    if job.usd_left is None or not steady.usd_per_hour:
+        return math.inf
+    assert job.steps is not None
+    paid_s = job.usd_left / steady.usd_per_hour * 3600 - state.policy.reserve_s
+    is_paid_for = paid_s > (job.steps - job.step) * job.slower * steady.step_s + change_s
+    return paid_s if was_paid_for or is_paid_for else math.inf
 
 
 def _used(state: CapacityState) -> Mapping[Pool, int]:
@@ -231,17 +263,10 @@ def _full_boot_s(state: CapacityState) -> float:
     return min(max(seen, default=BOOT_S), state.policy.boot_s)
 
 
-def _counted(pace: DeadlineState, now: float, *, has_spot: bool) -> DeadlineState:
-    """Count the time with spot instances."""
-    more_s = now - pace.counted_at if pace.had_spot else 0.0
-    return replace(pace, spot_s=pace.spot_s + more_s, counted_at=now, had_spot=has_spot)
-
-
-def _uncounted(state: CapacityState) -> CapacityState:
-    """Count no time with spot instances until the job is judged again, as while it is paused."""
-    if state.pace is None:
-        return state
-    return replace(state, pace=replace(state.pace, had_spot=False))
+def _counted(pace: DeadlineState, *, has_spot: bool) -> DeadlineState:
+    """Count how often spot instances came."""
+    came = has_spot and not pace.had_spot
+    return replace(pace, spot_periods=pace.spot_periods + came, had_spot=has_spot)
 
 
 def _both(
@@ -255,12 +280,16 @@ def _both(
 
 
 def _unpaid(
-    job: JobProgress, options: DeadlineOptions, steady: Choice, verdict: DeadlineVerdict
+    state: CapacityState,
+    job: JobProgress,
+    options: DeadlineOptions,
+    steady: Choice,
+    verdict: DeadlineVerdict,
 ) -> str:
     """Return why the job's budget forbids on-demand instances now; empty: it does not.
 
-    To the end they must pay for all steps that are left; until the job has caught up the rest must
-    last for these steps at the price of spot instances, where that is known.
+    To the end they must pay for all steps that are left; until then the rest must last for these
+    steps at the price of spot instances, where that is known.
     """
     if job.usd_left is None or verdict.use != "on demand" or steady.usd_per_hour is None:
         return ""
@@ -269,10 +298,12 @@ def _unpaid(
         by = now
     assert job.steps is not None
     assert by.usd_per_hour is not None
-    usd = (job.steps - job.step) * job.slower * by.step_s * by.usd_per_hour / 3600
+    seconds = (job.steps - job.step) * job.slower * by.step_s + state.policy.reserve_s
+    usd = seconds * by.usd_per_hour / 3600
     if usd <= job.usd_left:
         return ""
-    return f"${job.usd_left:,.2f} of its budget do not pay for the steps left (${usd:,.2f})"
+    needed = f"the steps left and for saving its state (${usd:,.2f})"
+    return f"${job.usd_left:,.2f} of its budget do not pay for {needed}"
 
 
 def _late_s(view: DeadlineView) -> float:
@@ -282,17 +313,16 @@ def _late_s(view: DeadlineView) -> float:
 
 def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str) -> str:
     """Return what is rented for the deadline, and why."""
-    at = f"{'behind' if verdict.behind_s > 0 else 'ahead of'} an even pace by"
-    pace, spare = f"{at} {duration(abs(verdict.behind_s))}", duration(verdict.slack_s)
+    spare = f"{duration(max(verdict.slack_s, 0.0))} to spare"
     if refusal:
-        return f"{pace}: no on-demand instances are rented, since {refusal}"
+        return f"{spare}: no on-demand instances are rented, since {refusal}"
     if verdict.is_committed:
         return f"only on-demand instances can still make it: {_named(chosen.target)} to the end"
     if verdict.use == "on demand":
-        return f"{pace}: {_named(chosen.target)} until caught up or spot instances come"
+        return f"only {spare}: {_named(chosen.target)} until spot instances come"
     if verdict.use == "spot":
-        return f"{pace}: spot instances suffice; {spare} to spare"
-    return f"{pace}: waits for spot instances; {spare} to spare"
+        return f"spot instances suffice; {spare}"
+    return f"waits for spot instances; {spare}"
 
 
 def _named(target: Mapping[Pool, int]) -> str:

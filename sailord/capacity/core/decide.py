@@ -165,7 +165,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDec
         boots={record.pool: record for record in books.boots},
         boots_failed=books.boots_failed,
         retried_at=books.retried_at,
-        pace=pace_of(books.pace, state.now),
+        pace=pace_of(books.pace),
         spent_gpu_us=books.spent_gpu_us,
         ended_nodes=books.ended_nodes,
     )

@@ -193,13 +193,13 @@ class DeadlineState:
     """How the deadline of a job is kept."""
 
     job: str
-    spot_s: float = 0.0
-    """Seconds so far in which the job could run on spot instances, ..."""
-    counted_at: float = 0.0
-    """... up to this moment."""
+    spot_periods: int = 0
+    """How often spot instances have come on which the job could run."""
     had_spot: bool = False
     is_committed: bool = False
     """Only on-demand instances can make it; they are kept to the end."""
+    is_paid_for: bool = False
+    """The budget has paid for all steps on demand, and is kept such that it still does."""
     slack_s: float = 0.0
     """Seconds until that is so."""
     uses_on_demand: bool = False
@@ -220,8 +220,9 @@ class PaceRecord:
     """What the next leader must know of a ``DeadlineState``."""
 
     job: str
-    spot_s: float = 0.0
+    spot_periods: int = 0
     is_committed: bool = False
+    is_paid_for: bool = False
 
 
 @dataclass(frozen=True, slots=True)
