@@ -1,22 +1,27 @@
-"""Logs which GPUs are up, so that `sailorctl replay` can play them again."""
+"""Log which GPUs are up, so that `sailorctl replay` can play them again."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
+from os import SEEK_END
 from pathlib import Path
 
 import structlog
 
 from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import pool_of
+from simulator.traces.sailord_log import OLDER
 
 log = structlog.get_logger("sailord")
 
 FILE = "availability.jsonl"
 EVERY_S = 1.0
 """How often GPUs are counted."""
+BYTES_MAX = 16 * 2**20
+"""Of a file that reaches this the name gets ``.1``; an older file of that name is deleted."""
 REPEAT_S = 86400.0
 """A line is written at least this often, so that a trace does not end with the last change."""
 
@@ -26,16 +31,18 @@ class AvailabilityLog:
     """A line for each change, or day, while this sailord leads: the time, and GPUs by pool."""
 
     path: Path
+    bytes_max: int = BYTES_MAX
     _last: dict[str, int] | None = field(default=None)
-    _counted_at: float = 0.0
-    _written_at: float = 0.0
+    _counted_at: float = -inf
+    _written_at: float = -inf
+    _fails: bool = False
 
     def note(self, state: State) -> None:
         """Write a line if the available GPUs differ from those of the last one, or that is old."""
         if state.term is None:
-            self._last = None
+            self._last, self._counted_at = None, -inf
             return
-        if self._last is not None and state.now < self._counted_at + EVERY_S:
+        if state.now < self._counted_at + EVERY_S:
             return
         self._counted_at = state.now
         gpus = Counter[str]()
@@ -45,9 +52,23 @@ class AvailabilityLog:
         found = dict(sorted(gpus.items()))
         if found == self._last and state.now < self._written_at + REPEAT_S:
             return
-        self._last, self._written_at = found, state.now
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"at": round(state.now, 3), "gpus": found}) + "\n")
+            self._append(json.dumps({"at": round(state.now, 3), "gpus": found}).encode() + b"\n")
         except OSError as error:
-            log.warning("availability could not be logged", path=str(self.path), error=str(error))
+            if not self._fails:
+                path = str(self.path)
+                log.warning("availability cannot be logged", path=path, error=str(error))
+            self._fails = True  # The next count tries again.
+            return
+        self._last, self._written_at, self._fails = found, state.now, False
+
+    def _append(self, line: bytes) -> None:
+        """Append a line; begin a new file if this one is long."""
+        if self.path.exists() and self.path.stat().st_size >= self.bytes_max:
+            self.path.replace(self.path.with_name(self.path.name + OLDER))
+        with self.path.open("ab+") as file:
+            size = file.seek(0, SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read() != b"\n":
+                line = b"\n" + line  # A crash or a full disk cut the last line short.
+            file.write(line)

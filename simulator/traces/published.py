@@ -10,32 +10,37 @@
 | ``skypilot`` | JSON with ``metadata.gap_seconds`` and ``data``, nodes at equal intervals |
 | ``sailord`` | lines ``{"at": <seconds>, "gpus": {"<gpu>@<zone>": <count>}}``, sailord's own logs |
 
-A line without digits above the others is a heading. Times without a unit are milliseconds.
+A first line without a number is a heading. Times without a unit are milliseconds.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from math import nan
 from operator import itemgetter
 from typing import Any
 
 from simulator.documents.problems import InputError, Problem
+from simulator.traces.sailord_log import (
+    TIMES_END_S,
+    Counts,
+    LogLine,
+    counts_over_time,
+    is_sailord_log,
+    read_lines,
+    whole_number,
+)
 
-TIMES_END_S = 253_402_300_800
-"""Seconds from 1970 to the year 10000, where dates end."""
-COUNT_MAX = 10**7
-"""Far above any log; more nodes or GPUs are a mistake."""
 UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds of the units in which a log may give its times."""
 SURE_S = 3600.0
 """A log of fewer seconds, if its times were milliseconds, probably has them in another unit."""
-Counts = Mapping[str, int]
-"""GPUs by pool, named ``<gpu>@<zone>``."""
 NodesByKind = Mapping[str, tuple[str, ...]]
 """The names of the nodes by pool, where the log has them."""
 
@@ -84,23 +89,44 @@ class LogFile:
 
 def series_of(file: LogFile) -> Series:
     """Read a file of any format."""
-    points, end_s = read_points(file)
-    if not points:
-        raise InputError(Problem(file.name, "has no entry", "give a file as it was published"))
+    return _series(file.name, *read_points(file))
+
+
+def series_of_leaders(logs: Sequence[LogFile]) -> Series:
+    """Merge sailord's logs, those of successive leaders, by their times."""
+    points = _own_points(map(own_lines, logs))
+    series = _series(logs[0].name, points, points[-1][0])
+    return replace(series, begins=datetime.fromtimestamp(points[0][0], UTC))
+
+
+def own_lines(log: LogFile) -> list[LogLine]:
+    """Read a log of sailord; refuse one that has damaged lines only."""
+    lines = read_lines(log.text)
+    if all(line.gpus is None for line in lines):
+        what = f"has no line that can be read: line {lines[0].number} is {lines[0].flaw}"
+        raise InputError(Problem(log.name, what, "leave this file out"))
+    return lines
+
+
+def _series(name: str, points: _Points, end_s: float) -> Series:
     kept = list(_from_zero(points))
     counts, nodes = tuple(each[:2] for each in kept), tuple(each[2] for each in kept)
     start_s = points[0][0]
     if end_s <= start_s:
         what = "covers no time: all entries are of the same moment"
-        raise InputError(Problem(file.name, what, "give a log of a longer time"))
-    begins = datetime.fromtimestamp(start_s, UTC) if format_of(file) == "sailord" else None
-    return Series(counts, end_s - start_s, nodes, begins)
+        raise InputError(Problem(name, what, "give a log of a longer time"))
+    return Series(counts, end_s - start_s, nodes)
 
 
 def read_points(file: LogFile) -> tuple[_Points, float]:
     """Return all entries of a file and its end; raise ``InputError`` if one cannot be read."""
+    kind = format_of(file)
+    form = _FORMATS[kind]
+    rows = _Rows(file.text)
     try:
-        points, end_s = _READERS[format_of(file)](file)
+        points, end_s = form.read(file, rows)
+        if not points:
+            raise ValueError("has no entry")
         _check_times(points, end_s)
     except InputError:
         raise
@@ -108,12 +134,14 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
         *(ValueError, KeyError, TypeError, IndexError, AttributeError),
         *(OverflowError, RecursionError),
     ) as error:
-        what = f"could not be read as {format_of(file)}: {error}"
-        raise InputError(Problem(file.name, what, "give a file as it was published")) from None
-    for number, (one, two) in enumerate(pairwise(points), 2):
+        place = f"{file.name}: line {rows.line}" if rows.line else file.name
+        what = f"could not be read as {kind}: {error}"
+        raise InputError(Problem(place, what, form.cure)) from None
+    for number, (one, two) in enumerate(pairwise(points), 1):
         if two[0] < one[0]:
-            what = f"goes back in time: its entry {number} is earlier than the one before"
-            raise InputError(Problem(file.name, what, "sort its entries by time"))
+            what = "is earlier than the line before: the log goes back in time"
+            place = f"{file.name}: line {rows.lines[number]}"
+            raise InputError(Problem(place, what, "sort its lines by time"))
     return points, end_s
 
 
@@ -133,30 +161,30 @@ def _check_times(points: _Points, end_s: float) -> None:
             raise ValueError(f"{at_s:g} s is not a time in seconds from 0 to the year 9999")
 
 
-def _whole(value: object) -> int:
-    """Return a number of nodes or GPUs."""
-    count = float(value)  # type: ignore[arg-type]  # what is no number raises an error
-    if not 0 <= count <= COUNT_MAX or count != int(count):
-        raise ValueError(f"{value} is not a number of nodes or GPUs")
-    return int(count)
-
-
 def format_of(file: LogFile) -> str:
-    """Recognise the format by the first line."""
+    """Recognise the format by the first line; sailord's by any line."""
     text = file.text.lstrip()
+    if not text:
+        raise InputError(Problem(file.name, "is empty", "give a log that has lines"))
+    if is_sailord_log(text):
+        return "sailord"
     first = text.partition("\n")[0].strip()
     if first.startswith("[") and '"nodes"' in first:
         return "parcae"
     if first.startswith("{"):
-        return "sailord" if '"at"' in first and '"gpus"' in first else "skypilot"
-    fields = next(iter(_rows(text)), [])
-    if len(fields) == 3:
-        return "bamboo-events" if fields[1] in ("add", "remove") else "bamboo-counts"
-    if len(fields) == 2:
-        return "dated-counts" if ":" in fields[0] else "counts"
+        if _TRACE.search(text):
+            what = "is a trace already"
+            raise InputError(Problem(file.name, what, "give it to `sailorctl replay` as it is"))
+        return "skypilot"
+    fields = next(iter(_Rows(text)), [])
+    if not first.startswith("["):
+        if len(fields) == 3:
+            return "bamboo-events" if fields[1] in ("add", "remove") else "bamboo-counts"
+        if len(fields) == 2:
+            return "dated-counts" if ":" in fields[0] else "counts"
     what = f'begins with "{first[:40]}", which no known format does'
-    known = ", ".join(_READERS)
-    raise InputError(Problem(file.name, what, f"give a file in one of these formats: {known}"))
+    known = " or ".join(f"`{form.example}`" for form in _FORMATS.values())
+    raise InputError(Problem(file.name, what, f"give a log of lines like {known}"))
 
 
 def merged(series: Sequence[Series]) -> Series:
@@ -216,6 +244,7 @@ def _entry(
 
 
 _SPOT = " spot"
+_TRACE = re.compile(r'"(points|changes|event)"\s*:')
 _Point = tuple[float, Counts, NodesByKind]
 _Points = list[_Point]
 
@@ -231,11 +260,59 @@ def _from_zero(points: _Points) -> Iterator[_Point]:
             before = counts, nodes
 
 
-def _rows(text: str) -> list[list[str]]:
-    lines = [line for line in map(str.strip, text.splitlines()) if line]
-    if lines and not any(map(str.isdigit, lines[0])):
-        lines = lines[1:]
-    return [[part.strip() for part in line.split(",")] for line in lines]
+class _Rows:
+    """The values of a log's lines, without its heading; remembers which line was read last."""
+
+    def __init__(self, text: str) -> None:
+        lines = enumerate(map(str.strip, text.splitlines()), 1)
+        self._left = [(number, line) for number, line in lines if line]
+        if self._left and not any(map(_is_number, self._left[0][1].split(","))):
+            del self._left[0]
+        self.lines = [number for number, _ in self._left]
+        self.line: int | None = None
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the values of each line, which are between commas."""
+        for line in self.texts():
+            yield [part.strip() for part in line.split(",")]
+
+    def of(self, names: str) -> Iterator[list[str]]:
+        """Yield the values of each line, which must be as many as the names."""
+        for values in self:
+            if len(values) != len(names.split(",")):
+                raise ValueError(f"has {len(values)} values, instead of {names}")
+            yield values
+
+    def texts(self) -> Iterator[str]:
+        """Yield each line as it is."""
+        for number, line in self._left:
+            self.line = number
+            yield line
+        self.line = None
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number, a date or a time, right or wrong."""
+    return text.strip().lstrip("[+-.")[:1].isdigit()
+
+
+def _time(text: str) -> float:
+    """Return a time without a unit."""
+    try:
+        time = float(text)
+    except ValueError:
+        time = nan
+    if not time >= 0:
+        raise ValueError(f'"{text}" is not a time, a number from 0')
+    return time
+
+
+def _date(text: str) -> datetime:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f'"{text}" is not a date and a time') from None
+    return date.replace(tzinfo=UTC) if date.tzinfo is None else date
 
 
 def _in_seconds(points: _Points, file: LogFile) -> _Points:
@@ -250,10 +327,10 @@ def _in_seconds(points: _Points, file: LogFile) -> _Points:
     return [(round(at * each_s, 6), counts, nodes) for at, counts, nodes in points]
 
 
-def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
+def _bamboo_events(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
     up: set[str] = set()
     points: _Points = []
-    for at, what, node in _rows(file.text):
+    for at, what, node in rows.of("TIME,add|remove,NODE"):
         if what == "add":
             up.add(node)
         elif what != "remove":
@@ -262,7 +339,7 @@ def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
             raise ValueError(f'"{node}" is removed, and was not added')
         else:
             up.remove(node)
-        points.append(_named(float(at), up, file))
+        points.append(_named(_time(at), up, file))
     points = _in_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
@@ -281,13 +358,13 @@ def _step_s(points: _Points) -> float:
     return min((two - one for one, two in pairwise(times)), default=0.0)
 
 
-def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
+def _bamboo_counts(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
     """A published log has entries for the minutes ahead; a later line corrects them."""
     points: _Points = []
     first = 0  # Of the latest entries with the same count.
-    for day, time, count in _rows(file.text):
-        at = datetime.fromisoformat(f"{day}T{time}+00:00").timestamp()
-        counts = {file.pool: _whole(count) * file.gpus_per_node}
+    for day, time, count in rows.of("DATE,TIME,NODES"):
+        at = _date(f"{day}T{time}").timestamp()
+        counts = {file.pool: whole_number(count) * file.gpus_per_node}
         if points and at >= points[first][0]:
             for number in range(first, len(points)):
                 points[number] = (min(at, points[number][0]), *points[number][1:])
@@ -297,71 +374,85 @@ def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
     return points, points[-1][0]
 
 
-def _dated_counts(file: LogFile) -> tuple[_Points, float]:
-    points: _Points = []
-    for moment, count in _rows(file.text):
-        at = datetime.fromisoformat(moment)
-        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-        points.append((at.timestamp(), {file.pool: _whole(count) * file.gpus_per_node}, {}))
+def _dated_counts(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
+    points: _Points = [
+        (_date(at).timestamp(), {file.pool: whole_number(count) * file.gpus_per_node}, {})
+        for at, count in rows.of("DATE TIME,NODES")
+    ]
     return points, points[-1][0] + _step_s(points)
 
 
-def _counts(file: LogFile) -> tuple[_Points, float]:
+def _counts(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
     points: _Points = [
-        (float(at), {file.pool: _whole(count) * file.gpus_per_node}, {})
-        for at, count in _rows(file.text)
+        (_time(at), {file.pool: whole_number(count) * file.gpus_per_node}, {})
+        for at, count in rows.of("TIME,NODES")
     ]
     points = _in_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
 
-def _parcae(file: LogFile) -> tuple[_Points, float]:
+def _parcae(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
     up: set[str] = set()
     points: _Points = []
     lasts = 0.0
-    for line in filter(None, map(str.strip, file.text.splitlines())):
-        at, what, about = json.loads(line)
+    for line in rows.texts():
+        entry = json.loads(line)
+        try:
+            at, what, about = entry
+            names, lasts = about["nodes"], float(about["duration"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError("has not all of the values") from None
         if what == "add":
-            up.update(about["nodes"])
+            up.update(names)
         elif what == "remove":
-            up.difference_update(about["nodes"])
-        points.append(_named(float(at), up, file))
-        lasts = about["duration"]
+            up.difference_update(names)
+        points.append(_named(_time(at), up, file))
     points = _in_seconds(points, file)
     return points, points[-1][0] + round(lasts * UNITS[file.unit or "ms"], 6)
 
 
-def _skypilot(file: LogFile) -> tuple[_Points, float]:
+def _skypilot(file: LogFile, _: _Rows) -> tuple[_Points, float]:
     document = json.loads(file.text)
-    gap_s = float(document["metadata"]["gap_seconds"])
-    counts = [_whole(count) * file.gpus_per_node for count in document["data"]]
+    try:
+        gap_s, data = float(document["metadata"]["gap_seconds"]), list(document["data"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("it has no metadata.gap_seconds, or no list data") from None
+    if not 0 < gap_s < TIMES_END_S:
+        raise ValueError(f"metadata.gap_seconds is {gap_s:g}, not a number of seconds above 0")
+    counts = [whole_number(count) * file.gpus_per_node for count in data]
     points: _Points = [
         (number * gap_s, {file.pool: gpus}, {}) for number, gpus in enumerate(counts)
     ]
     return points, len(counts) * gap_s
 
 
-def _sailord(file: LogFile) -> tuple[_Points, float]:
-    """Of several leaders' logs, one after another in the text, the latest entry holds."""
-    points: _Points = []
-    pools: dict[str, int] = {}
-    entries = [json.loads(line) for line in file.text.splitlines() if line.strip()]
-    entries.sort(key=itemgetter("at"))
-    for entry in entries:
-        entry["gpus"] = {pool: _whole(gpus) for pool, gpus in entry["gpus"].items()}
-        pools |= dict.fromkeys(entry["gpus"], 0)
-    for entry in entries:
-        points.append((float(entry["at"]), pools | entry["gpus"], {}))
+def _sailord(file: LogFile, _: _Rows) -> tuple[_Points, float]:
+    points = _own_points([own_lines(file)])
     return points, points[-1][0]
 
 
+def _own_points(logs: Iterable[Sequence[LogLine]]) -> _Points:
+    return [(at_s, counts, {}) for at_s, counts in counts_over_time(logs)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    read: Callable[[LogFile, _Rows], tuple[_Points, float]]
+    example: str
+    """A line of it."""
+
+    @property
+    def cure(self) -> str:
+        return f"mend it, or leave it out; this format looks like `{self.example}`"
+
+
 _WITHOUT_UNIT = ("bamboo-events", "counts", "parcae")
-_READERS: dict[str, Callable[[LogFile], tuple[_Points, float]]] = {
-    "bamboo-events": _bamboo_events,
-    "bamboo-counts": _bamboo_counts,
-    "dated-counts": _dated_counts,
-    "counts": _counts,
-    "parcae": _parcae,
-    "skypilot": _skypilot,
-    "sailord": _sailord,
+_FORMATS: Mapping[str, _Format] = {
+    "bamboo-events": _Format(_bamboo_events, "60000,add,node-1"),
+    "bamboo-counts": _Format(_bamboo_counts, "2021-12-31, 13:30:00, 16"),
+    "dated-counts": _Format(_dated_counts, "2021-12-31 13:30:00,16"),
+    "counts": _Format(_counts, "60000,16"),
+    "parcae": _Format(_parcae, '[60000, "add", {"nodes": ["node-1"], "duration": 60000}]'),
+    "skypilot": _Format(_skypilot, '{"metadata": {"gap_seconds": 300}, "data": [0, 16]}'),
+    "sailord": _Format(_sailord, '{"at": 1767225600.5, "gpus": {"V100-16@us-east-1c": 16}}'),
 }

@@ -190,6 +190,8 @@ class _TraceReader:
     ) -> None:
         self.table, self.cluster, self.problems = table, cluster, problems
         self.only, self.until_s = choice.pool, choice.until_s
+        self.beyond: dict[int, tuple[str, int]] = {}
+        """By pool with more GPUs than the cluster has: where there are most, and how many."""
         self.before = tuple(pool.gpus for pool in cluster.pools)
         self.nodes = NamedNodes([pool.gpus_per_machine for pool in cluster.pools])
         self.last_s = 0.0
@@ -216,13 +218,14 @@ class _TraceReader:
                 continue
             if end_s is not None and self.until_s is None and at_s >= end_s:
                 event.report("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
-            self._check_room(event.place, {pool: count})
+            self._note_room(event.place, {pool: count})
             is_change = any(key in event for key in COUNT_KEYS if key.endswith("_change"))
             change = count - points[-1].gpus[pool] if is_change else None
             self._flaw(event.place, self.nodes.note_nodes(pool, names, count, change))
             gpus = list(points[-1].gpus)
             gpus[pool] = count
             points.append(TracePoint(at_s, tuple(gpus), self.nodes.up))
+        self._check_room()
         table.finish()
         return points, end_s
 
@@ -242,9 +245,10 @@ class _TraceReader:
                     f"is {at_s:g}: the trace says nothing of the time before",
                     "give a point at 0",
                 )
-            self._check_room(point.place, counts)
+            self._note_room(point.place, counts)
             if at_s is not None:
                 rows.append((at_s, counts, self.nodes.up))
+        self._check_room()
         # A pool that any row lists has no GPUs in rows that do not list it.
         named = {pool for _, counts, _ in rows for pool in counts}
         points: Points = [
@@ -260,14 +264,21 @@ class _TraceReader:
         table.finish()
         return points, end_s
 
-    def _check_room(self, place: str, counts: Mapping[int, int]) -> None:
-        """Report counts of GPUs that the cluster's pool cannot have."""
+    def _note_room(self, place: str, counts: Mapping[int, int]) -> None:
+        """Note counts of GPUs that the cluster's pool cannot have."""
         for number, count in counts.items():
             pool = self.cluster.pools[number]
+            if count > max(pool.gpus + pool.obtainable_gpus, self.beyond.get(number, ("", 0))[1]):
+                self.beyond[number] = place, count
+
+    def _check_room(self) -> None:
+        """Report for each pool the highest count that it cannot have."""
+        for number, (place, count) in self.beyond.items():
+            pool = self.cluster.pools[number]
             most = pool.gpus + pool.obtainable_gpus
-            if count > most:
-                what = f"has {count} GPUs of {_name(pool)}, where the cluster has {most}"
-                self.problems.add(place, what, "raise the pool in the cluster file")
+            what = f"has {count} GPUs of {_name(pool)}, where the cluster has {most}"
+            cure = "raise gpus, machines or obtainable of that [[pool]] in the cluster file"
+            self.problems.add(place, what, cure)
 
     def _end_s(self, points: Points) -> float | None:
         """Return the end of the trace; without one, the last point has no duration."""
@@ -364,10 +375,13 @@ class _TraceReader:
         ]
         if len(found) == 1:
             return found[0]
-        said = ", ".join(str(x) for x in (gpu, machine, zone) if x) or self.only
+        contract = {True: "spot", False: "on demand", None: None}[spot]
+        said = ", ".join(filter(None, (gpu, machine, zone, contract)))
+        place = table.place or table.document.name
         known = sorted({_name(pool) for pool in self.cluster.pools})
         if found:
             what = f"matches {len(found)} pools" + (f" of {said}" if said else "")
+            what += " in the cluster file"
             cure = f"choose one with --pool: {', '.join(known)}"
             if len({(self.cluster.pools[n].key, self.cluster.pools[n].spot) for n in found}) == 1:
                 what += ", of machines with all and with fewer GPUs"
@@ -379,10 +393,12 @@ class _TraceReader:
                 cure = "add zone, machine, gpu or spot until only one matches"
                 if spot is None and len({self.cluster.pools[index].spot for index in found}) > 1:
                     cure += "; `trace import --spot` adds spot"
+        elif said:
+            what = f"is about {said}, and the cluster file has no such pool"
+            cure = f"add a [[pool]] there, or change this; {nearest(said, known)}"
         else:
-            what = f"names a pool that the cluster does not have: {said}"
-            cure = f"add it to the cluster file; {nearest(said or '', known)}"
-        place = table.place or table.document.name
+            place, what = "--pool", f'is "{self.only}", and the cluster file has no such pool'
+            cure = nearest(self.only or "", known)
         if all((p.what, p.cure) != (what, cure) for p in self.problems.found):
             self.problems.add(place, what, cure)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import click
 
 from sailord.cli.shared.inputs import check_outputs
 from sailord.cli.shared.options import FILE
-from sailord.text.units import duration
+from sailord.text.units import counted, duration
+from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import load_catalogue
 from simulator.traces.published import (
@@ -21,12 +23,15 @@ from simulator.traces.published import (
     assumed_of,
     format_of,
     merged,
-    read_points,
+    own_lines,
     series_of,
+    series_of_leaders,
     trace_document,
 )
+from simulator.traces.sailord_log import OLDER, damage_of, is_sailord_log
 
 _SKYPILOT_NAME = re.compile(r"(?P<zone>[a-z0-9-]+)_(?P<gpu>[a-z0-9]+)_(?P<gpus>\d+)")
+_POOL = re.compile(r"[^@\s]+@[^@\s]+")
 _SKYPILOT_GPUS = {"v100": "V100-16", "a100": "A100-40"}
 
 
@@ -42,7 +47,8 @@ def trace() -> None:
     "pools",
     multiple=True,
     metavar="GPU@ZONE",
-    help="Pool of a file that names none; one for each file, in their order.",
+    help="The GPUs and the zone that a file is about; one for each file that is not sailord's, in"
+    " their order. SkyPilot's files tell it by their names.",
 )
 @click.option(
     "--gpus-per-node",
@@ -74,38 +80,49 @@ def import_(
     """Write a trace from FILES, logs of which nodes were up.
 
     It reads Bamboo's events and counts, SkyPilot's JSON (one file per zone), Parcae's segments, and
-    sailord's own availability.jsonl. Several files are merged, aligned at their starts; those of
-    several leaders by their times. A trace counts what was up, not what could have been had.
+    sailord's own availability.jsonl, with the .1 beside it. Several files are merged, aligned at
+    their starts; those of several leaders by their times. A trace counts what was up, not what
+    could have been had.
     """
     check_outputs((save,), files)
-    if pools and len(pools) != len(files):
-        what = f"is given {len(pools)} times for {len(files)} files"
-        raise InputError(Problem("--pool", what, "give it once for each file, in their order"))
+    own: dict[Path, LogFile] = {}
+    others: dict[Path, LogFile] = {}
+    for path in files:
+        if path in own or path in others:
+            raise InputError(Problem(str(path), "is given twice", "name each file once"))
+        log = LogFile(str(path), _text_of(path), "", 1, unit)
+        (own if format_of(log) == "sailord" else others)[path] = log
+    for older in [path.with_name(path.name + OLDER) for path in own]:
+        if older.is_file():
+            own[older] = LogFile(str(older), _text_of(older), "", 1, unit)
+    if pools and len(pools) != len(others):
+        what = (
+            f"is given {counted(len(pools), 'time')}; {len(others)} of the files are not sailord's"
+        )
+        raise InputError(Problem("--pool", what, "give it once for each of these, in their order"))
     found: list[Series] = []
     assumed: list[str] = []
-    own: list[LogFile] = []
-    for number, path in enumerate(files):
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "is not text"
-            raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None
-        pool, gpus = _pool_of(path, text, pools[number] if pools else None)
-        size = gpus_per_node or gpus
-        log = LogFile(path.name, text, f"{pool} spot" if spot else pool, size, unit)
-        if format_of(log) == "sailord":
-            read_points(log)  # So that an error names this file.
-            own.append(log)
-        else:
-            found.append(series_of(log))
-            what = assumed_of(log, found[-1])
-            assumed.append(f"{path.name}: {duration(found[-1].end_s)}" + (what and f"; {what}"))
+    for number, (path, read) in enumerate(others.items()):
+        pool, gpus = _pool_of(path, pools[number] if pools else None)
+        size = gpus_per_node or gpus or 1
+        log = replace(read, pool=f"{pool} spot" if spot else pool, gpus_per_node=size)
+        found.append(series_of(log))
+        said = (
+            f"{path.name}: {duration(found[-1].end_s)}",
+            assumed_of(log, found[-1]),
+            "" if gpus_per_node or gpus else "each node has 1 GPU (--gpus-per-node)",
+        )
+        assumed.append("; ".join(filter(None, said)))
+    damage = [told for log in own.values() for told in damage_of(log.name, own_lines(log))]
+    for warning in damage:
+        click.echo(f"warning: {warning}", err=True)
     if own:
-        every = "\n".join(log.text for log in own)
-        found.append(series_of(replace(own[0], text=every)))
+        found.append(series_of_leaders(list(own.values())))
     series = merged(found if names else [each.without_names() for each in found])
-    source = ", ".join(path.name for path in files)
-    document = trace_document(series, source, assumed)
+    if names:
+        _check_names(series)
+    source = ", ".join(path.name for path in (*files, *(path for path in own if path not in files)))
+    document = trace_document(series, source, [*assumed, *damage])
     save.write_text(json.dumps(document) + "\n", encoding="utf-8")
     most = max(sum(counts.values()) for _, counts in series.points)
     changes = len(series.points) - 1
@@ -113,17 +130,42 @@ def import_(
     click.echo("\n".join([*assumed, told]))
 
 
-def _pool_of(path: Path, text: str, given: str | None) -> tuple[str, int]:
+def _text_of(path: Path) -> str:
+    """Read a file; of sailord's logs damaged lines, too."""
+    raw = read_bytes(path, name=str(path))
+    if raw.startswith(b"\x1f\x8b"):
+        raise InputError(Problem(str(path), "is compressed", "unpack it with gunzip first"))
+    text = raw.decode("utf-8-sig", errors="replace")
+    if "\ufffd" in text and not is_sailord_log(text):
+        raise InputError(Problem(str(path), "is not UTF-8 text", "save it as UTF-8 text"))
+    return text
+
+
+def _check_names(series: Series) -> None:
+    """Refuse nodes of one name in several files about one pool."""
+    for nodes in series.nodes:
+        for pool, names in nodes.items():
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                what = f'finds several nodes "{twice[0]}" of {pool} in these files'
+                cure = "leave it out, or give the files pools of their own"
+                raise InputError(Problem("--names", what, cure))
+
+
+def _pool_of(path: Path, given: str | None) -> tuple[str, int | None]:
     """The pool of a file and the GPUs of a node, as given or by the name of the file."""
     named = _SKYPILOT_NAME.fullmatch(path.stem)
+    gpus = int(named["gpus"]) if named else None
     if given is not None:
-        gpu, at, zone = given.partition("@")
-        if not at or not gpu or not zone:
-            raise InputError(Problem("--pool", f'is "{given}"', "write it as GPU@ZONE"))
-        return f"{load_catalogue().gpu_name(gpu)}@{zone}", int(named["gpus"]) if named else 1
+        if not _POOL.fullmatch(given):
+            cure = "write it as GPU@ZONE, for example V100-16@us-east-1c; spot is said by --spot"
+            raise InputError(Problem("--pool", f'is "{given}"', cure))
+        gpu, _, zone = given.partition("@")
+        try:
+            return f"{load_catalogue().gpu_name(gpu)}@{zone}", gpus
+        except InputError as error:
+            raise InputError([replace(each, place="--pool") for each in error.problems]) from None
     if named is not None and named["gpu"] in _SKYPILOT_GPUS:
-        return f"{_SKYPILOT_GPUS[named['gpu']]}@{named['zone']}", int(named["gpus"])
-    if text.lstrip().startswith('{"at"'):
-        return "", 1  # Lines of sailord's log name their pools.
+        return f"{_SKYPILOT_GPUS[named['gpu']]}@{named['zone']}", gpus
     what = "does not say which GPUs it is about, nor where"
     raise InputError(Problem(str(path), what, "give --pool GPU@ZONE"))

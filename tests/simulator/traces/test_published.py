@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -63,19 +64,40 @@ def test_published_formats_are_read(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "log: begins with"),
+        ("", "log: is empty"),
+        ("\n \n", "log: is empty"),
+        ("time,nodes\n", 'log: begins with "time,nodes", which no known format does'),
+        ("0;1\n60000;2\n", "give a log of lines like `60000,add,node-1` or"),
+        ("[1,2,3]", "no known format"),
+        ('{"points": [{"time_s": 0}]}', "log: is a trace already; give it to `sailorctl replay`"),
         ("a,b,c,d", "no known format"),
         ("0,add,a\n60,remove,b", "could not be read as bamboo-events"),
         ("0,add,a\n60000,remove,b", 'as bamboo-events: "b" is removed, and was not added'),
         ("0,add,a\n60,renew,a", '"renew" is neither add nor remove'),
-        ('{"metadata": {}, "data": [1]}', "could not be read as skypilot: 'gap_seconds'"),
+        ('{"metadata": {}, "data": [1]}', "could not be read as skypilot: it has no metadata"),
         ('{"metadata": {"gap_seconds": 300}, "data": []}', "has no entry"),
-        ("1,2\n3,x", "could not be read as counts"),
+        ("1,2\n3,x", "log: line 2: could not be read as counts: x is not a number of nodes"),
+        ("n,t\n\n1,2\n3,x", "log: line 4: could not be read as counts"),
+        ("1,2\n3,4,5", "log: line 2: could not be read as counts: has 3 values, instead of TIME,"),
+        ("two,1\n60000,2", 'log: line 1: could not be read as counts: "two" is not a time'),
+        ("-5,1\n60000,2", 'log: line 1: could not be read as counts: "-5" is not a time'),
+        ("nan,1\n60000,2", 'log: line 1: could not be read as counts: "nan" is not a time'),
+        (
+            "2021-13-45 11:00:00,5",
+            'line 1: could not be read as dated-counts: "2021-13-45 11:00:00"',
+        ),
+        ('[0, "add", {"nodes": ["a"], "duration": 9}]\n[1]', "line 2: could not be read as parcae"),
         ('[0, "add", {"nodes": ["a"]}]', "could not be read as parcae"),
         # In milliseconds.
-        ('{"at": 1767225600000, "gpus": {}}', "log: could not be read as sailord: 1.76723e+12 s"),
-        ('{"at": 1, "gpus": {}}\n{"at": NaN, "gpus": {}}', "could not be read as sailord: nan"),
-        ('{"at": -5, "gpus": {}}\n{"at": 3, "gpus": {}}', "-5 s is not a time"),
+        ('{"at": 1767225600000, "gpus": {}}', "no line that can be read: line 1 is 1.76723e+12 s"),
+        ('{"at": NaN, "gpus": {}}', "line 1 is nan s"),
+        ('{"at": -5, "gpus": {}}\n{"at": -3, "gpus": {}}', "-5 s is not a time"),
+        ('{"at": "noon", "gpus": {}}', "line 1 is not of the form"),
+        ('{"at": 1, "gpus": {"V100-16": 8}}', '"V100-16" is not a pool'),
+        (
+            '{"at": 1, "gpus": {"V100-16@a": 1' + "0" * 400 + "}}",
+            "is not a number of nodes or GPUs",
+        ),
         ('{"metadata": {"gap_seconds": Infinity}, "data": [1]}', "could not be read as skypilot"),
         ('{"metadata": {"gap_seconds": 300}, "data": [1e999]}', "inf is not a number of nodes"),
         ('{"metadata": {"gap_seconds": 300}, "data": [1, 0.9]}', "0.9 is not a number of nodes"),
@@ -83,7 +105,8 @@ def test_published_formats_are_read(
         ("0,1\n60000,-2\n", "-2 is not a number of nodes"),
         (f"0,1\n{'9' * 400},2\n", "inf s is not a time"),
         ('{"at": 1, "gpus": {"V100-16@a": -8}}', "-8 is not a number of nodes or GPUs"),
-        ('{"at": 1, "gpus": {"V100-16@a": null}}', "could not be read as sailord"),
+        ('{"at": 1, "gpus": {"V100-16@a": null}}', "None is not a number of nodes or GPUs"),
+        ('{"at": 1, "gpus": [8]}', "line 1 is not of the form"),
     ],
 )
 @pytest.mark.usefixtures("no_collection")
@@ -103,7 +126,7 @@ def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
     ],
 )
 def test_a_log_that_goes_back_in_time_is_a_mistake(text: str) -> None:
-    with pytest.raises(InputError, match=r"goes back in time: its entry \d is earlier than"):
+    with pytest.raises(InputError, match=r"line [23]: is earlier than the line before"):
         read(text)
 
 
@@ -191,39 +214,83 @@ def test_names_of_nodes_are_kept_and_a_replaced_node_is_a_point() -> None:
     assert "nodes" not in trace_document(series_of(LogFile("x", COUNTS, POOL, 1)), "")["points"][0]
 
 
-def own_lines(*entries: tuple[float, int]) -> str:
-    return "".join(
-        json.dumps({"at": at, "gpus": {"V100-16@us-east1-b spot": gpus}}) + "\n"
-        for at, gpus in entries
-    )
-
-
-def test_logs_of_successive_leaders_are_one_trace(tmp_path: Path) -> None:
-    """The GPUs that both counted are no more than those of one."""
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    first.write_text(own_lines((1_000_000, 16), (1_000_100, 8)))
-    second.write_text(own_lines((1_000_050, 16), (1_000_200, 16), (1_000_300, 8)))
-    save = str(tmp_path / "trace.json")
-    code, told = run("trace", "import", str(second), str(first), "--save", save)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        COUNTS.replace("\n", "\r\n").encode(),
+        b"\xef\xbb\xbftime_1,nodes\n" + COUNTS.encode(),
+        b"# of the 3rd of May\n\n" + COUNTS.encode(),
+    ],
+)
+def test_headings_and_other_line_ends_are_read(tmp_path: Path, raw: bytes) -> None:
+    log, save = tmp_path / "log.csv", tmp_path / "trace.json"
+    log.write_bytes(raw)
+    words = ("--pool", POOL, "--unit", "ms", "--save", str(save))
+    code, told = run("trace", "import", str(log), *words)
     assert code == 0, told
-    document = json.loads(Path(save).read_text())
-    points = [(each["time_s"], each["available"][0]["gpus"]) for each in document["points"]]
-    assert points == [(0, 16), (100, 8), (200, 16)]
-    assert document["end_s"] == 300
-    assert document["starts_at"] == "1970-01-12T13:46:40+00:00"
+    assert "each node has 1 GPU (--gpus-per-node)" in told
+    assert [point["time_s"] for point in json.loads(save.read_text())["points"]] == [0, 60, 120]
+    code, told = run("trace", "import", str(log), *words, "--gpus-per-node", "8")
+    assert "--gpus-per-node" not in told
 
 
-def test_of_several_own_logs_the_wrong_one_is_named(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    first.write_text(own_lines((1_000_000, 16), (1_000_100, 8)))
-    second.write_text(own_lines((1_000_050, 16)) + "{cut o")
-    code, told = run("trace", "import", str(first), str(second), "--save", str(tmp_path / "t"))
-    assert code == 2
-    assert "b.jsonl" in told
-    assert "a.jsonl" not in told
+@pytest.mark.parametrize(
+    ("raw", "words", "told"),
+    [
+        (gzip.compress(b"0,1\n"), (), "log: is compressed; unpack it with gunzip first"),
+        (bytes(range(256)), (), "log: is not UTF-8 text; save it as UTF-8 text"),
+        (COUNTS.encode("utf-16"), (), "log: is not UTF-8 text"),
+        (None, (), "is a directory; name a file inside it"),
+        (b"", (), "log: is empty"),
+        (COUNTS.encode(), ("--pool", "V999@x"), '--pool: no GPU "V999" is known'),
+        (COUNTS.encode(), ("--pool", "V100-16@x y"), "write it as GPU@ZONE"),
+        (
+            OWN.encode(),
+            ("--pool", POOL),
+            "--pool: is given 1 time; 0 of the files are not sailord's",
+        ),
+    ],
+)
+def test_mistakes_of_imports_have_one_error(
+    tmp_path: Path, raw: bytes | None, words: tuple[str, ...], told: str
+) -> None:
+    log = tmp_path / "log"
+    if raw is None:
+        log.mkdir()
+    else:
+        log.write_bytes(raw)
+    code, output = run("trace", "import", str(log), *words, "--save", str(tmp_path / "trace.json"))
+    assert (code, output.count("error:")) == (2, 1)
+    assert told in output
 
 
-@pytest.mark.parametrize("text", [own_lines((5.0, 8)), "0,1\n"])
+def test_files_that_are_given_twice_or_share_names_are_mistakes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path in (one, two):
+        path.write_text(EVENTS)
+    save = ("--unit", "ms", "--save", str(tmp_path / "trace.json"))
+    pools = ("--pool", POOL, "--pool", POOL)
+    code, told = run("trace", "import", str(one), str(one), *pools, *save)
+    assert (code, "one: is given twice" in told) == (2, True)
+    code, told = run("trace", "import", str(one), str(two), *pools, "--names", *save)
+    assert (code, f'--names: finds several nodes "a" of {POOL}' in told) == (2, True)
+    assert run("trace", "import", str(one), str(two), *pools, *save)[0] == 0
+
+
+def test_each_file_that_is_not_sailords_needs_a_pool(tmp_path: Path) -> None:
+    own, other, save = tmp_path / "own", tmp_path / "other", tmp_path / "trace.json"
+    own.write_text(OWN)
+    other.write_text(COUNTS)
+    words = ("--unit", "ms", "--pool", "T4@x", "--save", str(save))
+    code, told = run("trace", "import", str(own), str(other), *words)
+    assert code == 0, told
+    kinds = {
+        up["gpu_type"] for p in json.loads(save.read_text())["points"] for up in p["available"]
+    }
+    assert kinds == {"T4", "V100-16", "A100-40"}
+
+
+@pytest.mark.parametrize("text", ['{"at": 5.0, "gpus": {}}\n', "0,1\n"])
 def test_a_log_of_one_moment_is_a_mistake(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(text)
     save = tmp_path / "trace.json"
@@ -307,7 +374,7 @@ def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:
     code, told = run("trace", "import", str(log), *save)
     assert (code, "give --pool GPU@ZONE" in told) == (2, True)
     code, told = run("trace", "import", str(log), "--pool", "V100-16@x", "--pool", "T4@y", *save)
-    assert (code, "once for each file" in told) == (2, True)
+    assert (code, "once for each of these" in told) == (2, True)
     code, told = run("trace", "import", str(log), "--pool", "V100-16", *save)
     assert (code, "write it as GPU@ZONE" in told) == (2, True)
     code, told = run("trace", "import", str(log), "--pool", "v100-16@x", "--names", *save)

@@ -110,7 +110,9 @@ def test_counts_beyond_the_cluster_and_unknown_keys_are_mistakes() -> None:
         "trace: points[0]: has 9 GPUs of V100-16@us-west1-a, where the cluster has 8",
         'trace: has an unknown key "ends"',
     ]
-    (told_,) = wrong("end_s = 9\n" + event(1, zone=A, machines_change=1))
+    (told_,) = wrong(
+        "end_s = 9\n" + event(1, zone=A, machines_change=1) + event(2, zone=A, gpus=17)
+    )
     assert "[[event]] 1: has 20 GPUs of A100-40@us-central1-a, where the cluster has 16" in told_
     more = Cluster((replace(EAST, obtainable_gpus=4), WEST), load_catalogue())
     assert read("end_s = 9\n" + event(1, zone=A, machines_change=1), more)[-1][2] == (20, 8)
@@ -195,7 +197,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
     for part in (
         "trace: [[event]] 1: gpus: is -1",
         "trace: [[event]] 2: time_s: is 5, but follows 10; sort by time",
-        "[[event]] 3: names a pool that the cluster does not have: us-east1-b",
+        "[[event]] 3: is about us-east1-b, and the cluster file has no such pool",
         "[[event]] 4: gpu: ",
         "[[event]] 5: matches 2 pools",
         "[[event]] 6: gpus_change: leaves -1 GPUs: only 8 were up before",
@@ -249,7 +251,9 @@ def test_a_published_log_is_to_be_imported_first(tmp_path: Path, text: str, kind
 def test_pool_must_be_named_if_there_are_several() -> None:
     points = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
     assert "choose one with --pool: A100-40@us-central1-a" in wrong(points)[0]
-    assert "does not have: A100@x" in wrong(points, pool="A100@x")[0]
+    assert (
+        '--pool: is "A100@x", and the cluster file has no such' in wrong(points, pool="A100@x")[0]
+    )
 
 
 def test_trace_is_chosen_by_name() -> None:
@@ -325,7 +329,7 @@ def test_pools_of_machines_that_lost_gpus_are_told_apart_by_pools_of_their_own()
     left = replace(EAST, gpus_per_machine=2, gpus=2)
     text = "end_s = 9\n" + event(5, zone=A, machine=EAST.machine, spot=False, gpus=0)
     (told,) = wrong(text, Cluster((EAST, left), load_catalogue()))
-    assert "matches 2 pools of a2-highgpu-4g, us-central1-a, of machines with all and with" in told
+    assert "2 pools of a2-highgpu-4g, us-central1-a, on demand in the cluster file" in told
     assert "leave gpus_left out of the cluster file, or give those machines pools of" in told
     own = replace(left, machine="A100-40x2")
     assert read(text, Cluster((EAST, own), load_catalogue()))[-1] == (5, 9, (0, 2))
