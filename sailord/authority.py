@@ -38,6 +38,10 @@ CA_DAYS = 3650
 KEPT_S = 30 * 86_400.0
 """How long expired certificates stay in the list."""
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?\Z", re.IGNORECASE)
+NO_AUTHORITY = (
+    "make an authority: sailorctl ca init; only the head node has one, and a standby sailord gets a"
+    " certificate from there (docs/operations.md, A standby sailord)"
+)
 AHEAD = dt.timedelta(minutes=10)
 """Certificates are valid from a little before their making, as clocks differ."""
 CERTIFICATE, KEY, CA, REVOKED = "certificate.pem", "key.pem", "ca.pem", "revoked.pem"
@@ -180,7 +184,7 @@ class Authority:
     @classmethod
     def open(cls, folder: Path) -> Authority:
         """Open an authority; ``InputError`` says what is wrong with its folder."""
-        check_mode(folder / "ca.key", "make an authority: sailorctl ca init")
+        check_mode(folder / "ca.key", NO_AUTHORITY)
         cluster = (
             cls(folder, "")._ca().extensions.get_extension_for_class(x509.SubjectAlternativeName)
         )
@@ -467,7 +471,5 @@ def _problem_of(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         place = str(error.filename or path)
-        cure = (
-            "make an authority: sailorctl ca init" if isinstance(error, FileNotFoundError) else ""
-        )
+        cure = NO_AUTHORITY if isinstance(error, FileNotFoundError) else ""
         raise InputError(Problem(place, error.strerror or str(error), cure)) from None

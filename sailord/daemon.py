@@ -117,7 +117,7 @@ class Daemon:
             self.books.save_often(lambda: self.election.term),
             self.curves.save_often(lambda: self.election.term),
         ]
-        if self.config.tls is not None and self.config.tls.by is not None:
+        if self.config.tls is not None:
             works.append(keep_certificate(self.config))
         if self.capacity is not None:
             works.append(self.capacity.run())

@@ -86,10 +86,12 @@ def run(config: Path) -> None:
 def check(config: Path, *, asks_provider: bool) -> None:
     """Check the configuration and report its problems."""
     from sailord.config import load_config  # noqa: PLC0415 - see above
+    from sailord.own_certificate import check_certificate  # noqa: PLC0415 - see above
 
     loaded = load_config(config)
     for place in loaded.unread:
         click.echo(f"warning: {place} is no longer read", err=True)
+    check_certificate(loaded)
     if asks_provider:
         asyncio.run(_ask_provider(loaded))
     click.echo(f"{config} is valid")

@@ -1,0 +1,141 @@
+"""The procedure of docs/operations.md, A standby sailord, with an etcd, all under TLS."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sailord.authority import Authority
+from tests.agents.store.places import NEEDS_ETCD
+from tests.agents.store.places import Cluster as Etcd
+from tests.control.cluster import Agent, Cluster, is_leader
+from tests.control.recording import recording
+from tests.processes import SAILORCTL, wait_until
+from tests.sailord.daemon.running import ROOT, Place
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, NEEDS_ETCD]
+HEAD = '[tls]\nauthority = "ca"\n'
+FILES = {"ca": "ca", "certificate": "certificate", "key": "key", "revoked": "revoked"}
+STANDBY = "[tls]\n" + "".join(f'{key} = "two/tls/{file}.pem"\n' for key, file in FILES.items())
+
+
+def ca(folder: Path, *words: str) -> None:
+    """Run ``sailorctl ca`` on the head node."""
+    command = [*SAILORCTL, "ca", *words, "--folder", folder / "ca"]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def copied(folder: Path) -> None:
+    """Copy to the standby what the head node issued, as the timer does."""
+    ca(folder, "renew", str(folder / "standby"))
+    shutil.copytree(folder / "standby", folder / "two" / "tls", dirs_exist_ok=True)
+
+
+def log_of(cluster: Cluster, name: str) -> str:
+    return (cluster.folder / f"{name}.log").read_text(errors="replace")
+
+
+def start_agents(cluster: Cluster, store: str, *names: str) -> None:
+    """Start agents that enrol at the head node, and show etcd their own certificates."""
+    for name in names:
+        url = store.replace("STATE", str(cluster.folder / name))
+        agent = Agent(cluster.folder, name, url, enrols_at=f"127.0.0.1:{cluster.heads[0].port}")
+        agent.lease_s = cluster.agents_lease_s
+        cluster.agents[name] = agent
+        agent.start()
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[str]:
+    """The address of an etcd under TLS; ``STATE`` is a process's state folder."""
+    Authority.create(tmp_path / "ca", "test")
+    ca(tmp_path, "issue", "store/one", "--host", "127.0.0.1", "--out", str(tmp_path / "etcd"))
+    files = tmp_path / "etcd"
+    arguments = (
+        *("--cert-file", str(files / "certificate.pem"), "--key-file", str(files / "key.pem")),
+        *("--trusted-ca-file", str(files / "ca.pem"), "--client-cert-auth"),
+    )
+    with closing(Etcd(arguments=arguments, scheme="https")) as etcd:
+        own = "&cert=STATE/tls/certificate.pem&key=STATE/tls/key.pem"
+        yield f"{etcd.url}&ca={files}/ca.pem{own}"
+
+
+@pytest.fixture(params=[STANDBY])
+def cluster(tmp_path, store, request) -> Iterator[Cluster]:
+    """The head node with the authority, which leads, and a standby with a certificate of it."""
+    heads = [
+        Place(tmp_path, name=name, store=store.replace("STATE", f"{tmp_path}/{name}"), webhooks=tls)
+        for name, tls in (("one", HEAD), ("two", request.param))
+    ]
+    made = Cluster(tmp_path, heads, agents_lease_s=30.0)
+    ca(tmp_path, "issue", "sailord/two", "--out", str(tmp_path / "standby"))
+    ca(tmp_path, "issue", "user/alice", "--out", str(tmp_path / "alice"))
+    copied(tmp_path)
+    try:
+        heads[0].start()
+        wait_until(lambda: is_leader(heads[0]))
+        heads[1].start()
+        wait_until(lambda: "leads" in heads[1].ask("GET", "/readyz")[1])
+        yield made
+    finally:
+        made.end()
+
+
+def status_by(cluster: Cluster, head: Place) -> int:
+    """Return the exit code of ``sailorctl status`` from elsewhere."""
+    words = ("--server", f"https://127.0.0.1:{head.port}", "--tls", str(cluster.folder / "alice"))
+    token = ("--token-file", str(cluster.folder / "token"))
+    return subprocess.run([*SAILORCTL, "status", *words, *token], cwd=ROOT, check=False).returncode
+
+
+def test_a_standby_takes_over_and_becomes_the_head_node(cluster, store):
+    folder, (head, standby) = cluster.folder, cluster.heads
+    start_agents(cluster, store, "a", "b")
+    cluster.begin(heads=False)
+    assert status_by(cluster, standby) == 0  # The leader answers.
+    with recording(cluster) as recorded:
+        head.processes[-1].kill()
+        wait_until(lambda: is_leader(standby))
+        step = cluster.count()[1]
+        wait_until(lambda: standby.status()["job"]["step"] > step)
+        assert status_by(cluster, standby) == 0
+        # The timer's copy of a renewed certificate, and of the list of revoked ones, is used.
+        ca(folder, "renew", "--now", str(folder / "standby"))
+        ca(folder, "revoke", "user/alice")
+        copied(folder)
+        wait_until(lambda: "certificates reloaded" in log_of(cluster, "two"))
+        wait_until(lambda: status_by(cluster, standby) != 0)
+        # Nothing signs for a new node, until the standby has the lost head node's authority.
+        start_agents(cluster, store, "c")
+        wait_until(lambda: "the certificate cannot be renewed now" in log_of(cluster, "c"))
+        cluster.agents["c"].kill_node()
+        cluster.agents["c"].enrols_at = f"127.0.0.1:{standby.port}"
+        cluster.agents["c"].start()
+        wait_until(lambda: "this sailord signs no certificates" in log_of(cluster, "c"))
+        (folder / "ca").rename(folder / "backup")
+        toml = standby.config.read_text()
+        standby.config.write_text(toml.replace(STANDBY, HEAD.replace("ca", "backup")))
+        standby.processes[-1].send_signal(signal.SIGTERM)
+        standby.processes[-1].wait()
+        standby.start()
+        wait_until(lambda: is_leader(standby))
+        wait_until(lambda: cluster.is_running() and len(cluster.job()["members"]) == 3)
+        cluster.wait_steps()
+    recorded.check()
+    assert "agent/c" in [str(each.owner) for each in Authority.open(folder / "backup").issued()]
+
+
+@pytest.mark.parametrize("cluster", [HEAD], indirect=True)
+def test_a_standby_that_shares_the_authoritys_folder_enrols_nodes(cluster, store):
+    head, standby = cluster.heads
+    head.processes[-1].kill()
+    wait_until(lambda: is_leader(standby))
+    cluster.heads.reverse()  # Agents enrol at the first.
+    start_agents(cluster, store, "a")
+    wait_until(lambda: standby.status()["nodes"] == {"ready": 1})
