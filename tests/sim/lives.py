@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from sailord.core.model.phases import Held, Running
 from sailord.core.model.state import State
 from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import unsaved_steps
+from tests.sim.checker import Opened
 from tests.sim.faults import FaultInjector
 from tests.sim.planners import CHUNKED, MEMBERS_MIN, SPEC, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import (
@@ -31,6 +33,7 @@ CALM_S = 150.0
 LOOK_S = 5.0
 RESTED_S = 15.0
 """The world must be settled for this time, so that messages in flight have arrived."""
+FROZEN = re.compile(r"---- agent_frozen (?P<agent>\S+) (?P<seconds>\S+) s")
 
 
 def faults_of(seed: int) -> Faults:
@@ -130,11 +133,13 @@ def _why_part_unsettled(world: World, state: State) -> str:
 def _check_undisturbed(world: World) -> None:
     """Check that failures of the control plane did not interrupt the workers.
 
-    Three exceptions: a machine unknown when the job began may join it later; if the agent of such a
+    Exceptions: a machine unknown when the job began may join it later; if the agent of such a
     machine is down for longer than its lease before the first step, the others continue without
     it; and so they do after the last step, when no step can show that its worker lives and its
-    part of the last checkpoint may be missing. A leader elected during that stop knows only that
-    a stop was ordered.
+    part of the last checkpoint may be missing. While the agents of all members are frozen for
+    longer than their leases nobody reports a step: to a leader they are like dead machines. A
+    leader elected during a stop knows only that a stop was ordered; one elected before the end of
+    the job was stored opens a generation without steps.
     """
     checker = world.checker
     opened = [each for (job, _), each in checker.opened.items() if job == JOB]
@@ -147,11 +152,28 @@ def _check_undisturbed(world: World) -> None:
             stops = (line.text for line in checker.lines if before.at < line.at < later.at)
             reason = next((text for text in stops if ": stopping: " in text), reason)
         has_trained = (JOB, before.record.number) in checker.steps
-        if "no step was done" in reason and later.record.restore.point.step == steps:
+        is_at_end = later.record.restore.point.step == steps
+        if is_at_end and ("no step was done" in reason or reason == "a new leader took over"):
+            continue
+        if "no step was done" in reason and _nobody_reports(world, before, reason):
             continue
         if " could help" not in reason and ("its lease expired" not in reason or has_trained):
             others.append(reason)
     assert not others, f"generations without need: {others}"
+
+
+def _nobody_reports(world: World, opened: Opened, reason: str) -> bool:
+    """Return whether all members' agents had been frozen too long for their leases by then."""
+    lines = world.checker.lines
+    told = (line.at for line in lines if line.at > opened.at and reason in line.text)
+    at = next(told, 0.0)
+    silent = set()
+    for line in lines:
+        frozen = FROZEN.fullmatch(line.text)
+        # An agent renews its lease every quarter of it.
+        if frozen and line.at + 0.75 * world.lease_s < at <= line.at + float(frozen["seconds"]):
+            silent.add(frozen["agent"])
+    return silent.issuperset(opened.record.members)
 
 
 def _check_slow(world: World) -> None:

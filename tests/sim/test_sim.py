@@ -14,7 +14,7 @@ from tests.sim.lives import run_life
 SEEDS = int(os.environ.get("SEEDS", "100"))
 FIRST = int(os.environ.get("FIRST", "1"))
 CHUNK = 10
-SEEDS_OF_BUGS = (935, 1035, 1363, 1375, 1695, 301704)
+SEEDS_OF_BUGS = (935, 1035, 1363, 1375, 1695, 91215, 91415, 301704)
 """Seeds that once found a bug, in addition to the usual ones. Their faults may differ now, since
 the world draws more numbers; what they found has a test of its own as well."""
 TELL = "from tests.sim.lives import run_life; print(run_life(3).checker.account())"
