@@ -15,7 +15,8 @@ from typing import Literal
 DeadlineRule = Literal["sailor", "uniform-progress", "safety-net"]
 """While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
 pace (Can't Be Late, NSDI'24); ``sailor`` once the time to spare is no more than what the changes to
-spot GPUs and back that it expects may cost; ``safety-net`` only when it must."""
+spot GPUs and back that it expects may cost, at most half of what there was; ``safety-net`` only
+when it must."""
 DEADLINE_RULES: tuple[DeadlineRule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
 SPOT_SLOWDOWN_MAX = 2.0
@@ -98,7 +99,8 @@ def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> Deadlin
     if rule == "sailor":
         # What a change back would cost must be gained first, or the next judgement would buy again.
         back_s = view.back_s if view.is_on_demand else 0.0
-        buys = slack_s <= view.reserve_s + back_s + view.ahead_s
+        half_s = (view.deadline_s - view.steps * view.on_demand_each_s) / 2
+        buys = slack_s <= min(view.reserve_s, half_s) + back_s + view.ahead_s
     else:
         buys = rule == "uniform-progress" and behind_s > -view.ahead_s
     return DeadlineVerdict("on demand" if buys else "wait", slack_s, behind_s)

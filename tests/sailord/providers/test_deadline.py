@@ -13,7 +13,7 @@ from tests.sailord.providers.emulated_cluster import cards, traced_sailord, wait
 
 STEPS = 30
 """A step is predicted to take 4.6 s, and takes a fraction of that on most computers."""
-DEADLINE_S = 300.0
+DEADLINE_S = 400.0
 TRACE_FILE = """
 end_s = 10000
 [[event]]
@@ -65,7 +65,7 @@ def test_a_job_starved_of_spot_buys_on_demand_meets_its_deadline_and_gives_it_ba
     assert not any("cannot be met" in each for each in told), told
     why = wait_until(lambda: client.ask("GET", "/v1/jobs/due/why")["deadline"])
     assert "waits for spot instances" in why, why
-    assert cards(place) == [], "an even pace has only just begun"
+    assert cards(place) == [], "there is time to spare"
     (bought,) = wait_until(lambda: cards(place))
     assert bought["pool"]["zone"] == "zone-a", bought
     why = client.ask("GET", "/v1/jobs/due/why")["deadline"]
