@@ -169,7 +169,7 @@ class JobProgress:
 
     job: str
     begun_at: float
-    """When it was submitted: an even pace begins here."""
+    """When it was submitted: its time to spare counts from here."""
     step: int
     """Steps done since then: one that continues from a checkpoint began with the checkpoint's."""
     steps: int | None
