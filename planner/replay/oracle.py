@@ -167,18 +167,21 @@ class _Program:
         self.survive_share = costs.survive_share
 
     def within(self, budget: float, samples: float | None) -> PolicyResult:
-        """A bound for policies that spend no more than a budget."""
+        """A bound for policies that spend no more than a budget, and a schedule within it."""
         costs = [plan.usd_per_running_s for plan in self.figures]
         dearest = max(
             (usd or 0.0) / plan.rate for usd, plan in zip(costs, self.figures, strict=True)
         )
-        least, kept = math.inf, _NEVER
+        least, found = math.inf, None
         for number in range(_PRICES):
             price = 100 ** (number / (_PRICES - 1)) / 100 / max(dearest, 1e-12) * 10
             best = self.best(1.0, price)
-            if best.value + price * budget < least:
-                least, kept = best.value + price * budget, best
-        found = _policy_result(self.figures, kept, "budget", self.spans)
+            least = min(least, best.value + price * budget)
+            other = _policy_result(self.figures, best, "budget", self.spans)
+            is_most = found is None or other.samples > found.samples
+            if is_most and (other.usd or 0.0) <= budget:
+                found = other
+        assert found is not None, "the highest price leaves nothing worth training for"
         most = least if samples is None else min(least, samples)
         each = self.figures[0].samples
         ended: Ending = "steps" if most == samples else "budget"

@@ -132,7 +132,12 @@ def replayed(
         figures,
         spans,
         tuple(results),
-        tuple(least_usd(spans, figures, plans.fits, costs, samples)),
+        tuple(
+            least if least is None or result.usd is None else min(least, result.usd)
+            for least, result in zip(
+                least_usd(spans, figures, plans.fits, costs, samples), results, strict=True
+            )
+        ),
         ideal_samples(spans, figures, plans.fits),
         deadline_s,
         limits,

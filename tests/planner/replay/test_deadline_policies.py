@@ -149,6 +149,86 @@ def test_a_budget_for_the_cheapest_on_demand_gpus_only_suffices(
     assert result.missed == ()
 
 
+def test_the_least_dollars_are_no_more_than_what_the_oracle_spends() -> None:
+    result = played((0, 16), (30000, 0), steps=15000, max_usd=700.0)
+    assert result.least_usd[-1] == outcome(result, "oracle").usd == 700.0
+
+
+def test_on_demand_gpus_that_go_before_the_deadline_guarantee_nothing() -> None:
+    points = [(0.0, (16, 0)), (600.0, (0, 0))]
+    given = trace_of("day", iter(points), DAY_S)
+    asked = Question(replace(question().job, steps=2000), BOTH, Measurements())
+    result = replayed(
+        asked, given, COSTS, taken=machines_taken(given, BOTH, 0), search=all_machines,
+        searches=9, deadline_s=DAY_S,
+    )  # fmt: skip
+    told = _deadline_json(result)
+    assert told is not None
+    assert not told["is_guaranteed"]
+    assert len(result.missed) == len(POLICIES_BY_DEADLINE)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize("more", [1.0, 1.01, 1.05])
+@pytest.mark.parametrize("spot", SPOT)
+def test_a_budget_that_pays_for_on_demand_is_kept_for_it(
+    spot: tuple[tuple[float, int], ...], more: float, share: float
+) -> None:
+    """Each loss of the spot GPUs wastes minutes that are paid for."""
+    costs = ReconfigurationCosts(
+        planned_s=375, unplanned_s=750, restart_s=1500, checkpoint_every_s=1500
+    )
+    steps = int(share * DAY_S / STEP_S)
+    alone = played((0, 0), steps=steps, costs=costs)
+    assert alone.steady is not None
+    assert alone.steady.usd is not None
+    result = played(*spot, steps=steps, costs=costs, max_usd=more * alone.steady.usd)
+    told = _deadline_json(result)
+    assert told is not None
+    assert told["is_guaranteed"]
+    assert result.missed == ()
+
+
+def test_spot_gpus_that_cost_more_than_on_demand_are_not_used() -> None:
+    firm, spot = BOTH.pools
+    assert firm.price_usd_per_gpu_hour is not None
+    dear = replace(spot, price_usd_per_gpu_hour=1.01 * firm.price_usd_per_gpu_hour)
+    cluster = replace(BOTH, pools=(firm, dear))
+    given = trace_of("day", iter([(0.0, (16, 16))]), DAY_S)
+    asked = Question(replace(question().job, steps=10000), cluster, Measurements())
+    result = replayed(
+        asked, given, COSTS, taken=machines_taken(given, cluster, 0), search=all_machines,
+        searches=9, deadline_s=DAY_S,
+    )  # fmt: skip
+    ours = outcome(result, "sailor")
+    assert (ours.gpu_seconds[1], ours.ended) == (0, "steps")
+
+
+def test_with_goal_cost_slow_spot_gpus_are_not_used_if_they_save_less() -> None:
+    """Half of the machines are cheaper by the step, and leave most steps to on demand."""
+
+    def half_for_cost(asked: Question) -> Answer:
+        if asked.job.objective.goal == "throughput":
+            return all_machines(asked)
+        pools = [replace(pool, gpus=pool.gpus // 2) for pool in asked.cluster.pools]
+        return all_machines(replace(asked, cluster=replace(asked.cluster, pools=tuple(pools))))
+
+    usd = []
+    for share in (0.4, 0.9):
+        given = trace_of("day", iter([(0.0, (16, 16))]), DAY_S)
+        asked = Question(
+            replace(question("cost").job, steps=int(share * DAY_S / STEP_S)), BOTH, Measurements()
+        )
+        result = replayed(
+            asked, given, COSTS, taken=machines_taken(given, BOTH, 0), search=half_for_cost,
+            searches=9, deadline_s=DAY_S,
+        )  # fmt: skip
+        ours = outcome(result, "sailor")
+        assert on_demand(ours) < 0.01 * 16 * 24
+        usd.append((ours.usd or 0.0) / ours.steps)
+    assert usd[0] < usd[1], "with more time to spare the cheaper ones do"
+
+
 def test_sailors_own_rule_chooses_checkpoints_by_their_cost() -> None:
     costs = replace(COSTS, checkpoint_share=0.01)
     result = played((0, 16), (20000, 0), steps=9000, costs=costs)
