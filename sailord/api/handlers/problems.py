@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import structlog
+
 from agents.rpc.strangers import StrangerLimits
 from sailord.api.answers import render, types
 from sailord.api.answers.problems import OpenProblem, Service, problems_of
 from sailord.api.handlers.capacity import glance_of
 from sailord.api.handlers.context import ApiContext
 
+log = structlog.get_logger("sailord.api")
 HOUR_S = 3600.0
 LOOK_S = 10.0
 
@@ -18,7 +21,10 @@ LOOK_S = 10.0
 async def watch_problems(api: ApiContext) -> None:
     """Look at all problems every ``LOOK_S``, also while nobody asks."""
     while True:
-        look_at_problems(api)
+        try:
+            look_at_problems(api)
+        except Exception:  # A fault of ours: it costs "since when", and must not end sailord.
+            log.exception("problems cannot be looked at")
         await asyncio.sleep(LOOK_S)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import Histogram
 
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.records import Bill, JobId
 from agents.rpc.strangers import StrangerLimits
 from sailord.api.answers.problems import FirstSeen
+from sailord.api.handlers import problems
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.problems import look_at_problems
 from sailord.api.handlers.status import metrics, status
@@ -166,3 +169,18 @@ async def test_a_problem_counts_from_the_watch_that_saw_it_first_whichever_job_i
     api.cluster.led_parts = (FIRST, replace(SECOND, nodes=FIRST.nodes))
     look_at_problems(api)
     assert ("stuck", "machine-d") not in api.first_seen._at
+
+
+async def test_a_fault_of_ours_in_looking_at_problems_ends_nothing(monkeypatch) -> None:
+    looks = []
+
+    def fails(_: Any) -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise asyncio.CancelledError
+        raise KeyError("a view that cannot be made")
+
+    monkeypatch.setattr(problems, "look_at_problems", fails)
+    monkeypatch.setattr(problems, "LOOK_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await problems.watch_problems(served(Parts(FIRST)))
