@@ -14,13 +14,13 @@ from typing import Literal
 
 DeadlineRule = Literal["sailor", "uniform-progress", "safety-net"]
 """While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
-pace (Can't Be Late, NSDI'24); ``sailor`` once the time to spare is no more than what the changes to
-spot GPUs and back that it expects may cost, at most half of what there was; ``safety-net`` only
-when it must."""
+pace (Can't Be Late, NSDI'24); ``sailor`` once little time to spare is left (``slack_reserve_s``,
+at most half of what the job had), and then until there are spot GPUs; ``safety-net`` only when it
+must."""
 DEADLINE_RULES: tuple[DeadlineRule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
 SPOT_SLOWDOWN_MAX = 2.0
-"""Spot GPUs are not used alone if a step takes more than this multiple of one on demand."""
+"""Spot GPUs are not used if a step takes more than this multiple of one on demand."""
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
 RESERVE_FACTOR = 2.0
@@ -51,8 +51,10 @@ class DeadlineView:
     is_committed: bool = False
     """The safety net was taken."""
     ahead_s: float = 0.0
-    """Seconds ahead of an even pace at which a job leaves on-demand GPUs, so that it does not pay
-    for the next change at once."""
+    """Seconds ahead of an even pace at which ``uniform-progress`` leaves on-demand GPUs, so that it
+    does not pay for the next change at once."""
+    is_buying: bool = False
+    """On-demand GPUs were bought, for lack of spot GPUs."""
     reserve_s: float = 0.0
     """Time to spare that is kept for spot GPUs that are still to come, see ``slack_reserve_s``."""
     paid_s: float = math.inf
@@ -75,6 +77,8 @@ class DeadlineVerdict:
     behind_s: float
     """Seconds that the job is behind an even pace; negative if it is ahead."""
     is_committed: bool = False
+    buys_after_s: float = math.inf
+    """Seconds until the rule may buy on demand, if it waits."""
 
 
 def can_run_on_spot(view: DeadlineView) -> bool:
@@ -87,8 +91,9 @@ def can_run_on_spot(view: DeadlineView) -> bool:
 def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> DeadlineVerdict:
     """Return what the job should run on now, by the rule."""
     left = max(0.0, view.steps - view.done)
-    until_s = min(view.deadline_s - view.now_s, view.paid_s)
-    slack_s = until_s - left * view.on_demand_each_s - view.change_s
+    needed_s = left * view.on_demand_each_s + view.change_s
+    time_slack_s = view.deadline_s - view.now_s - needed_s
+    slack_s = min(time_slack_s, view.paid_s - needed_s)
     behind_s = view.now_s - view.deadline_s * view.done / view.steps
     if view.is_committed or slack_s <= 0:
         return DeadlineVerdict("on demand", slack_s, behind_s, is_committed=True)
@@ -96,14 +101,16 @@ def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> Deadlin
         # From on demand to spot only if that leaves time to come back.
         stays = view.is_on_demand and slack_s <= view.back_s
         return DeadlineVerdict("on demand" if stays else "spot", slack_s, behind_s)
-    if rule == "sailor":
-        # What a change back would cost must be gained first, or the next judgement would buy again.
-        back_s = view.back_s if view.is_on_demand else 0.0
-        half_s = (view.deadline_s - view.steps * view.on_demand_each_s) / 2
-        buys = slack_s <= min(view.reserve_s, half_s) + back_s + view.ahead_s
-    else:
-        buys = rule == "uniform-progress" and behind_s > -view.ahead_s
-    return DeadlineVerdict("on demand" if buys else "wait", slack_s, behind_s)
+    # Waiting costs no dollars, so that only the time to spare counts.
+    most_s = (view.deadline_s - view.steps * view.on_demand_each_s) / 2
+    buys_after_s = {
+        "sailor": time_slack_s - min(view.reserve_s, most_s),
+        "uniform-progress": -view.ahead_s - behind_s,
+        "safety-net": math.inf,
+    }[rule]
+    buys = buys_after_s <= 0 or (rule == "sailor" and view.is_buying)
+    use: Use = "on demand" if buys else "wait"
+    return DeadlineVerdict(use, slack_s, behind_s, buys_after_s=buys_after_s)
 
 
 def slack_reserve_s(back_s: float, periods: int, now_s: float, left_s: float) -> float:

@@ -74,11 +74,12 @@ class DeadlinePolicy:
         plans = self.plans
         on_demand = plans.on_demand_only(view.state)
         preferred, fastest = plans.best(on_demand), plans.fastest(on_demand)
+        self._observe(view)
         if preferred is None or fastest is None:
-            self._observe(view, has_spot=plans.best(plans.spot_only(view.state)) is not None)
+            self._note_spot(has_spot=plans.best(plans.spot_only(view.state)) is not None)
             return self._run(plans.best(view.state), view)
         spot = self._spot(view, preferred, fastest)
-        self._observe(view, has_spot=spot is not None)
+        self._note_spot(has_spot=spot is not None)
         steady, verdict = self._judged(view, spot, preferred, fastest)
         if verdict.use == "wait" and not any(pool.spot for pool in plans.pools):
             verdict = replace(verdict, use="on demand")  # There is nothing to wait for.
@@ -97,8 +98,7 @@ class DeadlinePolicy:
         elif verdict.use == "on demand":
             plan, wait_s = steady, max(60.0, verdict.slack_s / 2)
         else:
-            # Ask again also when the job falls behind an even pace.
-            plan, wait_s = None, min(wait_s, max(60.0, -verdict.behind_s))
+            plan, wait_s = None, min(wait_s, max(60.0, verdict.buys_after_s))
         return self._run(plan, view, view.now_s + wait_s)
 
     def _spot(self, view: PolicyInput, preferred: int, fastest: int) -> int | None:
@@ -115,6 +115,8 @@ class DeadlinePolicy:
         if plans.goal == "cost":
             worth = {plan: self._saved_usd(view, plan, preferred, fastest) for plan in found}
             best = max(found, key=worth.__getitem__, default=None)
+            if best is None or worth[best] <= 0:
+                return plans.best_of(found, plans.goal)  # Dollars are not known, or time is short.
         else:
             worth = {plan: self.figures[plan].rate for plan in found}
             best = plans.best_of(found, plans.goal)
@@ -184,6 +186,7 @@ class DeadlinePolicy:
             back_s,
             self.is_committed,
             2 * self._most_s if is_on_demand else 0.0,
+            is_on_demand,
             slack_reserve_s(back_s, self.periods, view.now_s, self.deadline_s - view.now_s),
             self._paid_s(view, steady, change_s),
             self.plans.known[steady].usd,
@@ -249,11 +252,14 @@ class DeadlinePolicy:
     def _most_s(self) -> float:
         return max(self.costs.restart_s, self.costs.planned_s, self.costs.unplanned_s)
 
-    def _observe(self, view: PolicyInput, *, has_spot: bool) -> None:
+    def _observe(self, view: PolicyInput) -> None:
         self.intervals.observe(view)
         if view.plan is not None:
             self.quickest_s = min(self.quickest_s, self.figures[view.plan].iteration_s)
-        self.periods += has_spot and not self.had_spot
         if self.had_spot:
             self.spot_s += view.now_s - self.looked_s
-        self.looked_s, self.had_spot = view.now_s, has_spot
+        self.looked_s = view.now_s
+
+    def _note_spot(self, *, has_spot: bool) -> None:
+        self.periods += has_spot and not self.had_spot
+        self.had_spot = has_spot

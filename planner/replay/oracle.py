@@ -172,16 +172,16 @@ class _Program:
         dearest = max(
             (usd or 0.0) / plan.rate for usd, plan in zip(costs, self.figures, strict=True)
         )
-        least, found = math.inf, None
+        least = math.inf
+        idle = self.best(0.0, 1.0)
+        found = _policy_result(self.figures, idle, "budget", self.spans)
         for number in range(_PRICES):
             price = 100 ** (number / (_PRICES - 1)) / 100 / max(dearest, 1e-12) * 10
             best = self.best(1.0, price)
             least = min(least, best.value + price * budget)
             other = _policy_result(self.figures, best, "budget", self.spans)
-            is_most = found is None or other.samples > found.samples
-            if is_most and (other.usd or 0.0) <= budget:
+            if other.samples > found.samples and (other.usd or 0.0) <= budget:
                 found = other
-        assert found is not None, "the highest price leaves nothing worth training for"
         most = least if samples is None else min(least, samples)
         each = self.figures[0].samples
         ended: Ending = "steps" if most == samples else "budget"

@@ -38,7 +38,7 @@ from sailord.text.units import duration
 BOOT_S = 180.0
 """Assumed from a request to a registered agent, until it was seen."""
 LATE_SHARE = 0.02
-"""A forecast beyond the deadline by less than this share of what is left is noise."""
+"""A forecast beyond the deadline or the budget by less than this share of what is left is noise."""
 
 
 def pace_record(pace: DeadlineState | None) -> PaceRecord | None:
@@ -129,7 +129,7 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
     steady, view, verdict = _judged(state, job, options, pace)
     pace = _counted(pace, has_spot=can_run_on_spot(view))
     pace = replace(pace, slack_s=verdict.slack_s, is_paid_for=view.paid_s < math.inf)
-    refusal = _unpaid(state, job, options, steady, verdict)
+    refusal = _unpaid(state, job, options, steady, verdict, is_on_demand=pace.uses_on_demand)
     uses = verdict.use == "on demand" and not refusal
     is_committed = uses and verdict.is_committed
     pace = replace(pace, uses_on_demand=uses, is_committed=is_committed, can_rent=not refusal)
@@ -155,11 +155,12 @@ def _judged(
     """
     assert options.on_demand is not None
     assert options.fastest is not None
-    if not pace.is_committed and options.on_demand != options.fastest:
+    is_dear = _left_usd(state, job, options.fastest) > (job.usd_left or math.inf)
+    if options.on_demand != options.fastest and (is_dear or not pace.is_committed):
         view = _view(state, job, options, options.on_demand, pace)
-        verdict = judge_deadline(view)
-        if verdict.slack_s > 0:
-            return options.on_demand, view, verdict
+        # If only dollars are short, a faster plan does not help.
+        if judge_deadline(replace(view, paid_s=math.inf)).slack_s > 0:
+            return options.on_demand, view, judge_deadline(view)
     view = _view(state, job, options, options.fastest, pace)
     return options.fastest, view, judge_deadline(view)
 
@@ -194,9 +195,12 @@ def _view(
         change_s=change_s,
         back_s=back_s,
         is_committed=pace.is_committed,
-        ahead_s=_full_boot_s(state) + 2 * move_s if pace.uses_on_demand else 0.0,
+        is_buying=pace.uses_on_demand,
         reserve_s=slack_reserve_s(
-            back_s, pace.spot_periods, state.now - job.begun_at, job.deadline - state.now
+            state.policy.look_s + 2 * (_full_boot_s(state) + move_s),
+            pace.spot_periods,
+            state.now - job.begun_at,
+            job.deadline - state.now,
         ),
         paid_s=_paid_s(state, job, steady, change_s, was_paid_for=pace.is_paid_for),
         on_demand_usd=_step_usd(steady),
@@ -285,6 +289,8 @@ def _unpaid(
     options: DeadlineOptions,
     steady: Choice,
     verdict: DeadlineVerdict,
+    *,
+    is_on_demand: bool,
 ) -> str:
     """Return why the job's budget forbids on-demand instances now; empty: it does not.
 
@@ -296,14 +302,19 @@ def _unpaid(
     by, now = steady, options.spot_now
     if not verdict.is_committed and now is not None and now.usd_per_hour is not None:
         by = now
-    assert job.steps is not None
-    assert by.usd_per_hour is not None
-    seconds = (job.steps - job.step) * job.slower * by.step_s + state.policy.reserve_s
-    usd = seconds * by.usd_per_hour / 3600
-    if usd <= job.usd_left:
+    usd = _left_usd(state, job, by)
+    noise = LATE_SHARE if is_on_demand else 0.0
+    if usd <= job.usd_left * (1 + noise):
         return ""
     needed = f"the steps left and for saving its state (${usd:,.2f})"
     return f"${job.usd_left:,.2f} of its budget do not pay for {needed}"
+
+
+def _left_usd(state: CapacityState, job: JobProgress, by: Choice) -> float:
+    """Return the dollars of the steps that are left and of saving the state; 0 if not known."""
+    assert job.steps is not None
+    seconds = (job.steps - job.step) * job.slower * by.step_s + state.policy.reserve_s
+    return seconds * (by.usd_per_hour or 0.0) / 3600
 
 
 def _late_s(view: DeadlineView) -> float:

@@ -198,10 +198,10 @@ class DeadlineState:
     had_spot: bool = False
     is_committed: bool = False
     """Only on-demand instances can make it; they are kept to the end."""
-    is_paid_for: bool = False
-    """The budget has paid for all steps on demand, and is kept such that it still does."""
     slack_s: float = 0.0
     """Seconds until that is so."""
+    is_paid_for: bool = False
+    """The budget has paid for all steps on demand, and is kept such that it still does."""
     uses_on_demand: bool = False
     why: str = ""
     """What is rented for the deadline, and why."""

@@ -154,6 +154,21 @@ def test_the_least_dollars_are_no_more_than_what_the_oracle_spends() -> None:
     assert result.least_usd[-1] == outcome(result, "oracle").usd == 700.0
 
 
+def test_a_budget_below_every_plan_leaves_the_oracle_idle() -> None:
+    """Spot GPUs are a hundred times cheaper, and cost more than the budget all the same."""
+    firm, spot = BOTH.pools
+    cluster = replace(BOTH, pools=(firm, replace(spot, price_usd_per_gpu_hour=0.03)))
+    given = trace_of("day", iter([(0.0, (16, 16))]), DAY_S)
+    job = replace(question().job, objective=replace(question().job.objective, max_usd_total=0.5))
+    result = replayed(
+        Question(job, cluster, Measurements()), given, COSTS,
+        taken=machines_taken(given, cluster, 0), search=all_machines, searches=9,
+    )  # fmt: skip
+    oracle = outcome(result, "oracle")
+    assert oracle.samples >= max(each.samples for each in result.policy_results)
+    assert oracle.idle_s == DAY_S
+
+
 def test_on_demand_gpus_that_go_before_the_deadline_guarantee_nothing() -> None:
     points = [(0.0, (16, 0)), (600.0, (0, 0))]
     given = trace_of("day", iter(points), DAY_S)

@@ -135,11 +135,9 @@ def test_machines_that_were_idle_from_the_start_let_no_move_skip_its_wait() -> N
         few = replace(asked.cluster, pools=(replace(pool, gpus=pool.gpus // 8 * 8),))
         return per_machine(replace(asked, cluster=few))
 
-    given = trace((0, 12), (100, 16), (400, 12), end_s=7200)
-    result = replayed(
-        question(), given, replace(COSTS, planned_s=3000),
-        taken=[((),), ((),), ((12, 13, 14, 15),)], search=two_or_four_machines, searches=9,
-    )  # fmt: skip
+    given, costs = trace((0, 12), (100, 16), (400, 12), end_s=7200), replace(COSTS, planned_s=3000)
+    taken, search = [((),), ((),), ((12, 13, 14, 15),)], two_or_four_machines
+    result = replayed(question(), given, costs, taken=taken, search=search, searches=9)
     assert outcome(result, "sailor").reconfigurations == 0
 
 

@@ -82,11 +82,30 @@ def test_a_job_with_little_time_to_spare_buys_on_demand_and_says_so_once():
     assert story.at(5601.0, step=90).told() == [], "the figures alone are no news"
 
 
-def test_on_demand_instances_are_released_once_there_is_time_to_spare_again():
-    story = Due().at(5600.0, step=90)
-    story.at(8000.0, step=260)
-    assert story.firm == 2, "as soon as they were given back it would need them again"
-    story.at(8000.0, step=300)
+def test_on_demand_instances_are_kept_until_spot_instances_come():
+    """Steps of a day in two days, and none on spot: boots and losses do not release them."""
+    story, about = Due(), {"steps": 8640, "deadline": 48 * HOUR}
+    wanted = []
+    for now in range(0, 30 * 3600, 600):
+        story.at(float(now), redo_s=float(now % 1800), **about)
+        wanted.append(story.firm)
+    assert wanted == sorted(wanted), "none, then two"
+    assert (wanted[0], wanted[-1]) == (0, 2)
+
+
+def test_a_budget_that_only_the_preferred_plan_keeps_is_kept_by_it():
+    cheap, fast = Choice({FIRM: 1}, 20.0, 4.0), Choice({FIRM: 4}, 8.0, 16.0)
+    story = Due(replace(FED, on_demand=cheap, fastest=fast))
+    assert story.at(100.0, usd_left=9.5, deadline=30 * HOUR).firm == 0
+    story.at(200.0, usd_left=8.5, deadline=30 * HOUR)
+    assert story.state.target == {FIRM: 1}
+    assert story.state.pace.is_committed
+    story.at(300.0, step=5, usd_left=8.4, deadline=30 * HOUR)
+    assert story.state.target == {FIRM: 1}
+
+
+def test_a_budget_does_not_buy_before_time_is_short():
+    story = Due().at(100.0, usd_left=9.6)
     assert story.firm == 0
     assert "waits" in story.why
 
