@@ -37,8 +37,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
             why = f": {machine['why']}" if machine["why"] else ""
             state = STATES.get(machine["state"], machine["state"])
             lines.append(f"{machine['name']} is {state}{why}")
-    if capacity["why_not_rented"]:
-        lines.append(f"no instance is wanted, since there is no plan: {capacity['why_not_rented']}")
+    if none := capacity.get("why_not_rented"):  # An older sailord does not say it.
+        lines.append(f"no instance is wanted, since there is no plan: {none}")
     if capacity["deadline"]:
         lines.append(f"deadline: {capacity['deadline']}")
     lines += [f"{name} could not be deleted and is still billed" for name in capacity["orphans"]]

@@ -438,8 +438,8 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(f"this generation: {why['generation_reason']}")
     if why["deadline"]:
         lines.append(f"deadline: {why['deadline']}")
-    if why["why_not_rented"]:
-        lines.append(f"no instance is wanted, since there is no plan: {why['why_not_rented']}")
+    if none := why.get("why_not_rented"):  # An older sailord does not say it.
+        lines.append(f"no instance is wanted, since there is no plan: {none}")
     if why["iteration_s"] is not None:
         lines.append(f"this plan: predicted to take {number(why['iteration_s'])} s a step")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]

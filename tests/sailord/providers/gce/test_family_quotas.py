@@ -121,6 +121,6 @@ def test_an_unknown_quota_limits_nothing_and_is_shown_as_unknown():
     money = {"usd_per_hour": 0.0, "usd_per_hour_max": None, "spent_usd": 0.0, "usd_max": None,
              "unpriced": [], "stop": ""}  # fmt: skip
     text = capacity_text({"provider": "gce", "leads": True, "pools": [shown], "machines": [],
-                          "orphans": [], "strangers": [], "deadline": "", "why_not_rented": "",
+                          "orphans": [], "strangers": [], "deadline": "",
                           "money": money})  # fmt: skip
     assert f"16 GPUs used of an unknown limit: {NO_RIGHT.text}" in text
