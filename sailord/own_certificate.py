@@ -52,7 +52,7 @@ def check_certificate(config: Config) -> None:
 
 
 async def keep_certificate(config: Config) -> None:
-    """Renew the certificate in time, or warn if nobody does, forever."""
+    """Renew the certificate before it expires; warn on its last day if an operator should have."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:

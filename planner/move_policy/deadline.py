@@ -74,8 +74,6 @@ class DeadlineVerdict:
     slack_s: float
     """Time to spare if the job changed to on-demand GPUs now, after the worst loss; less, if the
     budget pays for less."""
-    behind_s: float
-    """Seconds that the job is behind an even pace; negative if it is ahead."""
     is_committed: bool = False
     buys_after_s: float = math.inf
     """Seconds until the rule may buy on demand, if it waits."""
@@ -94,23 +92,23 @@ def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> Deadlin
     needed_s = left * view.on_demand_each_s + view.change_s
     time_slack_s = view.deadline_s - view.now_s - needed_s
     slack_s = min(time_slack_s, view.paid_s - needed_s)
-    behind_s = view.now_s - view.deadline_s * view.done / view.steps
     if view.is_committed or slack_s <= 0:
-        return DeadlineVerdict("on demand", slack_s, behind_s, is_committed=True)
+        return DeadlineVerdict("on demand", slack_s, is_committed=True)
     if can_run_on_spot(view):
         # From on demand to spot only if that leaves time to come back.
         stays = view.is_on_demand and slack_s <= view.back_s
-        return DeadlineVerdict("on demand" if stays else "spot", slack_s, behind_s)
+        return DeadlineVerdict("on demand" if stays else "spot", slack_s)
+    even_pace_s = view.deadline_s * view.done / view.steps
     # Waiting costs no dollars, so that only the time to spare counts.
     most_s = (view.deadline_s - view.steps * view.on_demand_each_s) / 2
     buys_after_s = {
         "sailor": time_slack_s - min(view.reserve_s, most_s),
-        "uniform-progress": -view.ahead_s - behind_s,
+        "uniform-progress": even_pace_s - view.now_s - view.ahead_s,
         "safety-net": math.inf,
     }[rule]
     buys = buys_after_s <= 0 or (rule == "sailor" and view.is_buying)
     use: Use = "on demand" if buys else "wait"
-    return DeadlineVerdict(use, slack_s, behind_s, buys_after_s=buys_after_s)
+    return DeadlineVerdict(use, slack_s, buys_after_s=buys_after_s)
 
 
 def slack_reserve_s(back_s: float, periods: int, now_s: float, left_s: float) -> float:

@@ -136,8 +136,8 @@ def _check_undisturbed(world: World) -> None:
     Exceptions: a machine unknown when the job began may join it later; if the agent of such a
     machine is down for longer than its lease before the first step, the others continue without
     it; and so they do after the last step, when no step can show that its worker lives and its
-    part of the last checkpoint may be missing. While the agents of all members are frozen for
-    longer than their leases nobody reports a step: to a leader they are like dead machines. A
+    part of the last checkpoint may be missing. If the agents of all members are frozen for longer
+    than their leases, a leader cannot tell their machines from dead ones. A
     leader elected during a stop knows only that a stop was ordered; one elected before the end of
     the job was stored opens a generation without steps.
     """

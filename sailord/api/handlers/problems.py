@@ -19,7 +19,7 @@ LOOK_S = 10.0
 
 
 async def watch_problems(api: ApiContext) -> None:
-    """Look at all problems every ``LOOK_S``, also while nobody asks."""
+    """Note every ``LOOK_S`` which problems stand, also while no client asks."""
     while True:
         try:
             look_at_problems(api)

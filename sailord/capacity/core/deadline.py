@@ -155,7 +155,8 @@ def _judged(
     """
     assert options.on_demand is not None
     assert options.fastest is not None
-    is_dear = _left_usd(state, job, options.fastest) > (job.usd_left or math.inf)
+    usd_left = math.inf if job.usd_left is None else job.usd_left
+    is_dear = _left_usd(state, job, options.fastest) > usd_left
     if options.on_demand != options.fastest and (is_dear or not pace.is_committed):
         view = _view(state, job, options, options.on_demand, pace)
         # If only dollars are short, a faster plan does not help.

@@ -219,6 +219,23 @@ def test_spot_gpus_that_cost_more_than_on_demand_are_not_used() -> None:
     assert (ours.gpu_seconds[1], ours.ended) == (0, "steps")
 
 
+def test_plans_within_limits_of_time_and_dollars_are_found() -> None:
+    plans = played((0, 16), (30000, 8), steps=100).plans
+    state = plans.state((16, 16))
+    everything = plans.within(state, iteration_s=1e9, usd=None)
+    usd = {plan: plans.known[plan].usd or 0.0 for plan in everything}
+    seconds = {plan: plans.known[plan].estimate.iteration_s for plan in everything}
+    assert len(set(usd.values())) > 1 < len(set(seconds.values()))
+    for plan in everything:
+        assert plans.within(state, iteration_s=1e9, usd=usd[plan]) == [
+            other for other in everything if usd[other] < usd[plan]
+        ]
+        assert plans.within(state, iteration_s=seconds[plan], usd=None) == [
+            other for other in everything if seconds[other] <= seconds[plan]
+        ]
+    assert plans.within(plans.state((0, 0)), iteration_s=1e9, usd=None) == []
+
+
 def test_with_goal_cost_slow_spot_gpus_are_not_used_if_they_save_less() -> None:
     """Half of the machines are cheaper by the step, and leave most steps to on demand."""
 
