@@ -107,6 +107,8 @@ class Run:
     doubled: int = 0
     """Machines that were requested once more, since their request had been given up."""
     _dark_until: dict[str, float] = field(default_factory=dict)
+    _unseen: tuple[str, ...] = ()
+    """Zones that the last observation lacked."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -182,6 +184,8 @@ class Run:
     def feed(self, event: model.CapacityEvent) -> None:
         if not self.leads:
             return
+        if isinstance(event, model.Observed):
+            self._unseen = event.observation.unseen_zones
         there = self.state.instances.keys(), self.state.asks.keys()
         stop = event.books.stop if isinstance(event, model.TookOver) else self.state.stop
         self.state, commands = decide(self.state, event)
@@ -204,6 +208,7 @@ class Run:
     def perform(self, command: model.CapacityCommand) -> None:
         match command:
             case model.Create():
+                assert command.ask.pool.zone not in self._unseen, "nobody sees what it makes"
                 self.count_doubles(command.ask.pool)
                 if not self.loses_power() or self.outages.random() < 0.5:
                     self.create(command.ask)

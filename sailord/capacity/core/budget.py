@@ -8,14 +8,20 @@ from sailord.capacity.core.model import CapacityState, StopCause
 def spent_usd(state: CapacityState) -> float:
     """Return the dollars spent so far.
 
-    A pending request counts as granted when it was sent, unless the provider says that it waits.
+    A pending request counts as granted, unless the provider says that it waits.
     """
     spent = state.spent_usd + sum(rented.usd(state.now) for rented in state.instances.values())
     for asked in state.asks.values():
         if asked.is_queued:
             continue
-        spent += asked.usd_per_hour_all * max(state.now - asked.since, 0.0) / 3600
+        spent += asked.usd_per_hour_all * max(state.now - asked.counts_from, 0.0) / 3600
     return spent
+
+
+def usd_at_risk(state: CapacityState) -> float:
+    """Return what requests may have cost besides, while the provider did not show their zones."""
+    asks = state.asks.values()
+    return sum(each.usd_per_hour_all * (each.counts_from - each.since) / 3600 for each in asks)
 
 
 def usd_per_hour(state: CapacityState) -> float:
@@ -32,8 +38,8 @@ def unpriced(state: CapacityState) -> tuple[str, ...]:
     return tuple(sorted(each.instance.name for each in instances if each.usd_per_hour is None))
 
 
-def stop_due(state: CapacityState) -> StopCause:
-    """Return what the total budget demands.
+def stop_due(state: CapacityState, at_risk_usd: float = 0.0) -> StopCause:
+    """Return what the total budget demands, if so much more was spent than is known.
 
     ``""``: nothing yet; ``"parting"``: the job saves its state, unused instances go; ``"ended"``:
     all go. The first half of ``parting_s`` is for saving, the second for repeating deletions that
@@ -42,16 +48,16 @@ def stop_due(state: CapacityState) -> StopCause:
     policy = state.policy
     if policy.usd_max is None:
         return ""
-    left, rate = policy.usd_max - spent_usd(state), usd_per_hour(state) / 3600
+    left, rate = policy.usd_max - spent_usd(state) - at_risk_usd, usd_per_hour(state) / 3600
     if left <= rate * policy.parting_s / 2:
         return "ended"
     return "parting" if left <= rate * policy.reserve_s else ""
 
 
 def usd_left(state: CapacityState) -> float | None:
-    """Return the dollars left of the total budget; ``None``: there is no budget."""
+    """Return the dollars left of the total budget for sure; ``None``: there is no budget."""
     most = state.policy.usd_max
-    return None if most is None else max(most - spent_usd(state), 0.0)
+    return None if most is None else max(most - spent_usd(state) - usd_at_risk(state), 0.0)
 
 
 def usd_per_hour_limit(state: CapacityState) -> float | None:

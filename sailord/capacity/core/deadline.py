@@ -20,7 +20,7 @@ from planner.move_policy.deadline import (
     judge_deadline,
     slack_reserve_s,
 )
-from sailord.capacity.core.budget import stop_due, usd_per_hour_limit
+from sailord.capacity.core.budget import stop_due, usd_at_risk, usd_per_hour_limit
 from sailord.capacity.core.model import (
     CapacityDecision,
     CapacityState,
@@ -87,8 +87,11 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
 
 
 def _may_be_spent(state: CapacityState) -> bool:
-    """Return whether a provider that was never observed leaves open what the budget has left."""
-    if state.observed_at is not None or not stop_due(state) or not rented_in_use(state):
+    """Return whether a provider that was not observed leaves open what the budget has left."""
+    at_risk_usd = usd_at_risk(state)
+    if state.observed_at is not None and not at_risk_usd:
+        return False  # What is spent is known.
+    if not stop_due(state, at_risk_usd) or not rented_in_use(state):
         return False
     return state.now >= state.counting_since + state.policy.doubt_s
 

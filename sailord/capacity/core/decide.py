@@ -142,14 +142,12 @@ def _apply(state: CapacityState, event: model.CapacityEvent) -> model.CapacityDe
 def _take_over(state: CapacityState, event: model.TookOver) -> model.CapacityDecision:
     """Take over from the last leader: the outcome of its requests is unknown.
 
-    They count as granted from now on: what one made earlier costs from its creation, once it is
-    seen. Drains are repeated, since the last leader may have died between storing and ordering
-    them.
+    Drains are repeated, since the last leader may have died between storing and ordering them.
     """
     books, now = event.books, state.now
     asks = {
         a.ask.request_id: replace(
-            a, is_in_doubt=not a.is_queued, since=now, doubted_at=min(a.doubted_at, now)
+            a, is_in_doubt=not a.is_queued, since=min(a.since, now), doubted_at=now
         )
         for a in books.asks
     }
@@ -397,8 +395,8 @@ def _grow(state: CapacityState) -> model.CapacityDecision:
     there, busy = supply(state), {asked.ask.pool for asked in state.asks.values()}
     for pool, wanted in sorted(state.target.items(), key=lambda each: (each[0].flex, each[0])):
         missing = wanted - there[pool]
-        if missing <= 0 or pool in busy:
-            continue
+        if missing <= 0 or pool in busy or pool.zone in state.unseen_zones:
+            continue  # What a request makes in a zone that is not seen could not be deleted.
         room = boots.room(state, pool)
         if pool.flex and room > 0:
             room = boots.NO_LIMIT

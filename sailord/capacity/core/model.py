@@ -47,8 +47,7 @@ class CapacityPolicy:
     usd_per_hour_max: float | None = None
     usd_max: float | None = None
     parting_s: float = 180.0
-    """Stop the job this long before the total budget is spent: half of it is for saving, half for
-    repeating deletions."""
+    """Stop the job this long before the budget is spent: half to save, half to repeat deletions."""
     look_s: float = 10.0
     """Interval of observations, and so of decisions about money."""
     boot_s: float = 600.0
@@ -90,7 +89,7 @@ class PendingRequest:
     """When it was sent, or last seen in the provider's queue: it may cost from then on."""
     is_in_doubt: bool = False
     doubted_at: float = 0.0
-    """When its answer failed to come."""
+    """When its answer failed to come, or its zone was last not seen."""
     is_queued: bool = False
     """It waits in the provider's queue, and costs nothing."""
     queued_since: float | None = None
@@ -103,12 +102,14 @@ class PendingRequest:
     def usd_per_hour_all(self) -> float:
         return self.usd_per_hour * self.ask.count
 
+    @property
+    def counts_from(self) -> float:
+        """When its cost begins to count: what it made costs from its creation, once it is seen."""
+        return max(self.since, self.doubted_at) if self.is_in_doubt else self.since
+
 
 def request_id_of(prefix: str, number: int) -> str:
-    """Return the id of a leader's request: a UUID, as clouds require.
-
-    The provider labels instances with it unchanged, so the next leader recognises them.
-    """
+    """Return the id of a leader's request, a UUID as clouds require: its instances' label."""
     return str(uuid5(_REQUESTS, f"{prefix}-{number}"))
 
 
@@ -272,23 +273,22 @@ class CapacityState:
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)
     boots: Mapping[Pool, BootRecord] = field(default_factory=dict)
     boots_failed: int = 0
-    """As in ``CapacityRecord``, ..."""
     retried_at: float = 0.0
-    """... and this, too."""
+    """Both as in ``CapacityRecord``."""
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()
-    """Names of the nodes that the job uses, ..."""
     holding: frozenset[str] = frozenset()
-    """... and of those whose memory it may need."""
+    """Names of the nodes that the job uses, and of those whose memory it may need."""
     looked_at: float = 0.0
     """When agents were last counted, ..."""
     counting_since: float = 0.0
     """... and since when without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
+    unseen_zones: frozenset[str] = frozenset()
+    """Those that the last observation lacked."""
     spent_usd: float = 0.0
-    """Cost of instances that no longer exist, ..."""
     spent_gpu_us: int = 0
-    """... and the GPU microseconds that they were paid for."""
+    """Cost of instances that no longer exist, and the GPU microseconds that they were paid for."""
     stop: StopCause = ""
     options: DeadlineOptions | None = None
     """Of the active job, if it has a deadline and there are instances of both contracts."""

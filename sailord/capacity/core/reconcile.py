@@ -87,6 +87,7 @@ def observe(
     asks = _still_open(state, seen, there)
     deleted = state.deleted | (state.instances.keys() & seen.ended_at.keys() - instances.keys())
     state = replace(state, instances=instances, asks=asks, observed_at=seen.at, deleted=deleted)
+    state = replace(state, unseen_zones=frozenset(seen.unseen_zones))
     state = replace(state, spent_usd=spent_usd, spent_gpu_us=spent_gpu_us)
     return replace(state, ended_nodes=tuple(ended_nodes[-ENDED_MAX:])), tuple(told)
 
@@ -126,10 +127,6 @@ def _still_open(
         if is_whole or is_over:
             continue
         is_unseen = asked.is_in_doubt and asked.ask.pool.zone in seen.unseen_zones
-        left[id_] = _doubted_anew(asked, seen.at) if is_unseen else asked
+        doubted_at = max(asked.doubted_at, seen.at) if is_unseen else asked.doubted_at
+        left[id_] = replace(asked, doubted_at=doubted_at)
     return left
-
-
-def _doubted_anew(asked: PendingRequest, at: float) -> PendingRequest:
-    """Nothing is known of a request: what it made costs from its creation, once it is seen."""
-    return replace(asked, doubted_at=max(asked.doubted_at, at), since=max(asked.since, at))

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
-from sailord.capacity.core.model import CapacityPolicy, CapacityState
+from sailord.capacity.core.budget import spent_usd, usd_left, usd_per_hour_limit
+from sailord.capacity.core.model import (
+    Agent,
+    AgentsCounted,
+    CapacityPolicy,
+    CapacityState,
+    JobProgress,
+    PauseJob,
+    ProgressSeen,
+    RequestAnswered,
+    TargetSet,
+)
 from sailord.capacity.core.rented_instance import RentedInstance
-from sailord.providers.interface import Instance, Pool
+from sailord.providers.interface import InDoubt, Instance, Pool
+from tests.sailord.capacity.core.story import FIRST, SECOND, A, B, Story, instance
 
 
 def state(policy: CapacityPolicy, *, hours: float) -> CapacityState:
@@ -27,3 +38,28 @@ def test_the_rest_of_a_total_budget_limits_the_hourly_cost():
         == 9.0
     )
     assert usd_per_hour_limit(state(CapacityPolicy(), hours=1.0)) is None
+
+
+def test_a_request_that_nobody_sees_pauses_the_job_once_it_may_have_spent_the_budget():
+    in_use, hidden = instance(pool=B, request=SECOND, at=0.0), (A.zone,)
+    story = Story(CapacityPolicy(usd_max=10.0)).hear(TargetSet(1.0, {B: 1}))
+    story.see(1.0, in_use).hear(TargetSet(2.0, {A: 2, B: 1}))
+    story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
+    story.hear(ProgressSeen(6.0, JobProgress("j", 0.0, 5, 100, None, is_running=True)))
+    paused_at = []
+    for at in range(10, 2400, 10):
+        story.see(float(at), in_use, unseen_zones=hidden)
+        paused_at += [at] if story.of(PauseJob) else []
+        story.hear(AgentsCounted(at + 1.0, {"n1": Agent(4)}, frozenset({"n1"})))
+        paused_at += [at] if story.of(PauseJob) else []
+    # $14.40 an hour, of which the last 190 s are kept.
+    (paused,) = paused_at
+    assert paused == pytest.approx(10.0 / 14.4 * 3600 - 190, abs=20)
+    assert usd_left(story.state) == pytest.approx(10.0 - 14.4 * 2390 / 3600, abs=0.1)
+    story.hear(TargetSet(2400.0, {B: 1}))  # Nothing more is wanted.
+    for at in range(2400, 2700, 10):
+        story.see(float(at), in_use)
+    assert not story.state.asks, "it made nothing"
+    assert story.state.stop == ""
+    assert spent_usd(story.state) == pytest.approx(7.2 * 2690 / 3600, abs=0.1)
+    assert usd_left(story.state) == pytest.approx(10.0 - spent_usd(story.state))

@@ -130,6 +130,12 @@ def test_a_request_in_doubt_is_not_given_up_while_its_zone_is_not_seen():
     assert story.see(480.0).asks() == [(A, 2)]
 
 
+def test_nothing_is_requested_in_a_zone_that_is_not_seen():
+    story = Story().see(1.0, unseen_zones=("zone-a",)).hear(TargetSet(1.0, {A: 1, B: 1}))
+    assert story.asks() == [(B, 1)]
+    assert story.see(11.0).asks() == [(A, 1)]
+
+
 def test_a_pool_has_one_open_request_at_a_time():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
     assert story.hear(TargetSet(2.0, {A: 3})).asks() == []
