@@ -16,6 +16,7 @@ from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
+from sailord.capacity.core.cooldowns import cooldown_of
 from sailord.capacity.core.model import CapacityState, Cooldown, DeadlineState, StopCause
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
@@ -238,12 +239,15 @@ def cooldowns_of(capacity: CapacityState) -> tuple[str, ...]:
     there = sum(each.ended_at is None for each in capacity.instances.values())
     if there >= sum(capacity.target.values()):
         return ()
-    rests = sorted(capacity.cooldowns.items(), key=lambda each: (each[1].until, each[0]))
+    rests = (
+        (rest.until, pool, rest)
+        for pool in {*capacity.cooldowns, *capacity.target}
+        if (rest := cooldown_of(capacity, pool)) is not None
+    )
     return tuple(
         f"{pool.machine} in {pool.zone}{' (spot)' * pool.spot} gets no request for "
-        f"{duration(rest.until - capacity.now)} ({rest.kind}): {rest.text}"
-        for pool, rest in rests
-        if rest.until > capacity.now
+        f"{duration(until - capacity.now)} ({rest.kind}): {rest.text}"
+        for until, pool, rest in sorted(rests)
     )
 
 
@@ -251,7 +255,6 @@ def _pool_view(
     capacity: CapacityState, pool: Pool, asked: int, history: LifetimeHistory
 ) -> PoolView:
     here = [_state_of(each) for each in capacity.instances.values() if each.instance.pool == pool]
-    rest = capacity.cooldowns.get(pool)
     waits = [
         capacity.now - (each.queued_since or capacity.now)
         for each in capacity.asks.values()
@@ -267,7 +270,7 @@ def _pool_view(
         awaited=here.count("awaited"),
         asked=asked,
         obtainable=obtainable(capacity, pool),
-        rest=None if rest is None or capacity.now >= rest.until else rest,
+        rest=cooldown_of(capacity, pool),
         stopped=why_stopped(capacity, pool),
         quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus, q.why_unknown) for q in quotas),
         life_s=life.node_life_s,

@@ -35,6 +35,18 @@ def cool_down(
     )
 
 
+def cooldown_of(state: CapacityState, pool: Pool) -> Cooldown | None:
+    """Return why a pool gets no request now: its cooldown, or a zone that is not seen for long."""
+    rest = state.cooldowns.get(pool)
+    if rest is not None and state.now < rest.until:
+        return rest
+    since = state.unseen_zones.get(pool.zone)
+    if since is None or state.now < since + state.policy.doubt_s:
+        return None
+    why = f"the provider does not say what runs in {pool.zone}"
+    return Cooldown(state.now + state.policy.look_s, "unknown", 0, why, since)
+
+
 def end_stockouts(state: CapacityState, event: StockReported) -> CapacityState:
     """End the cooldown of pools that were out of stock where GPUs are reported."""
     cooldowns = {

@@ -284,8 +284,8 @@ class CapacityState:
     counting_since: float = 0.0
     """... and since when without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
-    unseen_zones: frozenset[str] = frozenset()
-    """Those that the last observation lacked."""
+    unseen_zones: Mapping[str, float] = field(default_factory=dict)
+    """Those that the last observation lacked, and since when."""
     spent_usd: float = 0.0
     spent_gpu_us: int = 0
     """Cost of instances that no longer exist, and the GPU microseconds that they were paid for."""

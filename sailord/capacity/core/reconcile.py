@@ -87,7 +87,8 @@ def observe(
     asks = _still_open(state, seen, there)
     deleted = state.deleted | (state.instances.keys() & seen.ended_at.keys() - instances.keys())
     state = replace(state, instances=instances, asks=asks, observed_at=seen.at, deleted=deleted)
-    state = replace(state, unseen_zones=frozenset(seen.unseen_zones))
+    unseen_zones = {zone: state.unseen_zones.get(zone, seen.at) for zone in seen.unseen_zones}
+    state = replace(state, unseen_zones=unseen_zones)
     state = replace(state, spent_usd=spent_usd, spent_gpu_us=spent_gpu_us)
     return replace(state, ended_nodes=tuple(ended_nodes[-ENDED_MAX:])), tuple(told)
 

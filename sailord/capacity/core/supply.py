@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from sailord.capacity.core import boots
+from sailord.capacity.core.cooldowns import cooldown_of
 from sailord.capacity.core.model import CapacityState
 from sailord.providers.interface import Pool
 
@@ -32,12 +33,9 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
 
     ``there`` is the result of ``supply``, passed by callers that ask about many pools.
     """
-    rest = state.cooldowns.get(pool)
     if state.quotas is None or pool not in state.prices or state.stop:
         return 0
-    if boots.why_stopped(state, pool):
-        return 0
-    if rest is not None and state.now < rest.until:
+    if boots.why_stopped(state, pool) or cooldown_of(state, pool) is not None:
         return 0
     free = [q.free_gpus for q in state.quotas if pool in q.pools]
     limits = [gpus // pool.gpus for gpus in free if gpus is not None]

@@ -8,6 +8,7 @@ import pytest
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
+from sailord.capacity.core.cooldowns import cooldown_of
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import (
     Agent,
@@ -134,6 +135,20 @@ def test_nothing_is_requested_in_a_zone_that_is_not_seen():
     story = Story().see(1.0, unseen_zones=("zone-a",)).hear(TargetSet(1.0, {A: 1, B: 1}))
     assert story.asks() == [(B, 1)]
     assert story.see(11.0).asks() == [(A, 1)]
+
+
+def test_a_pool_whose_zone_is_not_seen_for_long_counts_as_out_of_stock():
+    story = Story().see(1.0, unseen_zones=("zone-a",)).see(110.0, unseen_zones=("zone-a",))
+    assert obtainable(story.state, A) == CapacityPolicy().machines_per_pool_max
+    story.see(121.0, unseen_zones=("zone-a",))
+    assert obtainable(story.state, A) == 0
+    cooldown = cooldown_of(story.state, A)
+    assert cooldown is not None
+    assert (cooldown.since, cooldown.text) == (
+        1.0,
+        "the provider does not say what runs in zone-a",
+    )
+    assert obtainable(story.see(131.0).state, A) == CapacityPolicy().machines_per_pool_max
 
 
 def test_a_pool_has_one_open_request_at_a_time():
