@@ -18,6 +18,7 @@ from sailord.local.paths import temporary
 
 STEPS_MAX = 100_000
 WITHIN_S = 120.0
+"""Longest time for a step: it runs only while no other process wants the cores."""
 
 
 @dataclass(eq=False)
@@ -30,17 +31,20 @@ class ReferenceRun:
 
     def losses(self, last: int) -> dict[int, float]:
         """Wait until step ``last`` is done; return the loss of each step."""
+        found: dict[int, float] = {}
         end = time.monotonic() + WITHIN_S
         while time.monotonic() < end:
             with self.lines.open("rb") as file:
                 said = [json.loads(line) for line in file if line.endswith(b"\n")]
+            if len(said) > len(found):
+                end = time.monotonic() + WITHIN_S
             found = {one["step"] + 1: float(one["loss"]) for one in said}
             if last in found:
                 return {step: loss for step, loss in found.items() if step <= last}
             if self.process.poll() is not None:
                 raise ClusterError(f"the reference run of {self.name} ended: see {self.lines}")
             time.sleep(0.1)
-        raise ClusterError(f"the reference run of {self.name} did not reach step {last}")
+        raise ClusterError(f"the reference run of {self.name} stands still before step {last}")
 
     def end(self) -> None:
         """Terminate the run."""

@@ -62,6 +62,10 @@ def uninterrupted_losses(folder: Path, job_text: str, *, steps: int) -> list[flo
     return [report.loss for report in run.reports]
 
 
+ORPHAN_S = 36_000
+"""Longer than the tests of other packages take on a slow machine."""
+
+
 class ForkServer:
     """The fork server, for the duration of the tests."""
 
@@ -75,6 +79,7 @@ class ForkServer:
                 "agents.workers.fork_server",
                 str(self._path),
                 "worker.control.worker_process",
+                str(ORPHAN_S),
             ],
             stdout=self._log,
             stderr=self._log,
