@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from planner.library.plan_library import PlanLibrary
 from planner.move_policy.checkpoint_interval import checkpoint_every_s
 from planner.move_policy.decide_move import PossibleMove, Unit, judge_move
+from planner.move_policy.leave_time import leave_at_s
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from simulator.traces.play_types import (
     Decision,
@@ -156,7 +157,7 @@ class CheckpointIntervals:
 class SailorPolicy:
     """Reconfigures in place: after a loss at once, for a better plan when that is worth it.
 
-    It decides as sailord does (``planner/move_policy``).
+    It decides as sailord does (``planner/move_policy``). It leaves announced GPUs in time.
     """
 
     plans: PlanLibrary
@@ -183,19 +184,32 @@ class SailorPolicy:
             self.moved_s = view.now_s
         self.wished = None
         best = self.plans.best(view.state)
-        if view.plan is None or best is None or view.leaves_s < math.inf:
+        if view.plan is None or best is None:
+            return self._run(best, view)
+        leave_s = self._leave_s(view.plan, view)
+        if leave_s <= view.now_s:
             return self._run(best, view)
         if best == view.plan:
-            return Decision(best)
+            return Decision(best, leave_s, trains_on=True)
         offer = self._offer(best, view.plan, view)
         verdict = judge_move(offer, self.history, now_s=view.now_s, last_move_s=self.moved_s)
         if verdict.moves:
             self.wished = best
             return self._run(best, view)
         if verdict.ask_again_s is None:
-            return Decision(view.plan)
+            return Decision(view.plan, leave_s, trains_on=True)
         # Wait at least 1 ms: rounding to zero would loop forever.
-        return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
+        again_s = view.now_s + max(verdict.ask_again_s, 1e-3)
+        return Decision(view.plan, min(again_s, leave_s), trains_on=True)
+
+    def _leave_s(self, plan: int, view: PolicyInput) -> float:
+        """When the job has to leave GPUs of the plan whose loss is announced; infinite: never."""
+        costs = self.costs
+        down_s = costs.restart_s if view.is_cold else costs.planned_s
+        leave_s = leave_at_s(view.leaves_s, down_s, self.figures[plan].iteration_s)
+        # A reconfiguration that takes longer than it trains afterwards is not worth finishing.
+        left_s = view.resumes_s - view.now_s
+        return view.now_s if 0 < left_s > leave_s - view.resumes_s else leave_s
 
     def _run(self, plan: int | None, view: PolicyInput) -> Decision:
         plan = plan_to_run(self.plans, plan, view)

@@ -131,11 +131,13 @@ class Decision:
     """The plan to run from now on (``None``: none), and when to ask again at the latest."""
 
     plan: int | None
-    """While a loss of its GPUs is announced, the running plan moves to others that are up; where it
-    would not fit there, it trains on until they are lost."""
+    """While a loss of its GPUs is announced, the running plan moves to others that are up, unless
+    ``trains_on``; where it would not fit there, it trains on until they are lost."""
     wake_s: float = math.inf
     checkpoint_every_s: float | None = None
     """Interval of durable checkpoints once the plan starts; ``None``: that of the costs."""
+    trains_on: bool = False
+    """The running plan stays on GPUs whose loss is announced, until the next decision."""
 
 
 class Policy(Protocol):

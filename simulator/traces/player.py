@@ -49,7 +49,8 @@ def play(
                 run.lose_announced(now_s)
             decision = policy.decide(run.view(now_s, number, span))
             assert decision.wake_s > now_s, "a policy asked to be woken in the past"
-            stays = decision.plan == run.plan and not run.must_move(span, fits)
+            must_move = not decision.trains_on and run.must_move(span, fits)
+            stays = decision.plan == run.plan and not must_move
             assert stays or decision.plan is None or fits(decision.plan, span.state), (
                 "a policy chose a plan that does not fit"
             )

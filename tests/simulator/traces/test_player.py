@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -310,6 +311,22 @@ def test_a_plan_moves_from_gpus_that_leave_to_spare_ones() -> None:
     result = played(Script(1, 1), *spans, notice_s=30)
     assert (result.losses, result.steps_lost, result.downtime_s) == (0, 0, 5)
     assert (result.reconfigurations, result.steps) == (1, 250 + 248)
+
+
+class LeavesAt(Script):
+    """Stays on GPUs that leave until a moment."""
+
+    def decide(self, view: PolicyInput) -> Decision:
+        decision = super().decide(view)
+        is_early = view.leaves_s < math.inf and view.now_s < 1016
+        return replace(decision, wake_s=1016, trains_on=True) if is_early else decision
+
+
+def test_a_plan_may_train_on_gpus_that_leave_although_it_would_fit_on_others() -> None:
+    spans = (1000, 16, ()), (2000, 8, tuple(range(8)))
+    result = played(LeavesAt(1, 1), *spans, notice_s=30)
+    began = next(each.start_s for each in result.segments if each.kind == "reconfiguring")
+    assert (began, result.losses, result.reconfigurations) == (1016, 0, 1)
 
 
 def test_a_plan_that_fits_nowhere_else_trains_until_its_gpus_are_lost() -> None:
