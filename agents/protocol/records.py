@@ -160,6 +160,8 @@ class GenerationRecord:
     """Predicted seconds of a step; 0: unknown."""
     wait_s: float = 600.0
     """How long a rank waits for a peer that is not known to be lost."""
+    next_move_s: float | None = None
+    """Predicted seconds of a move from it; ``None``: unknown, it leaves nodes at their notice."""
     stop_at: int | None = None
     """While stopping: the step at whose end all ranks should stop. They seal where they do stop."""
 

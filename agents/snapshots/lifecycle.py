@@ -29,6 +29,10 @@ POINTS_LINKED = 2
 point is useful only with the files of all ranks, so if one is linked, all are."""
 
 
+LEAVES_SOON_S = 120.0
+"""A node that ends within this time leaves uploads to those that stay."""
+
+
 class Workers(Protocol):
     """The worker processes of this node, as far as snapshots are concerned."""
 
@@ -247,10 +251,12 @@ class SnapshotLifecycle:
         return not is_there and is_ours and snapshot.path.exists()
 
     async def _is_leaving_soon(self) -> bool:
-        """Return whether this node's end is known, and others stay."""
+        """Return whether this node's end is known to be near, and others stay."""
         own = self.state().node
         if own.state != "draining" or own.leaves_at is None:
             return False
+        if own.leaves_at - self.clock.now() > LEAVES_SOON_S:
+            return False  # The job may train here for hours, and needs checkpoints.
         others = await self.cluster.nodes()
         return any(node.id != own.id and node.state != "draining" for node in others)
 

@@ -17,7 +17,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks, is_set_within
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import JobId, Order, OrderKind
+from agents.protocol.records import JobId, Order
 from agents.store.interface import Put, StoreError
 from planner.replan.past_moves import downtime_s
 from sailord.capacity.cluster_view import ClusterView
@@ -386,8 +386,8 @@ class CapacityLoop:
     async def _drain(self, order: model.Drain) -> None:
         if await self._save():
             id_ = f"capacity-drain-{order.node}"
-            kind: OrderKind = "drain" if order.leaves_at is None else "preempt"
-            await self._give(Order(id_, kind, order.node, order.leaves_at, order.why))
+            # Not a notice: the job leaves it now, even if it would be there for hours.
+            await self._give(Order(id_, "drain", order.node, order.leaves_at, order.why))
 
     async def _give(self, order: Order) -> None:
         while self._term is not None and order.id not in self.cluster.state.known_orders:

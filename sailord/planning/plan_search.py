@@ -450,6 +450,7 @@ def _found(
         why=reason or (why[0] if why else "the best plan that was found"),
         iteration_s=estimate.iteration_s,
         move_s=move_s,
+        next_move_s=again["seconds"],
         ask_again_s=ask_again_s,
         usd_per_hour=figures["cost_usd_per_hour"],
         busy=_busy(job, plan, estimate),

@@ -67,6 +67,8 @@ def status_text(status: dict[str, Any]) -> str:
         at = node["leaves_at"]
         ends = "" if at is None else f", ends in {duration(at - status['at'])}"
         state = SAFE_TO_STOP if node["safe_to_stop"] else "draining"
+        if (left_at := node.get("left_at")) is not None:  # An older sailord does not say it.
+            ends += f"; the job leaves it in {duration(max(left_at - status['at'], 0))}"
         stuck = f"; cannot drain: {node['stuck']}" if node["stuck"] else ""
         lines.append(f"            {node['name']} is {state}{ends}{stuck}")
     if status["capacity"] is not None:

@@ -131,19 +131,38 @@ class FaultInjector:
     def _notice(self) -> None:
         self._warn(self.random.choice((30.0, 30.0, 5.0)), is_true=True, says=True)
 
+    def _long_notice(self) -> None:
+        """Announce an end well ahead: the job trains on until it has to leave, or it is withdrawn.
+
+        Half of the machines go earlier than they say.
+        """
+        is_true = self.random.random() < HALF
+        announced_s = self.random.uniform(40.0, 120.0)
+        is_early = self.random.random() < HALF
+        self._warn(
+            announced_s * (self.random.random() if is_early else 1.0),
+            is_true=is_true,
+            says=True,
+            announced_s=announced_s,
+        )
+
     def _late_notice(self) -> None:
         self._warn(self.random.uniform(0.0, 1.0), is_true=True, says=True)
 
     def _false_notice(self) -> None:
         self._warn(30.0, is_true=False, says=self.random.random() < HALF)
 
-    def _warn(self, seconds: float, *, is_true: bool, says: bool) -> None:
+    def _warn(
+        self, seconds: float, *, is_true: bool, says: bool, announced_s: float | None = None
+    ) -> None:
+        """Announce an end, and let it come or withdraw it after ``seconds``."""
         machine = self._random_machine()
         if machine is None or machine.agent is None:
             return
         id_ = f"notice-{self.count}"
         self._log(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
-        leaves_at = EPOCH_S + self.clock.now + machine.ahead_s + seconds if says else None
+        ends_s = seconds if announced_s is None else announced_s
+        leaves_at = EPOCH_S + self.clock.now + machine.ahead_s + ends_s if says else None
         for _ in range(2):  # Real notices may arrive twice.
             machine.tell(lambda agent: agent.notice(id_, leaves_at))
 

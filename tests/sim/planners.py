@@ -83,7 +83,7 @@ def with_step_time(found: Proposal, step_s: float) -> Proposal:
     Each member has one rank and equal work; a step takes twice the predicted time.
     """
     busy = ComputeTimes((step_s / 2,) * len(found.members))
-    return replace(found, iteration_s=step_s, move_s=MOVE_S, busy=busy)
+    return replace(found, iteration_s=step_s, move_s=MOVE_S, next_move_s=MOVE_S, busy=busy)
 
 
 class QuickPlanner:

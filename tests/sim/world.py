@@ -49,7 +49,16 @@ class Faults:
     kinds: tuple[str, ...] = (
         *("power_off", "power_off", "notice", "false_notice", "late_notice", "reboot", "add"),
         *("add", "agent_killed", "head_killed", "store_away", "cut_from_heads", "gang_killed"),
-        *("drain", "pause_resume", "head_cut", "head_frozen", "machine_frozen", "agent_frozen"),
+        *(
+            "long_notice",
+            "long_notice",
+            "drain",
+            "pause_resume",
+            "head_cut",
+            "head_frozen",
+            "machine_frozen",
+            "agent_frozen",
+        ),
         *("clock_set", "compaction", "objects_away", "checkpoint_damaged", "replan"),
         *("objects_short", "objects_twice", "setup_fails"),
         *("checkpoint", "rollback"),
@@ -57,7 +66,9 @@ class Faults:
 
 
 MACHINE_FAULTS = Faults(
-    kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0, setup_fails=0.0
+    kinds=("power_off", "notice", "long_notice", "reboot", "add", "add"),
+    worker_bug=0.0,
+    setup_fails=0.0,
 )
 """Only machines come and go: nothing may count as a failure of the job."""
 

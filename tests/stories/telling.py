@@ -179,14 +179,16 @@ def _written(story: Story, at: float, *_: object) -> events.Event:
 
 def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
     """``plan 1 a b``; ``worth=no`` if moving does not pay, ``name=`` for the same plan again,
-    ``step=`` for its seconds."""
+    ``step=`` for its seconds, ``next=`` for those of the next move."""
     request, *nodes = names
     members = tuple(NodeId(node) for node in sorted(nodes))
     plan = values.get("name", "plan-" + "".join(sorted(nodes)))
     worth = values.get("worth", "yes") == "yes"
     why = "it pays" if worth else "it would not pay"
     step_s = float(values.get("step", "0.5"))
-    return events.PlanFound(at, int(request), Proposal(plan, members, worth, why, step_s, 1.0))
+    next_s = float(values["next"]) if "next" in values else None
+    found = Proposal(plan, members, worth, why, step_s, 1.0, next_s)
+    return events.PlanFound(at, int(request), found)
 
 
 def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:

@@ -23,6 +23,7 @@ from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
+from sailord.core.queries.leave_times import left_later
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import resume_point, why_queue_stands
 from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
@@ -199,12 +200,17 @@ def leaving_view(*parts: State) -> tuple[types.Leaving, ...]:
             node.record.leaves_at,
             safe_to_stop=id_ in free,
             stuck=kept.get(node.record.name, ""),
+            left_at=later.get(id_),
         )
-        for part in parts
+        for part, later in zip(parts, map(_left_later, parts), strict=True)
         for id_, node in part.nodes.items()
         if node.is_draining and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
+
+
+def _left_later(part: State) -> Mapping[NodeId, float]:
+    return {} if part.active is None else left_later(part, part.active)
 
 
 def stuck_view(*parts: State) -> dict[str, str]:

@@ -311,6 +311,9 @@ class Leaving:
     """No job needs its data any more."""
     stuck: str = ""
     """Why its drain cannot end, and what ends it."""
+    left_at: float | None = None
+    """When the job begins to leave it, in seconds since 1970; null: it does not use it, or leaves
+    it now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Proposal:
     """Predicted seconds of an iteration; the time limits follow from it."""
     move_s: float = 0.0
     """Predicted seconds of the reconfiguration."""
+    next_move_s: float | None = None
+    """Predicted seconds of the next reconfiguration, from this plan; ``None``: unknown."""
     ask_again_s: float | None = None
     """If it is only too early, or the plan was found in a hurry: seconds until the planner should
     be asked again."""

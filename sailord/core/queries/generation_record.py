@@ -55,4 +55,5 @@ def next_record(
         step_s=step_s,
         predicted_s=plain_s(proposal),
         wait_s=wait_s(state.options, proposal, step_s),
+        next_move_s=proposal.next_move_s,
     )

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Lost
 from sailord.core.model.state import Active, OpenQuestion, State
 from sailord.core.queries.active_job import is_rolling_back
 from sailord.core.queries.generation_record import is_first
+from sailord.core.queries.leave_times import leaves_from
 from sailord.core.queries.replan_triggers import next_order
 
 START = "start"
@@ -255,7 +257,7 @@ def _sign(
     kinds: dict[str, list[float | None]] = {
         "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
         "failure": [n.workers.failed_since or n.workers.broken_since for n in nodes],
-        "notice": [n.drains_since for n in nodes],
+        "notice": [since for n in nodes if (since := _left_since(state, active, n)) is not None],
     }
     for kind, moments in kinds.items():
         seen = [moment for moment in moments if moment is not None]
@@ -274,3 +276,9 @@ def _sign(
     new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
     # A node that came during the last reconfiguration counts from its end.
     return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")
+
+
+def _left_since(state: State, active: Active, node: Node) -> float | None:
+    """Return since when a member that drains has to be left; ``None``: it does not yet."""
+    since = leaves_from(active, node)
+    return since if since is not None and since <= state.now else None

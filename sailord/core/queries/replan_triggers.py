@@ -20,6 +20,7 @@ from sailord.core.model.phases import Running, Starting, Waiting
 from sailord.core.model.standing import Lost, Present
 from sailord.core.model.state import Active, State
 from sailord.core.model.stragglers import Straggler
+from sailord.core.queries.leave_times import leaves_from
 from sailord.core.queries.straggler_queries import to_leave_out
 from sailord.core.queries.timeouts import stall_s
 from sailord.text.causes import NodeCause, node_cause
@@ -284,7 +285,7 @@ def _notices(state: State, active: Active) -> list[Trigger]:
     found = []
     for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
         node = state.nodes[id_]
-        since = node.drains_since
+        since = leaves_from(active, node)
         if node.is_lost or since is None:
             continue
         due = since + state.options.notices_gather_s
@@ -294,7 +295,9 @@ def _notices(state: State, active: Active) -> list[Trigger]:
         cause: NodeCause = "is draining" if leaves_at is None else "is preempted"
         if node.exclusion.draining_since is None:
             cause = "goes to another job"
-        found.append(Trigger(node_cause(node.record.name, cause), due, is_forced=True))
+        # Until the job has to leave it, anything else may come first.
+        is_forced = state.now >= since
+        found.append(Trigger(node_cause(node.record.name, cause), due, is_forced=is_forced))
     return found
 
 

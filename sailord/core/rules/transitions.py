@@ -29,6 +29,7 @@ from sailord.core.model.state import Active, Attempts, LastQuestion, OpenQuestio
 from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
+from sailord.core.queries.leave_times import left_later
 from sailord.core.queries.replan_triggers import (
     Trigger,
     cordoned_members,
@@ -59,10 +60,12 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     is_running = isinstance(active.phase, Starting | Running) and alive
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     aside: tuple[NodeId, ...] = ()
+    later: tuple[NodeId, ...] = ()
     if is_running and (trigger.is_ordered or not trigger.is_forced):
-        aside = cordoned_members(state, active)
+        aside, later = cordoned_members(state, active), tuple(left_later(state, active))
     # If all usable nodes are set aside, all stay.
     nodes, aside = _without(nodes, aside)
+    aside = (*aside, *later)
     # The running plan is no answer then, so that the best one without the node may be worse.
     is_forced = trigger.is_forced and not aside
     is_last = is_last_resort(state, active)
@@ -114,7 +117,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         job=active.job,
         nodes=nodes,
         running=active.generation,
-        # Going on with a cordoned node is no slower.
+        # Going on with a cordoned node, or one that is left later, is no slower.
         slow=dict.fromkeys(aside, 1.0) | {id_: slow.times for id_, slow in trigger.slow.items()},
         is_urgent=is_urgent,
         repeats=repeats,

@@ -156,6 +156,7 @@ async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
         ("draining", 9.0, "cordoned", True),
         ("draining", 9.0, "draining", False),
         ("draining", 9.0, None, False),
+        ("draining", 121.0, "ready", False),
     ],
 )
 async def test_node_with_a_notice_leaves_uploads_to_nodes_that_stay(
@@ -170,6 +171,7 @@ async def test_node_with_a_notice_leaves_uploads_to_nodes_that_stay(
 
     node.lifecycle.cluster = SimpleNamespace(nodes=nodes)
     node.lifecycle.state = lambda: SimpleNamespace(node=mine)
+    node.lifecycle.clock = SimpleNamespace(now=lambda: 0.0)
     assert await node.lifecycle._is_leaving_soon() is is_paused
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,6 +14,7 @@ from sailord.capacity.core.model import (
     CapacityPolicy,
     CapacityRecord,
     Create,
+    Drain,
     PauseJob,
     TargetSet,
     TookOver,
@@ -141,6 +143,27 @@ def test_a_provider_notice_drains_the_node_under_one_id():
     }
     assert len(given) == 2
     assert len({each.id for each in given}) == 1, "the store takes an id once"
+
+
+def test_an_instance_that_is_replaced_before_its_end_is_drained_at_once():
+    """As by an operator: a notice would let the job train there until shortly before."""
+    given = []
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, given.append)
+        gateway.term = 1
+        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
+        clock = SimpleNamespace(now=lambda: 100.0)
+        loop = CapacityLoop(None, Warner(), CapacityPolicy(), cluster, None, gateway, clock)
+        loop._term = 1
+        loop._save = AsyncMock(return_value=True)
+        await loop._drain(Drain("sailor-7", "the provider will soon delete it", 3700.0))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
+    assert {(each.kind, each.target, each.leaves_at) for each in given} == {
+        ("drain", "sailor-7", 3700.0)
+    }
 
 
 class Garbled(Warner):

@@ -81,6 +81,7 @@ class Case:
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
 LEAVES = node(B, draining_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
+ANNOUNCED = replace(LEAVES, record=replace(LEAVES.record, leaves_at=NOW + 2000))
 
 UNFIT = report(A, "idle", sealed=(), unfit="setup `make` exited with 2: no make")
 GONE = node(C, report(C, "idle", sealed=()), draining_since=NOW - 60)
@@ -112,6 +113,11 @@ CASES = {
     ),
     "drained": Case(
         Running(NOW - 900), state=state(None, node(A, SAID), node(B), GONE), generation=PRICED
+    ),
+    "left_later": Case(
+        Running(NOW - 900),
+        state=state(None, node(A, SAID), ANNOUNCED),
+        generation=replace(PRICED, next_move_s=90.0),
     ),
     "opening": Case(Opening(PRICED, proposal(A))),
     "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
