@@ -107,6 +107,7 @@ class Run:
     doubled: int = 0
     """Machines that were requested once more, since their request had been given up."""
     _dark_until: dict[str, float] = field(default_factory=dict)
+    _led_until: float = 0.0
     _unseen: tuple[str, ...] = ()
     """Zones that the last observation lacked."""
 
@@ -165,7 +166,7 @@ class Run:
     def end_leadership(self, away_s: float) -> None:
         """Be without a sailord for some time; in a long one agents end their instances."""
         self.feed(model.SteppedDown(self.now))
-        self.leads = False
+        self.leads, self._led_until = False, self.now
         before, ends = self.bill(), self.now + ALONE_S
 
         def end_alone() -> None:
@@ -443,8 +444,12 @@ class Run:
             rented.ends_at = rented.ends_at or self.now
             made = rented.instance
             was_dark = self._dark_until.get(made.pool.zone, 0.0) > made.created_at
-            if self.leads and was_dark and made.id not in self.known:
-                self.away_usd += cost(rented, self.now)
+            if was_dark and made.id not in self.known:
+                # From the end of leadership on, all that the cloud charges is counted anyway.
+                seen_s = max(self._led_until - made.created_at, 0.0)
+                self.away_usd += (
+                    cost(rented, self.now) if self.leads else PRICES[made.pool] * seen_s / 3600
+                )
             self.stock[rented.instance.pool] += 1
             self.past.append(rented)
 
