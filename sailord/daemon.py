@@ -356,7 +356,6 @@ def _assemble(
         gateway,
         clock,
         AgentClient(key, tls),
-        is_behind=rented.is_behind,
         keeps_deadline=rented.keeps_deadline,
         prices=rented.prices,
     )

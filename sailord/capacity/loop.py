@@ -16,7 +16,7 @@ import structlog
 
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks, is_set_within
-from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.codec import WireError, encode
 from agents.protocol.records import JobId, Order
 from agents.store.interface import Put, StoreError
 from planner.replan.past_moves import downtime_s
@@ -24,6 +24,7 @@ from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
 from sailord.capacity.core.deadline import rented_in_use
+from sailord.capacity.core.deadline_model import JobProgress
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import (
@@ -34,9 +35,10 @@ from sailord.capacity.core.planner_view import (
     progress_of,
     target_of,
     without_market,
+    work_left,
 )
 from sailord.capacity.core.supply import draws_on_quotas
-from sailord.capacity.rented import RentedNow
+from sailord.capacity.rented import RentedNow, read_capacity
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.core.model.phases import Held
@@ -108,9 +110,9 @@ class CapacityLoop:
     _asked: tuple[object, ...] = ()
     _asked_at: float = float("-inf")
     _target_of: JobId | None = None
+    """The job whose target was set last in this term; empty: no job's."""
     why_not_rented: str = ""
     """Why the planner's last answer had no plan for the active job, if it had none."""
-    """The job whose target was set last in this term; empty: no job's."""
 
     def __post_init__(self) -> None:
         self.state = CapacityState(self.policy, self.clock.now())
@@ -211,7 +213,7 @@ class CapacityLoop:
         if self._term is not None:
             self._feed(model.BootsRetried(self.clock.now()))
 
-    def _progress(self) -> model.JobProgress | None:
+    def _progress(self) -> JobProgress | None:
         """How far the active job is; a move takes as long as the longest of the last ones."""
         found = progress_of(self.cluster.state)
         if found is None or found.deadline is None:
@@ -462,8 +464,11 @@ class CapacityLoop:
             return None
         if spec is None:
             return None
-        record = self.cluster.state.jobs.get(job)
-        has_deadline = record is not None and None not in (record.deadline, record.steps)
+        record, left = self.cluster.state.jobs.get(job), None
+        if record is not None and None not in (record.deadline, record.steps):
+            left = work_left(self.state, self._progress())
+            if left is None:
+                return None  # The job is held, or no longer the active one.
         request = CapacityRequest(
             spec=spec,
             cluster_file=self.config.cluster_file,
@@ -475,7 +480,7 @@ class CapacityLoop:
             usd_left=usd_left(self.state),
             on_demand_min=self.policy.on_demand_min,
             past=self.cluster.move_context,
-            has_deadline=has_deadline,
+            left=left,
             begun=0 if record is None else record.begun,
             usd_max=None if record is None else record.bill.usd_max,
         )
@@ -492,9 +497,3 @@ class CapacityLoop:
             return CapacityAnswer(None, f"the planner failed: {type(error).__name__}: {error}")
         finally:
             asked.cancel()
-
-
-async def read_capacity(gateway: Gateway) -> CapacityRecord:
-    """Return the stored record; raises ``StoreError``, or ``WireError`` if it cannot be read."""
-    entry = await gateway.store.get(gateway.keys.capacity)
-    return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)

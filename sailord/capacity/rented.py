@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agents.protocol.codec import decode
 from agents.protocol.records import JobId
 from sailord.capacity.core.deadline import watches_deadline
-from sailord.capacity.core.model import CapacityState
+from sailord.capacity.core.model import CapacityRecord, CapacityState
+from sailord.cluster_records import Gateway
 from sailord.planning.messages import PoolPrice
 
 
@@ -15,11 +17,6 @@ class RentedNow:
     """The state of the capacity loop; ``None``: no provider is configured."""
 
     state: CapacityState | None = None
-
-    def is_behind(self, job: JobId) -> bool:
-        """Whether on-demand instances are wanted for the deadline of this job."""
-        pace = None if self.state is None else self.state.pace
-        return pace is not None and pace.job == job and pace.uses_on_demand
 
     def keeps_deadline(self, job: JobId) -> bool:
         """Whether instances are rented so that this job meets its deadline."""
@@ -39,3 +36,9 @@ class RentedNow:
         return frozenset(
             each.instance.node for each in instances if each.why and each.ended_at is None
         )
+
+
+async def read_capacity(gateway: Gateway) -> CapacityRecord:
+    """Return the stored record; raises ``StoreError``, or ``WireError`` if it cannot be read."""
+    entry = await gateway.store.get(gateway.keys.capacity)
+    return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)

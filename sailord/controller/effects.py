@@ -71,8 +71,8 @@ class Effects:
     plans: dict[tuple[JobId, str], FoundPlan]
     """Answers of the planner, by job and hash; shared with the store writer."""
     _: KW_ONLY
-    is_behind: Callable[[JobId], bool] = lambda _job: False
-    """Whether on-demand instances are rented for a job's deadline."""
+    keeps_deadline: Callable[[JobId], bool] = lambda _job: False
+    """Whether instances are rented so that a job meets its deadline."""
     prices: Callable[[], tuple[PoolPrice, ...]] = tuple
     """What the provider charges for machines of its pools."""
     plan_requests: int = 0
@@ -236,7 +236,7 @@ class Effects:
             ran_on=tuple(record for record in ran_on if record.gpus),
             is_urgent=is_urgent,
             past=past,
-            is_behind=self.is_behind(job),
+            keeps_deadline=self.keeps_deadline(job),
             begun=record.begun,
             usd_max=record.bill.usd_max,
             prices=self.prices(),
@@ -264,7 +264,7 @@ class Effects:
         if not isinstance(active.phase, Running):
             return
         budget = self.cluster.state.job.bill.usd_max
-        about = self.is_behind(active.job), budget, self.prices()
+        about = self.keeps_deadline(active.job), budget, self.prices()
         asked = active.job, active.generation.number, about
         if asked != self._precomputed_for:
             self._precomputed_for = asked

@@ -133,14 +133,13 @@ def build_controller(
     clock: Clock,
     agents: AgentClient,
     *,
-    is_behind: Callable[[JobId], bool] = lambda _job: False,
     keeps_deadline: Callable[[JobId], bool] = lambda _job: False,
     prices: Callable[[], tuple[PoolPrice, ...]] = tuple,
 ) -> Controller:
     """Build a controller that is not the leader yet.
 
-    ``is_behind``: whether on-demand instances are rented for a job's deadline, ``keeps_deadline``:
-    whether they would be. ``prices``: what the provider charges.
+    ``keeps_deadline``: whether instances are rented so that a job meets its deadline. ``prices``:
+    what the provider charges.
     """
     cluster = ClusterState(Parts(State(options=config.options, now=clock.now())))
     inbox, outbox = Inbox(clock), Outbox(gateway)
@@ -155,7 +154,7 @@ def build_controller(
         inbox,
         clock,
         writer.plans,
-        is_behind=is_behind,
+        keeps_deadline=keeps_deadline,
         prices=prices,
     )
     telemetry = TraceSender(config.otlp, config.cluster_name)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from planner.api import plan_job
+from planner.api import best_answer, plan_job
+from planner.move_policy.deadline import SPOT_SLOWDOWN_MAX, steps_on_spot
 from planner.move_policy.decide_move import PossibleMove, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
 from planner.problem.objective import Limits
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import PlannerNode, cluster_with
+from planner.search.search_cache import SearchCache
 from sailord.planning.job_spec import read_job
 from sailord.planning.live_cluster import cluster_of, of_known_price
 from sailord.planning.messages import (
@@ -28,6 +29,7 @@ from sailord.planning.messages import (
     EndRequest,
     MachineChoice,
     PoolSupply,
+    WorkLeft,
 )
 from sailord.planning.spot_mix import MixPlace, split_by_pool
 from simulator.api import Measurements, load_measurements
@@ -36,6 +38,10 @@ from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Goal, Job, Preference
+
+CHEAPER = 1 - 1e-9
+"""A step on spot machines may cost at most this share of one on demand: less, but for rounding."""
+DEAR = "spot machines cost as much by the step as on-demand ones"
 
 
 def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
@@ -47,13 +53,12 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
     if {pool.spot for pool in request.pools} != {True, False}:
         return _choose(request)
     base = replace(request, pools=tuple(_without_rent(p, request) for p in request.pools))
-    if not (request.has_deadline and any(pool.is_on_demand for pool in request.pools)):
+    if request.left is None or not any(pool.is_on_demand for pool in request.pools):
         # Plans pay machines on demand first, so that none of them would choose the cheaper ones.
         spot = replace(base, pools=tuple(map(_without_queue, base.pools)))
         found = _choose(spot) if _goal(request) == "cost" else None
         return _choose(request) if found is None or found.counts is None else found
-    found = _choose(base)
-    return replace(found, choices=_choices(base, found, request))
+    return _choose_by_contract(base, request, request.left)
 
 
 def _goal(request: CapacityRequest) -> Goal | None:
@@ -63,16 +68,49 @@ def _goal(request: CapacityRequest) -> Goal | None:
         return None  # The search reads the job again, and reports the mistake.
 
 
-def _choose(request: CapacityRequest) -> CapacityAnswer:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a plan has to keep besides the job's own limits, and its goal, if it is another one."""
+
+    goal: Goal | None = None
+    step_s: float | None = None
+    step_usd: float | None = None
+    usd_per_hour: float | None = None
+
+    def on(self, job: Job) -> Job:
+        """Return the job with these limits."""
+        own = job.objective
+        pace = None if self.step_s is None else 1 / self.step_s
+        objective = replace(
+            own,
+            goal=self.goal or own.goal,
+            min_iterations_per_s=max(filter(None, (own.min_iterations_per_s, pace)), default=None),
+            max_usd_per_iteration=_least(own.max_usd_per_iteration, self.step_usd),
+            max_usd_per_hour=_least(own.max_usd_per_hour, self.usd_per_hour),
+        )
+        return replace(job, objective=objective)
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+NO_BOUNDS = _Bounds()
+
+
+def _choose(
+    request: CapacityRequest, bounds: _Bounds = NO_BOUNDS, *, explains: bool = True
+) -> CapacityAnswer:
     try:
-        asker = _Asker.of(request)
+        asker = _Asker.of(request, bounds)
         up, obtainable = (
             asker.usable(_nodes_of(request.pools, which)) for which in ("up", "obtainable")
         )
         if not up and not obtainable:
             return CapacityAnswer(None, "no machine is up or obtainable")
-        now = asker.ask(up) if up else None
-        best = asker.ask((*up, *obtainable), prefer=asker.job.objective.prefer)
+        now = asker.ask(up, explains=False) if up else None
+        prefer = asker.job.objective.prefer
+        best = asker.ask((*up, *obtainable), prefer=prefer, explains=explains)
     except InputError as error:
         return CapacityAnswer(None, "; ".join(map(str, error.problems)))
     if best.plan is None or best.estimate is None:
@@ -102,9 +140,9 @@ class _Asker:
     measurements: Measurements
 
     @staticmethod
-    def of(request: CapacityRequest) -> _Asker:
+    def of(request: CapacityRequest, bounds: _Bounds = NO_BOUNDS) -> _Asker:
         job = read_job(request.spec, begun=request.begun, usd_max=request.usd_max)
-        job = _within_budget(job, request.usd_per_hour_max)
+        job = replace(bounds, usd_per_hour=request.usd_per_hour_max).on(job)
         nodes = [*_nodes_of(request.pools, "up"), *_nodes_of(request.pools, "obtainable")]
         prices = [each for pool in request.pools if (each := pool.price) is not None]
         cluster = cluster_of(request.cluster_file, nodes, prices)
@@ -126,26 +164,22 @@ class _Asker:
         self,
         nodes: Sequence[PlannerNode] | None,
         *,
-        goal: Goal | None = None,
         prefer: Preference = "fastest",
         proves: bool = True,
+        explains: bool = True,
     ) -> Answer:
-        """Return the best plan on these machines, by the job's goal or another one.
+        """Return the best plan on these machines, or the reasons why there is none.
 
         ``None``: on those of the cluster.
         """
-        job = self.job
-        if goal is not None:
-            job = replace(job, objective=replace(job.objective, goal=goal))
         cluster = self.cluster if nodes is None else cluster_with(self.cluster, nodes)
-        return plan_job(
-            Question(
-                *(job, cluster, self.measurements),
-                proves=proves,
-                is_bounded=False,
-                prefer=prefer,
-            )
+        asked = Question(
+            *(self.job, cluster, self.measurements),
+            proves=proves,
+            is_bounded=False,
+            prefer=prefer,
         )
+        return plan_job(asked) if explains else best_answer(asked, SearchCache())
 
 
 def shortest_s(request: EndRequest) -> float | str:
@@ -189,10 +223,11 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
             )  # fmt: skip
             nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
             asker = _Asker.of(asked)
+        objective = replace(asker.job.objective, goal=goal)
         if goal == "cost":
-            objective = replace(asker.job.objective, max_usd_total=None)
-            asker = replace(asker, job=replace(asker.job, objective=objective))
-        best = asker.ask(nodes, goal=goal, proves=False)
+            objective = replace(objective, max_usd_total=None)
+        asker = replace(asker, job=replace(asker.job, objective=objective))
+        best = asker.ask(nodes, proves=False)
     except InputError as error:
         return "; ".join(map(str, error.problems))
     if best.estimate is None:
@@ -217,31 +252,72 @@ def _without_rent(pool: PoolSupply, request: CapacityRequest) -> PoolSupply:
     return replace(pool, up=up, obtainable=more, ready=min(pool.ready, up))
 
 
-def _choices(
-    base: CapacityRequest, found: CapacityAnswer, request: CapacityRequest
-) -> DeadlineChoices:
+def _choose_by_contract(
+    base: CapacityRequest, request: CapacityRequest, left: WorkLeft
+) -> CapacityAnswer:
     """What the job could run on: spot machines alone, or on-demand ones alone."""
-    kept = tuple(pool.up for pool in base.pools)
-    spot = kept if found.counts is None else found.counts
     steady = tuple(p if p.is_on_demand else replace(p, up=0, obtainable=0) for p in request.pools)
-    now = tuple(replace(p, up=p.ready, obtainable=0) for p in base.pools)
-    ask = partial(_choice, request)
-    on_demand, why_not = ask(steady)
-    is_fast = read_job(request.spec).objective.goal == "throughput"
-    fastest = on_demand if is_fast or on_demand is None else ask(steady, "throughput")[0]
-    return DeadlineChoices(spot, ask(now)[0], on_demand, fastest, why_not)
+    on_demand, why_not = _choice(request, steady)
+    fastest = on_demand
+    if on_demand is not None and _goal(request) == "cost":
+        fastest, _ = _choice(request, steady, _Bounds(goal="throughput"))
+    bounds = NO_BOUNDS
+    if on_demand is not None and fastest is not None:
+        bounds = _bounds_on_spot(base, left, on_demand, fastest)
+    found, is_dear = _choose(base, bounds, explains=False), False
+    if found.counts is None:
+        found = _choose(base)
+        has_spot = any(p.up + p.obtainable for p in base.pools if not p.is_on_demand)
+        is_dear = has_spot and bounds != NO_BOUNDS and found.counts is not None
+    if is_dear:
+        found = CapacityAnswer((0,) * len(base.pools), DEAR)
+    spot = tuple(pool.up for pool in base.pools) if found.counts is None else found.counts
+    ready = tuple(replace(pool, up=pool.ready, obtainable=0) for pool in base.pools)
+    now, _ = _choice(request, ready, bounds)
+    return replace(found, choices=DeadlineChoices(spot, now, on_demand, fastest, why_not, is_dear))
+
+
+def _bounds_on_spot(
+    base: CapacityRequest, left: WorkLeft, on_demand: MachineChoice, fastest: MachineChoice
+) -> _Bounds:
+    """What a plan on spot machines has to keep: it costs less by the step than on demand.
+
+    With goal ``cost`` it is the cheapest that is not much slower than on demand, or the fastest,
+    whichever is expected to save more until the deadline, as in replays.
+    """
+    usd = on_demand.step_usd
+    if usd is None:
+        return NO_BOUNDS
+    quick = _Bounds("throughput", step_usd=usd * CHEAPER)
+    if _goal(base) != "cost":
+        is_priced = all(pool.usd_per_hour is not None for pool in base.pools if pool.up)
+        return quick if is_priced else NO_BOUNDS
+    cheap = replace(quick, goal="cost", step_s=SPOT_SLOWDOWN_MAX * fastest.step_s)
+
+    def saved_usd(bounds: _Bounds) -> float:
+        found, _ = _choice(base, base.pools, bounds)
+        if found is None or found.step_usd is None:
+            return -1.0
+        by_spot = steps_on_spot(
+            left.steps, left.seconds, left.spot_share, found.step_s, fastest.step_s
+        )
+        return by_spot * (usd - found.step_usd)
+
+    saved = saved_usd(cheap)
+    return quick if saved < 0 or saved_usd(quick) > saved else cheap
 
 
 def _choice(
-    request: CapacityRequest, pools: tuple[PoolSupply, ...], goal: Goal | None = None
+    request: CapacityRequest, pools: tuple[PoolSupply, ...], bounds: _Bounds | None = None
 ) -> tuple[MachineChoice | None, str]:
-    """The best plan on machines of these pools, or why there is none."""
+    """The best plan on machines of these pools; without bounds also why there is none."""
     asked = replace(request, pools=pools, on_demand_min=max(request.on_demand_min, 1))
     nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
     if not nodes:
         return None, "none can be had"
     try:
-        best = _Asker.of(asked).ask(nodes, goal=goal, proves=False)
+        asker = _Asker.of(asked, bounds or NO_BOUNDS)
+        best = asker.ask(asker.usable(nodes), proves=False, explains=bounds is None)
     except InputError as error:
         return None, "; ".join(map(str, error.problems))
     if best.plan is None or best.estimate is None:
@@ -249,14 +325,6 @@ def _choice(
     step_s, usd = best.estimate.iteration_s, best.estimate.money.total_usd
     per_hour = None if usd is None else usd / step_s * 3600
     return MachineChoice(_counts(best, asked), step_s, per_hour), ""
-
-
-def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:
-    if usd_per_hour_max is None:
-        return job
-    own = job.objective.max_usd_per_hour
-    most = usd_per_hour_max if own is None else min(own, usd_per_hour_max)
-    return replace(job, objective=replace(job.objective, max_usd_per_hour=most))
 
 
 def _nodes_of(pools: Sequence[PoolSupply], which: str) -> tuple[PlannerNode, ...]:

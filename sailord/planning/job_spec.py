@@ -39,9 +39,9 @@ def read_job(spec: str, *, begun: int = 0, usd_max: float | None = None) -> Job:
     return job if job.steps is None else replace(job, steps=max(job.steps - begun, 1))
 
 
-def with_speed_goal(job: Job, *, is_behind: bool) -> Job:
-    """Return the job with speed as its goal, if it is behind its deadline."""
-    if not is_behind:
+def with_speed_goal(job: Job, *, keeps_deadline: bool) -> Job:
+    """Return the job with speed as its goal, if machines are rented for its deadline."""
+    if not keeps_deadline:
         return job
     return replace(job, objective=replace(job.objective, goal="throughput"))
 

@@ -77,8 +77,9 @@ class PlanRequest:
     slow: tuple[tuple[str, float], ...] = ()
     """Stragglers and cordoned nodes of the running plan, left out of ``nodes``, and their slowdown
     factors (1 if only cordoned): is there a better plan without them?"""
-    is_behind: bool = False
-    """On-demand machines were rented for the job's deadline: speed counts, not cost."""
+    keeps_deadline: bool = False
+    """The machines are rented for the job's deadline, and chosen by what they cost: the plan on
+    them is for speed."""
     begun: int = 0
     """The step of the checkpoint that the job was submitted to continue from."""
     usd_max: float | None = None
@@ -181,6 +182,17 @@ class PoolSupply:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkLeft:
+    """What is left of a job with a deadline."""
+
+    steps: float
+    seconds: float
+    """Until the deadline, at the predicted speed of steps: fewer if steps take longer."""
+    spot_share: float
+    """Of this time, the share that is expected to have spot machines."""
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityRequest:
     """Which machines should there be?"""
 
@@ -198,7 +210,7 @@ class CapacityRequest:
     on_demand_min: int = 0
     """At least this many machines are on demand, where available."""
     past: MoveContext = NO_CONTEXT
-    has_deadline: bool = False
+    left: WorkLeft | None = None
     """The job has to be done by a deadline: on-demand machines are looked at apart."""
     begun: int = 0
     """The step of the checkpoint that the job was submitted to continue from."""
@@ -229,6 +241,11 @@ class MachineChoice:
     step_s: float
     usd_per_hour: float | None
 
+    @property
+    def step_usd(self) -> float | None:
+        """Dollars of a step; ``None``: a price is not known."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * self.step_s / 3600
+
 
 @dataclass(frozen=True, slots=True)
 class DeadlineChoices:
@@ -244,6 +261,8 @@ class DeadlineChoices:
     """... and the fastest one."""
     why_not: str = ""
     """Why there is no plan on on-demand machines."""
+    is_spot_dear: bool = False
+    """Spot machines cost as much by the step as on-demand ones: none of them is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

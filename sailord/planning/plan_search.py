@@ -91,15 +91,15 @@ class _JobKey:
     spec: str
     begun: int
     usd_max: float | None
-    is_behind: bool
+    keeps_deadline: bool
 
     def job(self) -> Job:
         job = read_job(self.spec, begun=self.begun, usd_max=self.usd_max)
-        return with_speed_goal(job, is_behind=self.is_behind)
+        return with_speed_goal(job, keeps_deadline=self.keeps_deadline)
 
 
 def _key_of(request: PlanRequest) -> _JobKey:
-    return _JobKey(request.spec, request.begun, request.usd_max, request.is_behind)
+    return _JobKey(request.spec, request.begun, request.usd_max, request.keeps_deadline)
 
 
 @lru_cache(maxsize=4)

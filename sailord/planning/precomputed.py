@@ -83,7 +83,7 @@ def _asked(request: PlanRequest) -> tuple[object, ...]:
     Not links that were measured since: an answer at once is worth more, and the planner is asked
     again after ``reconsider_s``.
     """
-    return request.running, request.spec, request.is_behind, request.usd_max, request.prices
+    return request.running, request.spec, request.keeps_deadline, request.usd_max, request.prices
 
 
 def _for_plans(node: NodeRecord) -> tuple[object, ...]:

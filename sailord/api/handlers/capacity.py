@@ -17,7 +17,8 @@ from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.cooldowns import cooldown_of
-from sailord.capacity.core.model import CapacityState, Cooldown, DeadlineState, StopCause
+from sailord.capacity.core.deadline_model import DeadlineState
+from sailord.capacity.core.model import CapacityState, Cooldown, StopCause
 from sailord.capacity.core.planner_view import agents_of
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.supply import obtainable

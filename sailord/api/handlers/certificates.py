@@ -23,7 +23,7 @@ from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.agent_reports import refuse_signature
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.authority import REVOKED, Authority, SigningRequest
-from sailord.capacity.loop import read_capacity
+from sailord.capacity.rented import read_capacity
 from sailord.providers.gce.config import GceConfig
 from simulator.documents.problems import InputError, Problem
 

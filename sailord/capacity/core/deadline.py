@@ -21,22 +21,21 @@ from planner.move_policy.deadline import (
     slack_reserve_s,
 )
 from sailord.capacity.core.budget import stop_due, usd_at_risk, usd_per_hour_limit
-from sailord.capacity.core.model import (
-    CapacityDecision,
-    CapacityState,
+from sailord.capacity.core.deadline_model import (
     Choice,
     DeadlineOptions,
     DeadlineState,
     JobProgress,
     PaceRecord,
-    PauseJob,
-    Tell,
 )
+from sailord.capacity.core.model import CapacityDecision, CapacityState, PauseJob, Tell
 from sailord.providers.interface import Pool
 from sailord.text.units import duration
 
 BOOT_S = 180.0
 """Assumed from a request to a registered agent, until it was seen."""
+STORED_S = 300.0
+"""The time with spot instances is stored in multiples of this."""
 LATE_SHARE = 0.02
 """A forecast beyond the deadline or the budget by less than this share of what is left is noise."""
 
@@ -45,7 +44,8 @@ def pace_record(pace: DeadlineState | None) -> PaceRecord | None:
     """Return what is stored of a pace."""
     if pace is None:
         return None
-    return PaceRecord(pace.job, pace.spot_periods, pace.is_committed, pace.is_paid_for)
+    spot_s = pace.spot_s // STORED_S * STORED_S
+    return PaceRecord(pace.job, pace.spot_periods, pace.is_committed, pace.is_paid_for, spot_s)
 
 
 def pace_of(record: PaceRecord | None) -> DeadlineState | None:
@@ -57,6 +57,7 @@ def pace_of(record: PaceRecord | None) -> DeadlineState | None:
         # After an election spot instances that are there are no new ones.
         record.spot_periods,
         had_spot=record.spot_periods > 0,
+        spot_s=record.spot_s,
         is_committed=record.is_committed,
         is_paid_for=record.is_paid_for,
     )
@@ -125,25 +126,27 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
     if pace is None or pace.job != job.job:
         pace = DeadlineState(job.job)
     if options.on_demand is None or options.fastest is None:
-        pace = _counted(pace, has_spot=options.spot_now is not None)
+        pace = _counted(state, pace, has_spot=options.spot_now is not None)
         pace = replace(pace, uses_on_demand=False, can_rent=False)
         why = f"no on-demand instances can be had for the deadline: {options.why_not}"
         return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
     steady, view, verdict = _judged(state, job, options, pace)
-    pace = _counted(pace, has_spot=can_run_on_spot(view))
+    pace = _counted(state, pace, has_spot=can_run_on_spot(view))
     pace = replace(pace, slack_s=verdict.slack_s, is_paid_for=view.paid_s < math.inf)
     refusal = _unpaid(state, job, options, steady, verdict, is_on_demand=pace.uses_on_demand)
     uses = verdict.use == "on demand" and not refusal
     is_committed = uses and verdict.is_committed
     pace = replace(pace, uses_on_demand=uses, is_committed=is_committed, can_rent=not refusal)
-    target = dict(options.spot)
+    target = _spot_in_use(state) if options.is_spot_dear else dict(options.spot)
     if uses:
-        target = dict(steady.target) if is_committed else _both(state, steady.target, target)
+        is_alone = is_committed or options.is_spot_dear
+        target = dict(steady.target) if is_alone else _both(state, steady.target, target)
     late_s = _late_s(view)
     is_late = late_s > LATE_SHARE * (view.steps - view.done) * view.on_demand_each_s
     rented = _named(steady.target) if uses else ""
-    key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented}"
-    why = _why(verdict, steady, refusal)
+    awaited = "cheaper spot instances" if options.is_spot_dear else "spot instances"
+    key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented} {awaited}"
+    why = _why(verdict, steady, refusal, awaited)
     if is_late:
         why = f"the deadline will be missed by {duration(late_s)} or more: {why}"
     return _told(replace(state, target=target), pace, why, key, is_late=is_late)
@@ -271,10 +274,27 @@ def _full_boot_s(state: CapacityState) -> float:
     return min(max(seen, default=BOOT_S), state.policy.boot_s)
 
 
-def _counted(pace: DeadlineState, *, has_spot: bool) -> DeadlineState:
-    """Count how often spot instances came."""
+def _counted(state: CapacityState, pace: DeadlineState, *, has_spot: bool) -> DeadlineState:
+    """Count how often spot instances came, and for how long they were there."""
     came = has_spot and not pace.had_spot
-    return replace(pace, spot_periods=pace.spot_periods + came, had_spot=has_spot)
+    since = state.now if pace.judged_at is None or not pace.had_spot else pace.judged_at
+    return replace(
+        pace,
+        spot_periods=pace.spot_periods + came,
+        had_spot=has_spot,
+        spot_s=pace.spot_s + state.now - since,
+        judged_at=state.now,
+    )
+
+
+def _spot_in_use(state: CapacityState) -> dict[Pool, int]:
+    """Return the rented instances that the job runs on and that are not on demand.
+
+    It trains on there, as only on-demand instances could replace them.
+    """
+    used = (each for each in state.instances.values() if each.instance.node in state.in_use)
+    stay = (each.instance for each in used if each.needs_no_other(state.now))
+    return Counter(each.pool for each in stay if each.request_id and not each.pool.is_on_demand)
 
 
 def _both(
@@ -326,7 +346,7 @@ def _late_s(view: DeadlineView) -> float:
     return view.now_s + (view.steps - view.done) * view.on_demand_each_s - view.deadline_s
 
 
-def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str) -> str:
+def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str, awaited: str) -> str:
     """Return what is rented for the deadline, and why."""
     spare = f"{duration(max(verdict.slack_s, 0.0))} to spare"
     if refusal:
@@ -334,10 +354,10 @@ def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str) -> str:
     if verdict.is_committed:
         return f"only on-demand instances can still make it: {_named(chosen.target)} to the end"
     if verdict.use == "on demand":
-        return f"only {spare}: {_named(chosen.target)} until spot instances come"
+        return f"only {spare}: {_named(chosen.target)} until {awaited} come"
     if verdict.use == "spot":
         return f"spot instances suffice; {spare}"
-    return f"waits for spot instances; {spare}"
+    return f"waits for {awaited}; {spare}"
 
 
 def _named(target: Mapping[Pool, int]) -> str:

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agents.protocol.records import NodeId, name_in
-from sailord.capacity.core.model import (
-    Agent,
-    CapacityState,
-    Choice,
-    DeadlineOptions,
-    JobProgress,
-)
+from planner.move_policy.deadline import expected_spot_share
+from sailord.capacity.core.deadline_model import Choice, DeadlineOptions, JobProgress
+from sailord.capacity.core.model import Agent, CapacityState
 from sailord.capacity.core.supply import obtainable, queued_supply, supply
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
@@ -21,7 +17,7 @@ from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.drain_status import holders
 from sailord.core.queries.job_cost import billed, is_billed, priced
-from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
+from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply, WorkLeft
 from sailord.providers.interface import Pool
 
 
@@ -96,6 +92,16 @@ def progress_of(state: State) -> JobProgress | None:
     )
 
 
+def work_left(capacity: CapacityState, job: JobProgress | None) -> WorkLeft | None:
+    """Return what is left of a job with a deadline; ``None``: no such job is active."""
+    if job is None or job.steps is None or job.deadline is None:
+        return None
+    pace, now_s = capacity.pace, capacity.now - job.begun_at
+    spot_s = pace.spot_s if pace is not None and pace.job == job.job else 0.0
+    left_s = max(job.deadline - capacity.now, 0.0) / job.slower
+    return WorkLeft(job.steps - job.step, left_s, expected_spot_share(spot_s, max(now_s, 0.0)))
+
+
 def options_of(
     job: str, offered: Sequence[Pool], pools: Sequence[PoolSupply], choices: DeadlineChoices
 ) -> DeadlineOptions:
@@ -114,6 +120,7 @@ def options_of(
         choice(choices.on_demand),
         choice(choices.fastest),
         choices.why_not,
+        choices.is_spot_dear,
     )
 
 

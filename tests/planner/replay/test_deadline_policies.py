@@ -219,6 +219,33 @@ def test_spot_gpus_that_cost_more_than_on_demand_are_not_used() -> None:
     assert (ours.gpu_seconds[1], ours.ended) == (0, "steps")
 
 
+def test_spot_plans_that_cost_more_by_the_step_than_on_demand_are_left_out() -> None:
+    """On spot all machines are dear, and half of them cheap: each machine costs egress."""
+
+    def by_egress(asked: Question) -> Answer:
+        found = all_machines(asked)
+        if found.plan is None or found.estimate is None:
+            return found
+        usd = 0.001 * len(found.plan.pipelines) ** 2
+        money = replace(found.estimate.money, egress_usd=usd)
+        return replace(found, estimate=replace(found.estimate, money=money))
+
+    used = []
+    for spot_usd in (3.5, 3.6):
+        firm, spot = BOTH.pools
+        cluster = replace(BOTH, pools=(firm, replace(spot, price_usd_per_gpu_hour=spot_usd)))
+        points = [(0.0, (8, 16)), (60000.0, (8, 8))]
+        given = trace_of("day", iter(points), DAY_S)
+        asked = Question(replace(question().job, steps=5000), cluster, Measurements())
+        result = replayed(
+            asked, given, COSTS, taken=machines_taken(given, cluster, 0), search=by_egress,
+            searches=9, deadline_s=DAY_S,
+        )  # fmt: skip
+        first = outcome(result, "sailor").segments[0].plan
+        used.append(first if first is None else result.figures[first].gpus)
+    assert used == [(0, 8), None]
+
+
 def test_plans_within_limits_of_time_and_dollars_are_found() -> None:
     plans = played((0, 16), (30000, 8), steps=100).plans
     state = plans.state((16, 16))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agents.protocol.records import JobId
-from sailord.capacity.core.model import CapacityPolicy, CapacityState, DeadlineState
+from sailord.capacity.core.deadline_model import DeadlineState
+from sailord.capacity.core.model import CapacityPolicy, CapacityState
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.capacity.rented import RentedNow
@@ -19,15 +20,13 @@ JOB, OTHER = JobId("job"), JobId("other")
 
 def test_deadlines_are_nobodys_until_the_loop_watches_one() -> None:
     rented, nothing = RentedNow(), list[Any]([None])
-    is_behind, keeps_deadline = rented.is_behind, rented.keeps_deadline
-    assert not is_behind(JOB)
+    keeps_deadline = rented.keeps_deadline
     assert not keeps_deadline(JOB)
     clock: Any = SimpleNamespace(now=lambda: 0.0)
     loop = CapacityLoop(None, *nothing, CapacityPolicy(), *3 * nothing, clock, rented=rented)  # type: ignore[arg-type] # nothing runs
     assert not keeps_deadline(JOB)
-    loop.state = replace(loop.state, pace=DeadlineState("job", uses_on_demand=True))
-    assert [is_behind(JOB), keeps_deadline(JOB)] == [True, True]
-    assert [is_behind(OTHER), keeps_deadline(OTHER)] == [False, False]
+    loop.state = replace(loop.state, pace=DeadlineState("job"))
+    assert [keeps_deadline(JOB), keeps_deadline(OTHER)] == [True, False]
 
 
 def test_instances_that_sailord_deletes_are_given_back_and_preempted_ones_are_not() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sailord.planning.capacity_search import choose_capacity, least_usd, shortest_s
-from sailord.planning.messages import CapacityRequest, EndRequest, PoolSupply
+from sailord.planning.messages import CapacityRequest, EndRequest, PoolSupply, WorkLeft
 from tests.control.cluster import JOB
 from tests.sailord.planning.requests import CHUNKED
 
@@ -58,7 +58,7 @@ def test_a_job_whose_goal_is_cost_rents_on_demand_only_where_spot_does_not_do():
 
 DUE = replace(
     QUESTION,
-    has_deadline=True,
+    left=WorkLeft(100, 1e6, 0.5),
     pools=(POOL, replace(POOL, spot=False, up=0, obtainable=2, usd_per_hour=5.0)),
 )
 
@@ -77,6 +77,18 @@ def test_a_deadline_gets_each_contract_apart():
     assert now.counts == (1, 0)
     assert now.step_s > choices.on_demand.step_s
     assert choose_capacity(replace(DUE, pools=DUE.pools[:1])).choices is None
+
+
+@pytest.mark.slow
+def test_spot_machines_that_are_lacking_are_not_called_dear():
+    """The job has an on-demand node of its own, on which a step costs what it costs on demand."""
+    cheap = replace(DUE, spec=JOB + '\n[objective]\ngoal = "cost"\n')
+    none, own = replace(POOL, up=0, obtainable=0), replace(DUE.pools[1], up=1, unrented=1)
+    found = choose_capacity(replace(cheap, pools=(none, own)))
+    assert (found.counts, found.choices.is_spot_dear) == ((0, 1), False)
+    dear = replace(none, obtainable=2, usd_per_hour=6.0)
+    found = choose_capacity(replace(cheap, pools=(dear, own)))
+    assert (found.counts, found.choices.is_spot_dear) == ((0, 0), True)
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_a_job_behind_its_deadline_is_planned_for_speed():
     first = answer(replace(QUESTION, spec=cheap, nodes=nodes[:1]))
     assert isinstance(first, FoundPlan)
     grown = replace(QUESTION, spec=cheap, nodes=nodes, running=first.plan, ran_on=nodes[:1])
-    found, hasty = answer(grown), answer(replace(grown, is_behind=True))
+    found, hasty = answer(grown), answer(replace(grown, keeps_deadline=True))
     assert isinstance(found, FoundPlan)
     assert isinstance(hasty, FoundPlan)
     assert hasty.proposal.iteration_s < found.proposal.iteration_s
@@ -179,7 +179,7 @@ def test_a_job_behind_its_deadline_is_planned_for_speed():
     ahead = PrecomputedPlans(grown)
     ahead.add(frozenset(), frozenset(), found)
     assert ahead.answer(grown) is not None
-    assert ahead.answer(replace(grown, is_behind=True)) is None
+    assert ahead.answer(replace(grown, keeps_deadline=True)) is None
     assert ahead.answer(replace(grown, usd_max=9.0)) is None, "another budget was given since"
 
 

@@ -8,19 +8,17 @@ import pytest
 
 from agents.protocol.records import JobId, JobRecord
 from sailord.capacity.core import model
-from sailord.capacity.core.deadline import watches_deadline
-from sailord.capacity.core.decide import decide
-from sailord.capacity.core.model import (
-    BootRecord,
-    CapacityRecord,
+from sailord.capacity.core.deadline import pace_record, watches_deadline
+from sailord.capacity.core.deadline_model import (
     Choice,
     DeadlineOptions,
     JobProgress,
     PaceRecord,
-    PauseJob,
-    Tell,
 )
-from sailord.capacity.core.planner_view import progress_of
+from sailord.capacity.core.decide import decide
+from sailord.capacity.core.model import BootRecord, CapacityRecord, PauseJob, Tell
+from sailord.capacity.core.planner_view import progress_of, work_left
+from sailord.planning.messages import WorkLeft
 from sailord.providers.interface import Pool
 from tests.sailord.capacity.core.story import A, Story, instance
 from tests.sailord.core.states import state
@@ -249,6 +247,33 @@ def test_spot_instances_that_are_no_cheaper_are_not_used():
     assert story.at(5600.0).firm == 2
 
 
+DEAR = replace(STARVED, is_spot_dear=True)
+
+
+def test_dear_spot_instances_are_not_wanted_and_the_reason_is_told():
+    story = Due(DEAR).at(100.0)
+    assert story.state.target == {}
+    assert story.told() == [("waits for cheaper spot instances; 114 min to spare", False)]
+    story.at(5600.0, step=90)
+    assert story.state.target == {FIRM: 2}
+    assert "until cheaper spot instances come" in story.why
+    story.options(FED).at(5700.0, step=95)
+    assert "spot instances suffice" in story.why
+
+
+def test_a_job_trains_on_where_spot_instances_became_dear_until_on_demand_replaces_them():
+    story = Due(FED)
+    story.see(10.0, instance(1), instance(2), instance(3))
+    agents = {f"n{number}": model.Agent(4) for number in (1, 2, 3)}
+    story.hear(model.AgentsCounted(20.0, agents, frozenset({"n1", "n2"})))
+    story.at(30.0).options(DEAR).at(40.0, is_running=True)
+    assert story.state.target == {A: 2}, "what it does not use is given back"
+    agents["n1"] = model.Agent(4, is_leaving=True)
+    story.hear(model.AgentsCounted(50.0, agents, frozenset({"n1", "n2"})))
+    assert story.at(60.0, is_running=True).asks() == [], "one that leaves is not replaced"
+    assert story.at(7400.0, step=90, is_running=True).state.target == {FIRM: 2}
+
+
 @pytest.mark.parametrize(("usd_left", "pauses"), [(0.5, False), (0.4, True)])
 def test_a_job_is_paused_while_its_budget_pays_for_saving_its_state(usd_left, pauses):
     # $8 an hour for 180 s and one observation of 10 s.
@@ -305,6 +330,19 @@ def test_it_is_counted_how_often_spot_instances_came():
     assert story.state.pace.spot_periods == 2
     none = Due(replace(FED, on_demand=None, fastest=None, why_not="no quota")).at(0.0)
     assert none.state.pace.spot_periods == 1, "although there is nothing to choose from"
+
+
+def test_the_share_of_time_with_spot_instances_is_counted_and_survives_an_election():
+    story = Due(FED).at(0.0).at(HOUR).options(STARVED).at(2 * HOUR)
+    assert story.state.pace.spot_s == HOUR
+    left = work_left(story.state, replace(JOB, step=60, slower=2.0))
+    # An hour of two with spot instances, and the prior of one in two hours.
+    assert left == WorkLeft(300, 0.5 * HOUR, 0.5)
+    story.options(FED).at(2 * HOUR).at(2 * HOUR + 400.0)
+    pace = pace_record(story.state.pace)
+    assert pace.spot_s == HOUR + 300.0, "in steps, so that the record seldom changes"
+    later = Due(FED, books=CapacityRecord(pace=pace)).at(3 * HOUR).at(3 * HOUR + 10.0)
+    assert later.state.pace.spot_s == pace.spot_s + 10.0
 
 
 def test_steps_of_the_checkpoint_that_a_job_continues_from_are_not_its_own():
