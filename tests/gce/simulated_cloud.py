@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
+from sailord.capacity.core.deadline_model import Choice, DeadlineOptions, JobProgress
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityPolicy, CapacityState
 from sailord.providers.interface import (
@@ -254,15 +255,16 @@ class Run:
             self.want = Counter()
         self.feed(model.TargetSet(self.now, dict(self.want), self.options()))
 
-    def options(self) -> model.DeadlineOptions | None:
+    def options(self) -> DeadlineOptions | None:
         """What a job with a deadline could run on, in half of the scripts."""
         if self.calm or not self.want or not self.has_deadline:
             return None
         spot, firm = ({p: n for p, n in self.want.items() if p.spot is s} for s in (True, False))
         chance = self.chances.random
-        now = model.Choice(spot, self.chances.uniform(5.0, 40.0), 2.0) if chance() < 0.5 else None
-        steady = model.Choice(firm, 10.0, 4.0) if any(firm.values()) else None
-        return model.DeadlineOptions("job", spot, now, steady, steady, "none")
+        now = Choice(spot, self.chances.uniform(5.0, 40.0), 2.0) if chance() < 0.5 else None
+        steady = Choice(firm, 10.0, 4.0) if any(firm.values()) else None
+        is_dear = steady is not None and now is None and not sum(spot.values()) % 2
+        return DeadlineOptions("job", spot, now, steady, steady, "none", is_dear)
 
     def progress(self) -> None:
         """Report the progress of a job that is sometimes faster than an even pace."""
@@ -273,7 +275,7 @@ class Run:
         self.feed(
             model.ProgressSeen(
                 self.now,
-                model.JobProgress(
+                JobProgress(
                     "job", BEGIN, self.step, STEPS, BEGIN + 2400.0, is_running=bool(self.step),
                     redo_s=self.chances.uniform(0.0, 60.0),
                 ),
