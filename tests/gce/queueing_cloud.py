@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from sailord.capacity.core import model
 from sailord.providers.interface import InDoubt, InstanceRequest, Observation, Queued, Refused
-from tests.gce.simulated_cloud import FLEX, KINDS, Run
+from tests.gce.cloud_instance import FLEX
+from tests.gce.simulated_cloud import KINDS, Run
 
 
 @dataclass(eq=False)

@@ -27,18 +27,8 @@ from sailord.providers.interface import (
     QuotaUsage,
     Refused,
 )
+from tests.gce.cloud_instance import POOLS, PRICES, ZONES, CloudInstance, cost, hash_of
 
-ZONES = ("zone-a", "zone-b", "zone-c")
-POOLS = tuple(
-    Pool(zone, machine, gpu, gpus, spot)
-    for zone in ZONES
-    for machine, gpu, gpus in (("small-1g", "small", 1), ("large-4g", "large", 4))
-    for spot in (False, True)
-)
-PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
-FLEX = Pool("zone-a", "large-4g", "large", 4, spot=False, flex=True)
-"""Its requests wait; only ``queueing_cloud`` has it."""
-PRICES[FLEX] = 5.0
 BEGIN, STEPS = 1_000_000.0, 200
 """When a script begins, and the steps of its job, if that has a deadline."""
 STORM_S = 30.0
@@ -50,18 +40,6 @@ UNSETTLED_S = DARK_S + 300.0
 RUN_S, ALONE_S = 2700.0, 900.0
 """After RUN_S the cloud deletes an instance; after ALONE_S without a leader its agent ends it."""
 KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
-
-
-@dataclass(eq=False)
-class CloudInstance:
-    """The cloud's view of one of its instances."""
-
-    instance: Instance
-    ends_at: float | None = None
-    joins_at: float = float("inf")
-    dies_at: float = float("inf")
-    """Time from which its agent is silent."""
-    gpus: int = 0
 
 
 @dataclass(eq=False)
@@ -499,14 +477,3 @@ class Run:
             interval = rate * self.policy.look_s / 3600
             over = self.bill() - self.away_usd - self.policy.usd_max - interval
             self.overspent = max(self.overspent, over)
-
-
-def cost(rented: CloudInstance, now: float) -> float:
-    """Return the dollars that an instance has cost."""
-    seconds = (rented.ends_at or now) - rented.instance.created_at
-    return PRICES[rented.instance.pool] * seconds / 3600
-
-
-def hash_of(name: str) -> int:
-    """The same in every process."""
-    return int(name[1:]) * 2654435761 % 2**32

@@ -9,8 +9,9 @@ import pytest
 from sailord.capacity.core.model import BootsRetried, CapacityPolicy
 from sailord.capacity.core.supply import supply
 from tests.conftest import the_first_quick
+from tests.gce.cloud_instance import FLEX, POOLS
 from tests.gce.queueing_cloud import QueueingRun
-from tests.gce.simulated_cloud import FLEX, POOLS, RUN_S
+from tests.gce.simulated_cloud import RUN_S
 from tests.gce.test_gce_scripts import GROUPS, SCRIPTS, keeps_books
 
 

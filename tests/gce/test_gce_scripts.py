@@ -15,7 +15,8 @@ from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import BootsRetried, CapacityPolicy, TargetSet
 from sailord.capacity.core.supply import supply
 from tests.conftest import the_first_quick
-from tests.gce.simulated_cloud import POOLS, RUN_S, Run
+from tests.gce.cloud_instance import POOLS
+from tests.gce.simulated_cloud import RUN_S, Run
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "30"))
 """``test_gce_random`` plays further ones, with all of this in them and a cloud."""
