@@ -18,7 +18,7 @@ class NextPlan:
     nodes: int
     gpus: int
     step_s: float
-    """The predicted duration of a step."""
+    """The predicted duration of a step, without what running steps correct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class PrecomputedPlans:
         self.by_loss[lost] = frozenset(found.proposal.members), packed
         self.size_bytes += len(packed)
         plan = found.proposal
-        self.following[lost] = NextPlan(len(plan.members), len(plan.peaks), plan.iteration_s)
+        plain_s = plan.iteration_s if plan.plain_s is None else plan.plain_s
+        self.following[lost] = NextPlan(len(plan.members), len(plan.peaks), plain_s)
 
     def answer(self, request: PlanRequest) -> FoundPlan | None:
         """Return the stored answer to this request, if there is one.

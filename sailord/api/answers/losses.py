@@ -8,6 +8,7 @@ from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
+from sailord.core.queries.timeouts import scaled_step_s
 from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.units import counted, duration
 
@@ -25,20 +26,34 @@ def losses_view(
         seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
         text = _sentence(loss, names, seconds)
         then = None if loss.source is None else following(id_)
+        next_s = None
         if isinstance(then, NoPlan):
             text += f"; then the job waits, for the nodes left have no plan: {then.why}"
         elif then is not None:
-            now_s = "" if step_s is None else f" (now {duration(step_s)})"
+            next_s, speed = _next_speed(state, then)
             on = f"{counted(then.nodes, 'node')} with {counted(then.gpus, 'GPU')}"
-            text += f"; then {on}, {duration(then.step_s)} a step{now_s}"
+            text += f"; then {on}, {speed}"
         found[id_] = LossView(
             *(loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text),
             next_nodes=then.nodes if isinstance(then, NextPlan) else None,
             next_gpus=then.gpus if isinstance(then, NextPlan) else None,
-            next_step_s=then.step_s if isinstance(then, NextPlan) else None,
+            next_step_s=next_s,
             why_no_plan=then.why if isinstance(then, NoPlan) else None,
         )
     return found
+
+
+def _next_speed(state: State, then: NextPlan) -> tuple[float, str]:
+    """Return the seconds of a step under the next plan, comparable with those measured now.
+
+    A prediction alone may be wrong by a multiple, and so would say nothing beside a measured step.
+    """
+    active = state.active
+    scaled_s = None if active is None else scaled_step_s(active, then.step_s)
+    if active is None or active.progress.step_s is None or scaled_s is None:
+        return then.step_s, f"predicted {duration(then.step_s)} a step"
+    now_s = duration(active.progress.step_s)
+    return scaled_s, f"about {duration(scaled_s)} a step (now {now_s})"
 
 
 def losses_of_parts(

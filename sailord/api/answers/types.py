@@ -64,7 +64,8 @@ class LossView:
     next_nodes: int | None = None
     """Nodes of the plan that would follow; null: not computed yet, or there is none."""
     next_step_s: float | None = None
-    """The predicted duration of its steps."""
+    """The duration of its steps: as predicted, and scaled by how far the present plan's prediction
+    is off."""
     next_gpus: int | None = None
     """The GPUs that it uses."""
     why_no_plan: str | None = None

@@ -13,7 +13,7 @@ from agents.protocol.records import Durable, JobId, NodeId
 from sailord.api.answers.losses import losses_view
 from sailord.api.answers.render import nodes_view
 from sailord.core.model.nodes import Node
-from sailord.core.model.state import Progress
+from sailord.core.model.state import Progress, State
 from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.cluster_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
@@ -62,18 +62,36 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
     assert node_text(shown[3]).endswith("0 steps lost: the job does not train on it")
 
 
+def running(known: State, *, step_s: float | None, predicted_s: float = 0.0) -> State:
+    """The job at step 40, with the measured and the predicted seconds of a step."""
+    active = known.active
+    assert active is not None
+    assert active.generation is not None
+    generation = replace(active.generation, predicted_s=predicted_s)
+    active = replace(active, progress=Progress(40, NOW, step_s), generation=generation)
+    return replace(known, active=active)
+
+
 def test_the_plan_that_would_follow_is_shown_if_it_was_computed() -> None:
-    known = of_three_layers(*RING, keeps(D))
-    assert known.active is not None
-    known = replace(known, active=replace(known.active, progress=Progress(40, NOW, 2.5)))
-    plans = {A: NextPlan(2, 5, 4.0), D: NextPlan(3, 6, 2.5)}
+    known = running(of_three_layers(*RING, keeps(D)), step_s=2.5, predicted_s=2.0)
+    plans = {A: NextPlan(2, 5, 3.2), D: NextPlan(3, 6, 2.5)}
     views = losses_view(known, plans.get)
     assert (views[A].next_nodes, views[A].next_gpus, views[A].next_step_s) == (2, 5, 4.0)
-    text = "and machine-c; then 2 nodes with 5 GPUs, 4.0 s a step (now 2.5 s)"
+    text = "and machine-c; then 2 nodes with 5 GPUs, about 4.0 s a step (now 2.5 s)"
     assert views[A].text.endswith(text)
     assert views[B].next_nodes is None
     assert "then" not in views[B].text
     assert views[D].next_nodes is None, "the job does not train on it"
+
+
+def test_next_step_and_present_step_are_of_one_kind() -> None:
+    """A step of 0.3 s was predicted as 0.9 s: beside it 1.2 s would look like a fourfold time."""
+    plans = {A: NextPlan(2, 5, 1.2)}
+    known = running(of_three_layers(*RING), step_s=0.3, predicted_s=0.9)
+    assert losses_view(known, plans.get)[A].text.endswith("about 0.4 s a step (now 0.3 s)")
+    for step_s, predicted_s in ((None, 0.9), (0.3, 0.0)):  # Nothing to scale by.
+        known = running(of_three_layers(*RING), step_s=step_s, predicted_s=predicted_s)
+        assert losses_view(known, plans.get)[A].text.endswith("5 GPUs, predicted 1.2 s a step")
 
 
 def test_list_and_node_show_that_no_plan_would_follow() -> None:
@@ -93,10 +111,7 @@ def test_list_and_node_show_that_no_plan_would_follow() -> None:
 
 
 def test_seconds_of_a_loss_are_shown_beside_the_steps() -> None:
-    known = of_three_layers(*ALONE)
-    assert known.active is not None
-    progress = Progress(40, NOW, 2.5)
-    known = replace(known, active=replace(known.active, progress=progress))
+    known = running(of_three_layers(*ALONE), step_s=2.5)
     shown = json.loads(json.dumps(plain(nodes_view(known, losses=losses_view(known)))))["nodes"]
     assert "40 steps, 100.0 s lost" in nodes_text(shown)
     assert "at most 40 steps lost (100.0 s to train again): only it keeps" in node_text(shown[0])
