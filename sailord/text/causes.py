@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 NodeCause = Literal[
@@ -35,6 +35,11 @@ NAMES_MAX = 4
 def node_cause(names: str, cause: NodeCause, why: object = "") -> str:
     """Return a trigger's reason about nodes, as ``short_cause`` reads it."""
     return f"{names} {cause}: {why}" if why else f"{names} {cause}"
+
+
+def joined_reasons(reasons: Iterable[str]) -> str:
+    """Return several reasons as one, what they have in common once."""
+    return "; ".join(dict.fromkeys(part for each in reasons for part in each.split("; ")))
 
 
 def short_cause(reason: str) -> str:

@@ -25,6 +25,7 @@ from sailord.core.queries.active_job import is_rolling_back
 from sailord.core.queries.generation_record import is_first
 from sailord.core.queries.leave_times import leaves_from
 from sailord.core.queries.replan_triggers import next_order
+from sailord.text.causes import joined_reasons
 
 START = "start"
 """A reconfiguration before which nothing ran: the first one, or one after a pause."""
@@ -81,6 +82,8 @@ class Reconfiguring:
     """Earlier such times."""
     retried_s: float = 0.0
     """Spent on generations in between that never ran."""
+    retried: tuple[str, ...] = ()
+    """The reasons of these generations: what began the reconfiguration is the first."""
     steps_lost: int = 0
     predicted_s: float = 0.0
     predicted: tuple[tuple[str, float], ...] = ()
@@ -159,7 +162,8 @@ def _asked(
 def _again(seen: Reconfiguring, now: float) -> Reconfiguring:
     """The generation that was opened never trained; another one follows."""
     retried_s = seen.retried_s + now - seen.asked_at
-    return replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
+    again = replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
+    return replace(again, retried=(*seen.retried, seen.reason))
 
 
 def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool) -> Reconfiguring:
@@ -219,7 +223,7 @@ def _running(
         generation=record.number,
         at=seen.sign_at,
         kind=seen.kind,
-        reason=seen.reason,
+        reason=joined_reasons([*seen.retried, seen.reason]),
         is_planned=seen.is_planned,
         source=record.restore.source,
         restored_step=record.restore.point.step,

@@ -23,7 +23,7 @@ from sailord.core.model.stragglers import Straggler
 from sailord.core.queries.leave_times import leaves_from
 from sailord.core.queries.straggler_queries import to_leave_out
 from sailord.core.queries.timeouts import stall_s
-from sailord.text.causes import NodeCause, node_cause
+from sailord.text.causes import NodeCause, joined_reasons, node_cause
 
 STEERING = ("cancel", "pause", "resume")
 """Orders about whether a job goes on; the last one given counts, but a cancel before all others."""
@@ -107,7 +107,16 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
     ordered = _rollback(active)
     is_told = not ordered or ordered in phase.reason
     reason = phase.reason if is_told else f"{ordered}; {phase.reason}"
-    return Trigger(reason, due, is_forced=True)
+    return Trigger(joined_reasons([reason, *_lost_since(state, active)]), due, is_forced=True)
+
+
+def _lost_since(state: State, active: Active) -> list[str]:
+    """Return the lost members of the last generation: some may be lost while the job waits."""
+    last = active.generation
+    if last is None or last.state == "closed":
+        return []
+    lost = sorted(id_ for id_ in state.nodes.notable.intersection(last.members))
+    return [_what_broke(state, id_) for id_ in lost if state.nodes[id_].is_lost][:NAMED_MAX]
 
 
 def _has_trained(node: Node, job: JobId) -> bool:

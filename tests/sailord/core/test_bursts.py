@@ -1,4 +1,4 @@
-"""Hundreds of notices in one second: one question to the planner, one reconfiguration."""
+"""Many notices or losses in a row: one question to the planner, one reconfiguration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import pytest
 from agents.protocol.records import NodeId
 from sailord.core.model.commands import RequestPlan, WriteGeneration
 from sailord.core.model.events import OrderGiven, PlanFound, Ticked
-from sailord.core.model.phases import Running
+from sailord.core.model.phases import Running, Waiting
+from sailord.core.queries.replan_triggers import replan_trigger
+from sailord.text.causes import short_cause
 from tests.sailord.core.states import (
     BEGAN,
     NOW,
+    A,
+    B,
+    C,
     act,
+    active_of,
     generation,
     node,
     order,
@@ -49,3 +55,11 @@ def test_two_hundred_notices_cause_one_question_and_one_reconfiguration(apart_s:
     stops = [each for each in commands if isinstance(each, WriteGeneration)]
     assert [each.record.state for each in stops] == ["stopping"]
     assert phase(runs) is not None
+
+
+def test_a_node_lost_while_the_job_waits_is_a_reason_of_the_next_plan() -> None:
+    gone = (node(id_, lost_at=NOW - 1, why_lost="no lease") for id_ in (A, B))
+    waits = state(Waiting("machine-a is lost: no lease", NOW - 5), *gone, node(C))
+    trigger = replan_trigger(waits, active_of(waits))
+    assert trigger is not None
+    assert short_cause(trigger.reason) == "machine-a, machine-b lost"

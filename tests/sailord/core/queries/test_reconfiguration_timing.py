@@ -24,6 +24,7 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.reconfiguration_timing import follow
+from sailord.text.causes import short_cause
 from tests.sailord.core.states import Planning, changed, grouped
 
 JOB = JobRecord(JobId("j"), "running")
@@ -198,6 +199,21 @@ def test_generation_that_never_ran_counts_as_a_retry():
     assert dict(move.phases)["retries"] == 3.0
     assert dict(move.phases)["detect"] == 0.0
     assert move.steps_lost == 11
+
+
+def test_all_losses_of_one_reconfiguration_are_its_reason():
+    film = Film()
+    film.nodes[B] = node(B, lost_at=12.0)
+    film.plan(12.0, 12.5)
+    lost = replace(NEW, reason="b is lost: no lease")
+    film.at(12.5, Opening(lost, PLAN))
+    film.at(13.0, Starting(13.0, 99.0, 2.5), generation=lost, step=100, advanced_at=13.0)
+    film.at(14.0, Waiting("c is lost: no lease", 14.0))
+    film.plan(15.0, 15.5)
+    why = "c is lost: no lease; b is lost: no lease"
+    film.run(15.5, 16.0, 17.0, 18.0, of=replace(record(3, (A, B), 90), reason=why))
+    (move,) = film.moves
+    assert short_cause(move.reason) == "b, c lost"
     assert move.downtime_s == pytest.approx(18.0 - 10.0 - 0.5)
 
 
