@@ -23,8 +23,10 @@ def checkpoints_text(value: dict[str, Any]) -> str:
     if value["uri"] is None:
         return f"{value['job']} has no [checkpoint] uri"
     rows = []
+    in_memory = value.get("step_in_memory")  # An older sailord does not say it.
+    roles = ROLES if in_memory is None else ROLES | {"newest": "newest"}
     for each in value["checkpoints"]:
-        state = ROLES[each["role"]] + (", pinned" if each["is_pinned"] else "")
+        state = roles[each["role"]] + (", pinned" if each["is_pinned"] else "")
         at = each["at"]
         when = "-" if at is None else timestamp(at)
         size, samples = f"{each['bytes']:,}", f"{each['samples']:,}"
@@ -36,6 +38,9 @@ def checkpoints_text(value: dict[str, Any]) -> str:
     lines = [table(header, rows) if rows else "no checkpoint yet"]
     if value["unreadable"]:
         lines.append("unreadable checkpoints are skipped when the job is restored")
+    if in_memory is not None:
+        lines.append(f"nodes keep step {in_memory} in memory: the job resumes from it, and from "
+                     "the newest checkpoint if these nodes are lost")  # fmt: skip
     lines.append(f"at {value['uri']}/{value['job']}")
     if keep := value["keep"]:
         lines.append(f"the last {keep} are kept ([checkpoint] keep), and pinned ones")

@@ -312,7 +312,8 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     for n in nodes:
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
         state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
-        step = "-" if n["step"] is None else str(n["step"])
+        # A node that has no part of a generation reports step 0.
+        step = "-" if n["step"] is None or n["taking"] == "idle" else str(n["step"])
         taking = n["taking"] or "-"
         rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
@@ -340,6 +341,7 @@ def node_text(node: dict[str, Any]) -> str:
     loss = node["loss"]
     idle = "nothing: no job has begun" if node["state"] != "lost" else ""
     taking = f"{node['taking']}, step {node['step']}" if node["taking"] else ""
+    taking = "idle" if node["taking"] == "idle" else taking
     facts = {
         "node": node["name"],
         "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
+from sailord.core.model.phases import Held
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
 from sailord.core.queries.timeouts import scaled_step_s
@@ -20,12 +21,13 @@ def losses_view(
 ) -> dict[NodeId, LossView]:
     """Return by node what the active job would lose if it died now, and what would follow."""
     found = {}
+    is_held = state.active is not None and isinstance(state.active.phase, Held)  # None follows.
     for id_, loss in node_losses(state).items():
         names = tuple(state.nodes[other].record.name for other in loss.kept_on)
         step_s = None if state.active is None else state.active.progress.step_s
         seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
         text = _sentence(loss, names, seconds)
-        then = None if loss.source is None else following(id_)
+        then = None if loss.source is None or is_held else following(id_)
         next_s = None
         if isinstance(then, NoPlan):
             text += f"; then the job waits, for the nodes left have no plan: {then.why}"

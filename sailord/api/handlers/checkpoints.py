@@ -9,7 +9,7 @@ from typing import Literal
 
 from aiohttp import web
 
-from agents.protocol.records import Durable, JobId, Order, Point
+from agents.protocol.records import ENDED, Durable, JobId, Order, Point
 from agents.store.interface import StoreError
 from sailord.api.answers import types
 from sailord.api.answers.responses import Refusal, answer, refusal
@@ -24,6 +24,7 @@ from sailord.checkpoints.retention import Folder, discarded
 from sailord.checkpoints.verify import faults_of
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.core.queries.replan_triggers import pending_rollback
+from sailord.core.queries.restore_choice import newer_in_memory
 from sailord.notify.outbox import committed_id
 from simulator.documents.problems import InputError, Problem
 
@@ -39,7 +40,8 @@ class CheckpointView:
     bytes: int
     manifest: str
     is_durable: bool
-    """The one that the job would resume from; older ones are usable, too."""
+    """The one that the job would resume from if no node kept a newer step; older ones are usable,
+    too."""
     is_pinned: bool
     samples: int
     label_tokens: int
@@ -74,6 +76,9 @@ class CheckpointsView:
     """Checkpoints whose manifests cannot be read."""
     keep: int
     """How many of the last checkpoints are kept, besides pinned ones."""
+    step_in_memory: int | None = None
+    """A step after all checkpoints that nodes keep in memory: the job would resume from it as long
+    as they live; null: there is none, or the job has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ async def list_checkpoints(request: web.Request) -> web.Response:
         for each in broken
     )
     uri, keep = job.saving.uri, max(job.saving.keep, 1)
-    return answer(CheckpointsView(job.id, uri, shown, unfinished, trouble, unreadable, keep))
+    step = None if job.state in ENDED else newer_in_memory(led, JobId(job.id))
+    return answer(CheckpointsView(job.id, uri, shown, unfinished, trouble, unreadable, keep, step))
 
 
 def _look(

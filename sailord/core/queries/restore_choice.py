@@ -95,9 +95,13 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
 
 def resume_point(state: State, id_: JobId) -> Point:
     """Return where a job that does not have the cluster would go on."""
+    return _resume(state, id_).point
+
+
+def _resume(state: State, id_: JobId) -> Restore:
     rollback = state.rollbacks.get(id_)
     if rollback is not None and rollback.durable is not None:
-        return rollback.durable.point
+        return Restore(rollback.durable.point, "durable")
     job = state.jobs[id_]
     return restore_point(
         in_memory(state, id_),
@@ -105,7 +109,19 @@ def resume_point(state: State, id_: JobId) -> Point:
         atoms=job.atoms,
         last=state.generations.get(id_),
         durable=state.durables.get(id_),
-    ).point
+    )
+
+
+def newer_in_memory(state: State, id_: JobId) -> int | None:
+    """Return the step from which a job would go on, if only nodes' memory has it."""
+    active = state.active
+    if active is not None and active.job == id_:
+        restore, _ = restore_now(state, active)
+    else:
+        restore = _resume(state, id_)
+    durable = state.durables.get(id_)
+    is_newer = durable is None or restore.point.step > durable.point.step
+    return restore.point.step if restore.source == "memory" and is_newer else None
 
 
 def why_not_from_start(state: State, active: Active, restore: Restore) -> str:

@@ -38,5 +38,16 @@ def test_each_row_tells_whether_the_job_would_resume_from_it() -> None:
     assert listed(ordered)[2].endswith("the job resumes from it: a rollback was ordered")
 
 
+def test_a_newer_step_in_memory_is_where_the_job_resumes() -> None:
+    newest = EACH | {"role": "newest"}
+    lines = listed(newest, step_in_memory=1707)
+    assert lines[2].endswith("  newest")
+    assert (
+        "nodes keep step 1707 in memory: the job resumes from it, and from the newest checkpoint "
+        "if these nodes are lost"
+    ) in lines
+    assert listed(newest, step_in_memory=None) == listed(newest)
+
+
 def test_list_of_checkpoints_shows_how_many_are_kept() -> None:
     assert "the last 3 are kept ([checkpoint] keep), and pinned ones" in listed(EACH)

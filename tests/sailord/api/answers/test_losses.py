@@ -13,6 +13,7 @@ from agents.protocol.records import Durable, JobId, NodeId
 from sailord.api.answers.losses import losses_view
 from sailord.api.answers.render import nodes_view
 from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
 from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.cluster_text import node_text, nodes_text
@@ -115,3 +116,12 @@ def test_seconds_of_a_loss_are_shown_beside_the_steps() -> None:
     shown = json.loads(json.dumps(plain(nodes_view(known, losses=losses_view(known)))))["nodes"]
     assert "40 steps, 100.0 s lost" in nodes_text(shown)
     assert "at most 40 steps lost (100.0 s to train again): only it keeps" in node_text(shown[0])
+
+
+def test_of_a_held_job_no_next_plan_is_told() -> None:
+    known = running(of_three_layers(*RING), step_s=2.5)
+    assert known.active is not None
+    held = replace(known, active=replace(known.active, phase=Held("its budget is spent", NOW)))
+    views = losses_view(held, {A: NoPlan("its budget is spent")}.get)
+    assert views[A].text == losses_view(held)[A].text
+    assert views[A].why_no_plan is None

@@ -10,7 +10,11 @@ from agents.protocol.records import Durable, JobId, Order, Point
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Waiting
 from sailord.core.model.state import State
-from sailord.core.queries.restore_choice import holders_reported, resume_point
+from sailord.core.queries.restore_choice import (
+    holders_reported,
+    newer_in_memory,
+    resume_point,
+)
 from tests.sailord.core.states import (
     JOB,
     NOW,
@@ -73,9 +77,11 @@ def test_a_paused_job_goes_on_from_its_newest_whole_state_or_where_a_rollback_le
         generations={JOB: generation(A, B, state="closed")},
     )
     assert resume_point(known, JOB) == Point(40, 3)
+    assert newer_in_memory(known, JOB) == 40
     gone = replace(known, nodes=State().nodes)
     assert resume_point(gone, JOB) == Point(0, 0)
     durable = Durable(Point(30, 3), "m", "0" * 64)
     assert resume_point(replace(gone, durables={JOB: durable}), JOB) == durable.point
+    assert newer_in_memory(replace(gone, durables={JOB: durable}), JOB) is None
     rollback = Order("1", "rollback", JOB, durable=replace(durable, point=Point(20, 2)))
     assert resume_point(replace(known, rollbacks={JOB: rollback}), JOB) == Point(20, 2)
