@@ -27,6 +27,7 @@ REFUSED = {
     "malformed": "not a valid request",
 }
 COLUMNS = 100
+SMALL_USD = 0.005
 FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
 
@@ -50,7 +51,11 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"            {len(unreadable) - CAUSES_MAX} more (sailorctl doctor)")
     if refused := refused_line(status):
         lines.append(f"refused     {refused}")
-    lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
+    all_usd = status.get("usd_per_hour")  # An older sailord does not say it.
+    job = status["job"]
+    lines += _job_lines(job, status["at"], all_usd) if job else ["job         none"]
+    if job is None and all_usd:
+        lines.append(f"cost        {_all_nodes(all_usd)}")
     lines += beside_lines(status["running"], status["job"])
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
@@ -145,7 +150,7 @@ def _unsound(nodes: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _job_lines(job: dict[str, Any], at: float) -> list[str]:
+def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = None) -> list[str]:
     phase, generation = job["phase"], job["generation"]
     since = "" if phase["since"] is None else f" for {duration(at - phase['since'])}"
     until = (
@@ -176,7 +181,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
         lines.append(f"            {job['storage_trouble']}")
     lines += [f"            {trouble}" for trouble in job["troubles"]]
     lines += [f"next        {said}"] if (said := "; ".join(next_texts(job.get("next"), at))) else []
-    lines.append(f"cost        {_cost(job['spent'])}")
+    lines.append(f"cost        {_cost(job['spent'], all_usd_per_hour)}")
     return lines
 
 
@@ -279,15 +284,22 @@ def durable_text(job: dict[str, Any]) -> str:
     return f"durable up to step {job['durable_step']}{ago}"
 
 
-def _cost(spent: dict[str, Any]) -> str:
+def _cost(spent: dict[str, Any], all_usd_per_hour: float | None) -> str:
     rate = spent["usd_per_hour"]
     text = "no price known" if rate is None else f"${rate:,.2f}/h"
+    text = f"this plan {text}" if rate else text
     text += f", ${spent['usd']:,.2f} so far"
     if spent["usd_max"] is not None:
         text += f" of at most ${spent['usd_max']:,.2f}"
     if spent["unpriced_s"]:
         text += f", without {duration(spent['unpriced_s'])} at unknown prices"
-    return text
+    is_more = all_usd_per_hour is not None and all_usd_per_hour - (rate or 0.0) >= SMALL_USD
+    return f"{text}; {_all_nodes(all_usd_per_hour or 0.0)}" if is_more else text
+
+
+def _all_nodes(usd_per_hour: float) -> str:
+    """Return what is paid though a job's bill may not have it."""
+    return f"all nodes ${usd_per_hour:,.2f}/h, used or not (sailorctl goodput)"
 
 
 def glance_text(capacity: dict[str, Any], at: float) -> str:

@@ -37,6 +37,9 @@ def goodput_text(found: dict[str, Any]) -> str:
             lines += ["", table((title, "goodput", "GPU h", "cost"), shown)]
             if len(shares) > SHARES_SHOWN:
                 lines.append(f"and {len(shares) - SHARES_SHOWN} more: --json")
+    if found["jobs"]:
+        lines.append("a job's cost is that of all nodes while it had the cluster; `status` counts "
+                     "those of its plan only")  # fmt: skip
     if found["unpriced_gpu_s"]:
         lines.append(f"{_hours(found['unpriced_gpu_s'])} GPU h had no known price; see prices in "
                      "the cluster file (docs/formats.md)")  # fmt: skip

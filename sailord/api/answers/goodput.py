@@ -48,6 +48,13 @@ def goodput_view(
     )
 
 
+def usd_per_hour_of(ledger: Ledger) -> float | None:
+    """Return what all nodes cost an hour, used or not; ``None``: a price is not known."""
+    if not ledger.loads or any(each.unpriced_gpus for each in ledger.loads):
+        return None
+    return sum(each.usd_per_hour + each.rented_usd_per_hour for each in ledger.loads)
+
+
 def _shares(
     ledger: Ledger, shares: Shares, kind: ShareKind, most: int | None
 ) -> tuple[ShareView, ...]:

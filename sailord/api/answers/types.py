@@ -398,6 +398,8 @@ class Status:
     """Since when each of them stands; the leader's ``since``: since then or earlier."""
     running: tuple[RunningJob, ...] = ()
     """The jobs that run beside each other, where several share the cluster."""
+    usd_per_hour: float | None = None
+    """What all nodes cost an hour, used or not; null: a price is not known."""
 
 
 @dataclass(frozen=True, slots=True)

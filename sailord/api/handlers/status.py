@@ -6,6 +6,7 @@ from aiohttp import web
 
 from agents.protocol.records import JobId
 from sailord.api.answers import render, types
+from sailord.api.answers.goodput import usd_per_hour_of
 from sailord.api.answers.problems import problems_of
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.context import CONTEXT
@@ -90,5 +91,6 @@ async def status(request: web.Request) -> web.Response:
             unheard=service.unheard,
             problems=tuple(each.text for each in problems),
             problems_since=since_of(api, problems),
+            usd_per_hour=usd_per_hour_of(api.goodput.ledger),
         )
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.codec import plain
-from sailord.api.answers.goodput import goodput_view
-from sailord.goodput.core.ledger import Account, Ledger
+from sailord.api.answers.goodput import goodput_view, usd_per_hour_of
+from sailord.goodput.core.ledger import Account, CauseLoad, Ledger
 from sailord.goodput.core.shares import Share
 from sailord.text.goodput_text import goodput_text
 
@@ -51,7 +51,19 @@ def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
         ["earlier", "100.0%", "2.00", "$4.00"],
     ]
     jobs = lines.index(["job", "goodput", "GPU", "h", "cost"])
-    assert lines[jobs + 2 :] == [
+    assert lines[jobs + 2 : -1] == [
         ["tale", "60.0%", "10.00", "$20.00"],
         ["no", "job", "-", "0.00", "$0.00"],
     ]
+    assert goodput_text(plain(view)).endswith(
+        "\na job's cost is that of all nodes while it had the cluster; `status` counts those of "
+        "its plan only"
+    )
+
+
+def test_the_price_of_all_nodes_counts_rented_and_unused_ones() -> None:
+    loads = CauseLoad("training", 4, 4.8), CauseLoad("unused", 4, 1.0, 5.0)
+    assert usd_per_hour_of(replace(LEDGER, loads=loads)) == 10.8
+    unpriced = replace(loads[1], unpriced_gpus=1)
+    assert usd_per_hour_of(replace(LEDGER, loads=(loads[0], unpriced))) is None
+    assert usd_per_hour_of(LEDGER) is None

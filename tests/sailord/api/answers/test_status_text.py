@@ -235,6 +235,7 @@ def shown(case: Case) -> str:
         leaving=render.leaving_view(known),
         problems=tuple(each.text for each in problems),
         problems_since=tuple(ages.since(each, NOW - 1800, NOW) for each in problems),
+        usd_per_hour=79.2,
     )
     return status_text(json.loads(json.dumps(plain(status)))) + "\n"
 
