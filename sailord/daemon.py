@@ -392,6 +392,7 @@ def _assemble(
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), effects.agents)
     available = AvailabilityLog(config.state / FILE)
     cluster.lifetimes.given_back = rented.given_back
+    cluster.lost_nodes.rented = rented.node_names
     cluster.watchers += [books.observe, available.note]
     cluster.watchers.append(lambda _: api.curves.observe(cluster.parts.all()))
     return Daemon(

@@ -30,6 +30,11 @@ class RentedNow:
             for pool, usd in sorted(found.items())
         )
 
+    def node_names(self) -> frozenset[str]:
+        """The names of the nodes that are rented instances."""
+        instances = () if self.state is None else self.state.instances.values()
+        return frozenset(each.instance.node for each in instances)
+
     def given_back(self) -> frozenset[str]:
         """The names of the nodes whose instances are deleted for sailord's own reasons."""
         instances = () if self.state is None else self.state.instances.values()

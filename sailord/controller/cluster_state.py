@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import JobId, Leader
 from planner.replan.past_moves import RECENT, PastMove
+from sailord.controller.lost_nodes import LostNodes
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
 from sailord.core.model.state import State
@@ -44,6 +45,7 @@ class ClusterState:
     step_rates: dict[JobId, StepRate] = field(default_factory=dict)
     """... and of the jobs beside it."""
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
+    lost_nodes: LostNodes = field(default_factory=LostNodes)
     watchers: list[Callable[[State], None]] = field(default_factory=list)
     """Called with the state after each decision."""
     _moves: deque[PastMove] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
@@ -63,6 +65,7 @@ class ClusterState:
         for id_, rate in self.step_rates.items():
             rate.observe(parts.others[id_])
         self.lifetimes.observe(state)
+        self.lost_nodes.observe(state)
         for watch in self.watchers:
             watch(state)
 

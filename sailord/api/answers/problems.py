@@ -15,6 +15,7 @@ from sailord.api.answers.types import (
     Refusals,
     StoreView,
 )
+from sailord.core.model.nodes import LostNode
 from sailord.core.queries.forecast import DEADLINE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.notify.feed import EventKind
@@ -29,6 +30,7 @@ CURES = {
     "lost": "if it is up, read the log of its sailor-agent and start it again",
 }
 """Of a node's state."""
+LISTED = "listed until it or another one of its kind joins, for a day at most"
 WRITES = "make room in it, or give sailord its rights (docs/operations.md)"
 RECEIVER = "see that it runs, and its address in sailord.toml"
 UNREADABLE = "docs/operations.md#troubleshooting says what to do"
@@ -92,6 +94,8 @@ class Service:
     unreadable: Mapping[str, str]
     refusals: Refusals
     capacity: CapacityGlance | None
+    lost: tuple[LostNode, ...] = ()
+    """Nodes that were lost and not replaced."""
 
 
 def problems_of(
@@ -113,7 +117,7 @@ def problems_of(
     kept = [
         OpenProblem("stuck", name, f"{name} cannot drain: {why}") for name, why in stuck.items()
     ]
-    of_nodes = (*_twins(views), *_node_problems(views, now))
+    of_nodes = (*_twins(views), *_node_problems(views, now), *_lost_before(service.lost, views))
     if not views:
         rented = "there is no node yet; sailorctl capacity shows which instances are rented"
         of_nodes = (OpenProblem("no node", "", NO_NODE if service.capacity is None else rented),)
@@ -219,6 +223,15 @@ def _twins(nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
             where = ", ".join(sorted(found))
             text = f"several machines have the name {name} ({where}); set name in their agent.toml"
             yield OpenProblem("twins", name, text)
+
+
+def _lost_before(lost: Iterable[LostNode], nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
+    """Yield the lost nodes whose records are gone, since a move does not bring them back."""
+    listed = {node.id for node in nodes if node.state == "lost"}
+    for node in lost:
+        if node.id not in listed:
+            text = f"{node.name} was lost: {node.why}; {CURES['lost']}; {LISTED}"
+            yield OpenProblem("gone", node.id, text, node.at)
 
 
 def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[OpenProblem]:

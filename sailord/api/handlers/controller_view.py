@@ -16,6 +16,7 @@ class ControllerView:
         cluster, announcer, effects = controller.cluster, controller.announcer, controller.effects
         self._cluster, self._announcer, self._effects = cluster, announcer, effects
         self.store, self.step_rate_of = cluster.store, cluster.step_rate_of
+        self.lost_nodes = cluster.lost_nodes
         self.safe_point, self.durations = controller.safe_point, controller.durations
         self.plans = controller.writer.plans
         self.feed, self.outbox, self.risks = announcer.feed, announcer.outbox, announcer.risks

@@ -56,6 +56,7 @@ def service_of(api: ApiContext) -> Service:
         unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
         refusals=_refusals_of(api.strangers),
         capacity=glance_of(api),
+        lost=api.cluster.lost_nodes.of(api.clock.now()),
     )
 
 

@@ -154,6 +154,18 @@ class Node:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    """What is known of a node after it was lost and its record is gone."""
+
+    id: NodeId
+    name: str
+    at: float
+    why: str
+    kind: tuple[str, str]
+    """Its zone and machine type."""
+
+
 class Nodes(dict[NodeId, Node]):
     """All nodes; never changed in place.
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import FIRST, Bill, JobId
+from agents.protocol.records import FIRST, Bill, JobId, NodeId
 from sailord.api.answers import render
 from sailord.api.answers.problems import (
     OVERDUE_S,
@@ -21,6 +21,7 @@ from sailord.api.answers.problems import (
 )
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
 from sailord.controller.step_rate import StepRate
+from sailord.core.model.nodes import LostNode
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
 from sailord.core.queries.forecast import at_risk
@@ -86,6 +87,18 @@ def test_doctor_names_machines_with_one_name() -> None:
 def test_doctor_lists_each_problem_of_a_node(changes: dict[str, Any], words: str) -> None:
     (found,) = told(WELL, replace(NODE, **changes))
     assert words in found
+
+
+def test_a_lost_node_stays_a_problem_after_its_record_is_gone() -> None:
+    lost = LostNode(NodeId("b.1"), "b", 900.0, "its lease expired", ("z", "m"))
+    (problem,) = problems_of(replace(WELL, lost=(lost,)), None, (NODE,), 1000.0)
+    assert problem.since == 900.0
+    assert problem.text.startswith(
+        "b was lost: its lease expired; if it is up, read the log of its sailor-agent and start it"
+    )
+    still = replace(NODE, id="b.1", name="b", state="lost", why_lost="its lease expired")
+    (text,) = told(replace(WELL, lost=(lost,)), still)
+    assert text.startswith("b is lost"), "it is told once"
 
 
 @pytest.mark.parametrize("state", ["suspect", "lost"])
