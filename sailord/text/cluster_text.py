@@ -375,10 +375,12 @@ def node_text(node: dict[str, Any]) -> str:
 def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
-    place = f" behind {_some(before)}" if before else ""
+    # An older sailord says only which jobs are before it.
+    behind = f"queued behind {_some(before)}" if before else "queued"
+    place = submitted.get("place") or behind
     size = memory(submitted["snapshot_bytes"])
     room = f"snapshots will take about {size} of memory, over all its nodes"
-    return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
+    return "\n".join([f"{submitted['id']} is {place}", room] + [blocked] * bool(blocked))
 
 
 def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
@@ -444,7 +446,9 @@ def why_text(why: dict[str, Any]) -> str:
     """Return why a job is in its state, why its generation began, and why it has this plan."""
     phase = why["phase"]["name"] if why["phase"] else why["state"]
     lines = [f"{why['job']} is {phase}: {(why['phase'] or why)['reason']}"]
-    if why["waits_for"]:
+    if place := why.get("place"):  # An older sailord says only for which jobs it waits.
+        lines.append(place)
+    elif why["waits_for"]:
         lines.append(f"waits for: {', '.join(why['waits_for'])}")
     if why["blocked"]:
         lines.append(why["blocked"])

@@ -12,6 +12,7 @@ from typing import Any
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
+from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
@@ -417,15 +418,6 @@ def _rate(tokens: Any, seconds: Any) -> float | None:
     return tokens / seconds if tokens and seconds else None
 
 
-def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
-    """The jobs before a queued job: the active one, then the queue."""
-    queue = [job.id for job in in_queue(state)]
-    if id_ not in queue:
-        return ()
-    active = () if state.active is None else (state.active.job,)
-    return (*active, *queue[: queue.index(id_)])
-
-
 def why_view(
     state: State,
     job: types.JobView,
@@ -445,6 +437,7 @@ def why_view(
         move=about.get("move"),
         last=history[-5:],
         waits_for=waits_for(state, job.id),
+        place=place_text(state, job.id),
         blocked=why_queue_stands(state) if job.state == "queued" else "",
         store_away_since=unavailable_since,
         drift=() if active is None else _drift(active, about),

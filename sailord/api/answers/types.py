@@ -165,6 +165,8 @@ class Submitted(JobRecord):
     """The jobs before it: the one that has the cluster, then the queue."""
     blocked: str = ""
     """Why the job that has the cluster keeps it without training, and what ends that."""
+    place: str = ""
+    """For whom it waits, and for about how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +466,8 @@ class Why:
     """When this was answered."""
     cooldowns: tuple[str, ...] = ()
     """If instances of it are missing: the pools from which none are requested for now, and why."""
+    place: str = ""
+    """If it waits: for whom, for about how long, and from which step it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,6 +483,8 @@ class Taken:
 
     id: str
     is_new: bool
+    then: str = ""
+    """What follows, where that is not plain from the order."""
 
 
 @dataclass(frozen=True, slots=True)

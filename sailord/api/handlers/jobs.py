@@ -21,6 +21,7 @@ from agents.protocol.records import Bill, JobId, JobRecord
 from agents.store.interface import StoreError
 from sailord.api.access.callers import caller_of
 from sailord.api.answers import render, types
+from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
 from sailord.api.handlers.capacity import cooldowns_of, deadline_of, why_not_rented
@@ -126,7 +127,7 @@ async def submit_job(request: web.Request) -> web.Response:
         with contextlib.suppress(StorageError):  # The next submission tries again.
             await delete_unused(api, package_storage(api), package)
     led = api.cluster.last_led
-    before = render.waits_for(led, id_)
+    before = waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
         warnings=(
@@ -136,6 +137,7 @@ async def submit_job(request: web.Request) -> web.Response:
         ),
         snapshot_bytes=usual_room(job),
         waits_for=before,
+        place=place_text(led, id_),
         blocked=why_queue_stands(led) if before else "",
     )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})

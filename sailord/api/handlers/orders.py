@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agents.protocol.records import JobId, Order, OrderKind
 from sailord.api.access.callers import caller_of
+from sailord.api.answers.queue_place import after_order
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.answers.types import Taken
 from sailord.api.handlers.bodies import check_id, check_moment, read_object
@@ -98,7 +99,8 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
     if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.cluster.state.known_orders)
-    return answer(Taken(order.id, given == "new"), status=202)
+    then = after_order(api.cluster.last_led, order.kind, JobId(order.target))
+    return answer(Taken(order.id, given == "new", then), status=202)
 
 
 async def wait_until(is_known: Callable[[], bool]) -> None:

@@ -119,6 +119,12 @@ def job_question(
     return command
 
 
+def ordered_text(order: str, answer: dict[str, Any]) -> str:
+    """Return that an order was given, and what follows; an older sailord does not say that."""
+    then = answer.get("then")
+    return f"{order}: ordered{f'; {then}' if then else ''}"
+
+
 def order_command(kind: str, name: str, about: str) -> click.Command:
     """Make a command that orders something for a ``job`` or a ``node``."""
 
@@ -131,7 +137,7 @@ def order_command(kind: str, name: str, about: str) -> click.Command:
         full, answer = ask_about(
             client, kind, target, lambda each: client.order(path.format(each), order), is_order=True
         )
-        show(answer, as_json, lambda _: f"{name} {full}: ordered")
+        show(answer, as_json, lambda _: ordered_text(f"{name} {full}", answer))
 
     return command
 

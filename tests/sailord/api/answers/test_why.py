@@ -5,12 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Bill, JobId
-from sailord.api.answers.render import job_view, waits_for, why_view
+from agents.protocol.records import Bill, Durable, JobId, Point
+from sailord.api.answers.queue_place import after_order, place_text, waits_for
+from sailord.api.answers.render import job_view, why_view
+from sailord.cli.shared.server import ordered_text
 from sailord.core.model.phases import Held, Running
 from sailord.text.cluster_text import why_text
 from sailord.text.cures import SPEND_MORE
-from tests.sailord.core.states import BEGAN, JOB, NOW, job, state
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    NOW,
+    A,
+    B,
+    active_of,
+    generation,
+    grouped,
+    job,
+    state,
+)
 
 
 def waiting(id_: str, priority: int, submitted_at: float):
@@ -31,7 +44,36 @@ def test_queued_job_lists_the_jobs_before_it() -> None:
     told = job_view(BUSY, JobId("late"))
     assert told is not None
     text = why_text(plain(why_view(BUSY, told, {}, (), None)))
-    assert text.splitlines()[1] == f"waits for: {JOB}, urgent, first"
+    assert text.splitlines()[1] == f"queued behind {JOB}, urgent, first"
+
+
+ALMOST = BUSY.with_job(replace(BUSY.job, steps=100))
+ALMOST = replace(ALMOST, active=grouped(active_of(ALMOST), step_s=0.75))
+
+
+def test_a_queued_job_is_told_how_long_it_waits_and_where_it_goes_on() -> None:
+    ran = replace(generation(A, B, state="closed"), job=JobId("urgent"))
+    known = replace(ALMOST, generations={JobId("urgent"): ran})
+    known = replace(known, durables={JobId("urgent"): Durable(Point(419, 3), "m", "0" * 64)})
+    told = f"queued behind {JOB}; {JOB} is done in about 45.0 s"
+    assert place_text(ALMOST, JobId("urgent")) == told
+    assert place_text(known, JobId("urgent")) == f"{told}; urgent goes on from step 419"
+    alone = replace(known, active=None)
+    assert place_text(alone, JobId("urgent")) == "queued; urgent goes on from step 419"
+    assert place_text(known, JOB) == "", "it has the cluster"
+    assert place_text(known, JobId("none")) == ""
+
+
+def test_pause_and_resume_tell_who_gets_the_cluster() -> None:
+    assert after_order(ALMOST, "pause", JOB) == (
+        "once its last step is saved, urgent gets the cluster"
+    )
+    told = f"queued behind {JOB}; {JOB} is done in about 45.0 s"
+    assert after_order(ALMOST, "resume", JobId("urgent")) == told
+    assert after_order(ALMOST, "cancel", JobId("urgent")) == ""
+    assert after_order(replace(ALMOST, jobs={JOB: ALMOST.job}), "pause", JOB) == ""
+    assert ordered_text("resume j", {"id": "1", "then": told}) == f"resume j: ordered; {told}"
+    assert ordered_text("resume j", {"id": "1"}) == "resume j: ordered"
 
 
 def test_active_job_waits_for_no_other() -> None:

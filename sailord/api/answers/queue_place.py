@@ -1,0 +1,46 @@
+"""Where a job that has no nodes stands in the queue, as a sentence for people."""
+
+from __future__ import annotations
+
+from agents.protocol.records import JobId
+from sailord.core.model.state import State
+from sailord.core.queries.forecast import seconds_left
+from sailord.core.queries.job_queue import in_queue, next_in_queue
+from sailord.core.queries.restore_choice import resume_point
+from sailord.text.causes import first_names
+from sailord.text.units import duration
+
+
+def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
+    """The jobs before a queued job: the active one, then the queue."""
+    queue = [job.id for job in in_queue(state)]
+    if id_ not in queue:
+        return ()
+    active = () if state.active is None else (state.active.job,)
+    return (*active, *queue[: queue.index(id_)])
+
+
+def place_text(state: State, id_: JobId) -> str:
+    """Return whom a job waits for, for about how long, and from where it goes on; else empty."""
+    job, active = state.jobs.get(id_), state.active
+    if job is None or (active is not None and active.job == id_):
+        return ""
+    said = []
+    if before := waits_for(state, id_):
+        said.append(f"queued behind {first_names(before)}")
+        if active is not None and (left_s := seconds_left(state)) is not None:
+            said.append(f"{active.job} is done in about {duration(left_s)}")
+    step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0
+    if step and job.state == "queued" and not said:
+        said.append("queued")
+    if step:
+        said.append(f"{id_} goes on from step {step:,}")
+    return "; ".join(said)
+
+
+def after_order(state: State, kind: str, id_: JobId) -> str:
+    """Return what follows an order about a job, where it is not plain from its name; else empty."""
+    following, active = next_in_queue(state), state.active
+    if kind == "pause" and following is not None and active is not None and active.job == id_:
+        return f"once its last step is saved, {following.id} gets the cluster"
+    return place_text(state, id_) if kind in ("pause", "resume") else ""
