@@ -9,6 +9,10 @@ from agents.protocol.records import JobId
 from sailord.core.model.state import State
 
 SAMPLES_MAX = 64
+RECENT_S = 20.0
+"""A speed is that of the last seconds, so that a slow minute is soon forgotten, ..."""
+RECENT_MIN = 8
+"""... but of so many samples at least: nodes report their steps at uneven moments."""
 
 
 @dataclass(eq=False)
@@ -34,9 +38,12 @@ class StepRate:
 
     @property
     def iteration_s(self) -> float | None:
-        """Mean seconds per step; ``None`` before the third sample."""
-        if len(self.seen) < 3:
-            return None
+        """Mean seconds of the last steps; ``None`` before the third sample."""
         # The first sample may have come with a backlog of steps.
-        (begun, first), (ended, last) = self.seen[1], self.seen[-1]
+        samples = list(self.seen)[1:]
+        if len(samples) < 2:
+            return None
+        ended, last = samples[-1]
+        earlier = [each for each in samples[:-RECENT_MIN] if each[0] <= ended - RECENT_S]
+        begun, first = earlier[-1] if earlier else samples[0]
         return (ended - begun) / (last - first) if last > first else None
