@@ -59,8 +59,9 @@ class SpotLosses:
         said += f": a loss every {span(1 / self.losses_per_s)} takes {self.down_s:.2g} s"
         if self.all_lost_per_s > 0:
             said += (
-                f"; one every {span(1 / self.all_lost_per_s)} hits all pipelines at once, takes"
-                f" {self.restore_s:.2g} s, and the job goes on from its last checkpoint"
+                f"; one every {span(1 / self.all_lost_per_s)} hits all pipelines at once and"
+                f" takes {self.restore_s:.2g} s if no other node keeps a copy of the state: the job"
+                " then goes on from its last checkpoint"
             )
         return (
             f"{said}; expected {self.expected_samples_per_s:.4g} of {self.samples_per_s:.4g}"

@@ -454,15 +454,18 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(why["blocked"])
     if phase == "held":
         lines.append(cure_of_hold(why["job"], why["spent"]))
+    # Before the next generation is open, and while there is none, all this is about the last one.
+    which = "this" if phase in ("starting", "running", "planning", "stopping") else "last"
     if why["generation_reason"]:
-        lines.append(f"this generation: {why['generation_reason']}")
+        lines.append(f"{which} generation: {why['generation_reason']}")
     if why["deadline"]:
         lines.append(f"deadline: {why['deadline']}")
     if none := why.get("why_not_rented"):  # An older sailord does not say it.
         lines.append(f"no instance is wanted, since there is no plan: {none}")
     if why["iteration_s"] is not None:
-        lines.append(f"this plan: predicted to take {number(why['iteration_s'])} s a step")
-    lines += [f"this plan: {sentence}" for sentence in why["plan"]]
+        step = f"predicted to take {number(why['iteration_s'])} s a step"
+        lines.append(f"{which} plan: {step}")
+    lines += [f"{which} plan: {sentence}" for sentence in why["plan"]]
     if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
     lines += [f"next: {said}" for said in next_texts(why.get("next"), why.get("at"))]

@@ -33,6 +33,8 @@ _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
 _CUT_OFF = " lost the connection to "
 RECOVERY_S = 3.0
 """For the leader to ask nodes for a generation that the store lost, before a first one opens."""
+RECONSIDERED = "a better plan may exist by now"
+"""Why the planner is asked if nothing has happened for long."""
 NAMED_MAX = 5
 """A sentence names at most so many things."""
 
@@ -418,6 +420,6 @@ def _standstill(state: State, active: Active) -> list[Trigger]:
             return [Trigger(reason, state.now, is_forced=True)]
         case Running():
             due = active.asked.at + options.reconsider_s
-            return [Trigger("a better plan may exist by now", due, is_forced=False)]
+            return [Trigger(RECONSIDERED, due, is_forced=False)]
         case _:
             return []

@@ -18,6 +18,7 @@ from sailord.core.queries.active_job import (
     is_too_late_to_stop,
 )
 from sailord.core.queries.replan_triggers import (
+    RECONSIDERED,
     leaving,
     ordered_plan,
     replan_trigger,
@@ -133,7 +134,7 @@ def _change_or_stay(
         return looked
     reason, written = question.reason, tuple[Command, ...]()
     if not question.is_forced:
-        reason = f"{reason}: {proposal.why}"
+        reason = f"{reason.replace(RECONSIDERED, 'a better plan was found')}: {proposal.why}"
         past = replace(state.job.past, moved_at=state.now)
         state, written = write_job(state, replace(state.job, past=past))
     state, marks = leave_out(state, question)

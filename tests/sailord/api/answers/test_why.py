@@ -9,7 +9,7 @@ from agents.protocol.records import Bill, Durable, JobId, Point
 from sailord.api.answers.queue_place import after_order, place_text, waits_for
 from sailord.api.answers.render import job_view, why_view
 from sailord.cli.shared.server import ordered_text
-from sailord.core.model.phases import Held, Running
+from sailord.core.model.phases import Held, Opening, Running
 from sailord.text.cluster_text import why_text
 from sailord.text.cures import SPEND_MORE
 from tests.sailord.core.states import (
@@ -22,6 +22,7 @@ from tests.sailord.core.states import (
     generation,
     grouped,
     job,
+    proposal,
     state,
 )
 
@@ -45,6 +46,22 @@ def test_queued_job_lists_the_jobs_before_it() -> None:
     assert told is not None
     text = why_text(plain(why_view(BUSY, told, {}, (), None)))
     assert text.splitlines()[1] == f"queued behind {JOB}, urgent, first"
+
+
+def test_what_is_told_of_a_plan_that_does_not_run_is_called_the_last() -> None:
+    ran = replace(generation(A, B, state="closed"), job=JobId("urgent"), reason="look at the loss")
+    known = replace(BUSY, generations={JobId("urgent"): ran})
+    of_queued = job_view(known, JobId("urgent"))
+    opening = state(Opening(replace(generation(A, number=4), reason="c is lost"), proposal(A)))
+    of_opening = job_view(opening, JOB)
+    about = {"estimate": {"iteration_s": 0.5}, "why": ["move: gains 3 samples"]}
+    assert of_queued is not None
+    assert of_opening is not None
+    for of, view in ((known, of_queued), (opening, of_opening)):
+        lines = why_text(plain(why_view(of, view, about, (), None))).splitlines()
+        assert not [line for line in lines if line.startswith("this ")]
+        assert "last plan: move: gains 3 samples" in lines
+        assert [line for line in lines if line.startswith("last generation: ")]
 
 
 ALMOST = BUSY.with_job(replace(BUSY.job, steps=100))

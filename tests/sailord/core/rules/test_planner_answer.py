@@ -12,6 +12,7 @@ from sailord.core.model.events import Event, OrderGiven, PlanFound, PlanRefused,
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import RECONSIDERED
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -418,3 +419,11 @@ def test_ordered_plan_is_part_of_the_answer_to_a_member_that_drains():
     after, (request,) = act(after, Ticked(NOW + 1))
     assert isinstance(request, RequestPlan)
     assert request.nodes == (A, C, D)
+
+
+def test_a_move_to_a_better_plan_says_that_it_was_found() -> None:
+    asked = Planning(4, (A, B), RECONSIDERED, False, NOW + 60)
+    after, _ = act(state(asked), PlanFound(NOW, 4, proposal(A)))
+    moved = active_of(after).phase
+    assert isinstance(moved, Stopping)
+    assert moved.reason == "a better plan was found: it pays"
