@@ -10,7 +10,7 @@ from sailord.core.model.phases import Closing, Held, Waiting
 from sailord.core.model.state import Active, State
 from sailord.core.queries.job_cost import bill_now, why_not_afforded
 from sailord.core.queries.replan_triggers import last_steering_order, why_waiting
-from sailord.text.cures import SPEND_MORE
+from sailord.text.cures import spend_more
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {
@@ -49,7 +49,7 @@ def why_without_effect(state: State, order: Order) -> Problem | None:
 def _of_job(state: State, job: JobRecord, order: Order, unpaid: str) -> Problem | None:
     """An order about a job without the cluster takes effect at once or never."""
     if unpaid and order.kind == "resume" and job.state in {"paused", "failed"}:
-        return _nothing(job.id, order.kind, unpaid, SPEND_MORE)
+        return _nothing(job.id, order.kind, unpaid, spend_more(job.id))
     after = learn(state, OrderGiven(state.now, order)).state
     if (after.jobs, after.rollbacks) != (state.jobs, state.rollbacks):
         return None
@@ -83,7 +83,7 @@ def _of_active(state: State, active: Active, kind: OrderKind, unpaid: str) -> Pr
         case "resume" if not is_held and heading != "pause" and not _will_be_held(active):
             return _nothing(job.id, kind, "it has the cluster", "it can be paused or cancelled")
         case "resume" | "rollback" if unpaid:
-            return _nothing(job.id, kind, unpaid, SPEND_MORE)
+            return _nothing(job.id, kind, unpaid, spend_more(job.id))
         case "replan" if is_held:
             return _nothing(job.id, kind, "it is on hold", "resume it: that plans anew")
         case "replan" if heading == "pause":

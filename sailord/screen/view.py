@@ -225,7 +225,7 @@ def _troubles(status: Mapping[str, Any], job: Mapping[str, Any] | None) -> list[
         if job["phase"]["name"] in ("held", "waiting") and job["phase"]["reason"]:
             found.append(str(job["phase"]["reason"]))
         if job["phase"]["name"] == "held":
-            found.append(cure_of_hold(job["id"], job["spent"]))
+            found.append(cure_of_hold(job["id"], job["spent"], job["phase"]["reason"]))
         if job["storage_trouble"]:
             found.append(f"checkpoints: {job['storage_trouble']}")
         found += list(job["troubles"][:2])

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Any
 
 from sailord.text.causes import short_cause
-from sailord.text.cures import SPEND_MORE
+from sailord.text.cures import spend_more
 from sailord.text.event_lines import fold, line_text
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
@@ -28,6 +28,8 @@ REFUSED = {
 }
 COLUMNS = 100
 SMALL_USD = 0.005
+OF_BUDGET = "its budget of "
+"""In the reason of a hold: its budget was spent."""
 FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
 
@@ -112,7 +114,7 @@ def _at_step(job: Mapping[str, Any]) -> str:
 
 
 def _cure_of_pause(job: Mapping[str, Any]) -> str:
-    return SPEND_MORE if job["unpaid"] else f"sailorctl resume {job['id']} goes on"
+    return spend_more(job["id"]) if job["unpaid"] else f"sailorctl resume {job['id']} goes on"
 
 
 def refused_line(status: dict[str, Any]) -> str:
@@ -163,7 +165,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
         if ": setup `" in phase["reason"]:
             lines.append("            sailorctl logs NODE --setup shows what it printed")
     if phase["name"] == "held":
-        lines.append(f"            {cure_of_hold(job['id'], job['spent'])}")
+        lines.append(f"            {cure_of_hold(job['id'], job['spent'], phase['reason'])}")
     if generation is not None:
         members = _some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
@@ -185,10 +187,12 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     return lines
 
 
-def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
+def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
     """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
     if spent and spent["unpaid"]:
-        return SPEND_MORE
+        return spend_more(job, spent.get("usd_needed"))
+    if OF_BUDGET in reason:
+        return f"its budget was raised since: sailorctl resume {job} goes on"
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 
 
@@ -453,7 +457,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why["blocked"]:
         lines.append(why["blocked"])
     if phase == "held":
-        lines.append(cure_of_hold(why["job"], why["spent"]))
+        lines.append(cure_of_hold(why["job"], why["spent"], (why["phase"] or why)["reason"]))
     # Before the next generation is open, and while there is none, all this is about the last one.
     which = "this" if phase in ("starting", "running", "planning", "stopping") else "last"
     if why["generation_reason"]:

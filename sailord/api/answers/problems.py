@@ -20,7 +20,6 @@ from sailord.core.queries.forecast import DEADLINE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.notify.feed import EventKind
 from sailord.text.cluster_text import cure_of_hold, refused_line
-from sailord.text.cures import SPEND_MORE
 
 REFUSALS_MANY = 10
 """Refused requests within an hour that are reported; fewer may be typing errors."""
@@ -128,11 +127,11 @@ def _yielded(paused: Iterable[PausedJob]) -> Iterator[OpenProblem]:
     """Yield the jobs that were held and gave the cluster to the next one, or train beside it."""
     for job in paused:
         if job.state == "held":
-            cure = cure_of_hold(job.id, {"unpaid": job.unpaid})
+            cure = cure_of_hold(job.id, {"unpaid": job.unpaid}, job.reason)
             text = f"{job.id} is held: {job.reason}; {cure}"
             yield OpenProblem("held", job.id, text, job.held_at)
         elif why := why_yielded(job.reason):
-            cure = SPEND_MORE if job.unpaid else f"mend that, then sailorctl resume {job.id}"
+            cure = cure_of_hold(job.id, {"unpaid": job.unpaid}, job.reason)
             text = f"{job.id} was held ({why}) and has not been resumed; {cure}"
             yield OpenProblem("held", job.id, text, job.held_at)
 
@@ -188,7 +187,8 @@ def _job_problems(
     if job is None:
         return
     if job.state == "held":
-        text = f"{job.id} is held: {job.phase.reason}; {cure_of_hold(job.id, plain(job.spent))}"
+        reason = job.phase.reason
+        text = f"{job.id} is held: {reason}; {cure_of_hold(job.id, plain(job.spent), reason)}"
         yield OpenProblem("held", job.id, text, job.phase.since)
     elif job.phase.name == "waiting":
         cures = _cures_of_wait(nodes) if job.phase.has_no_node else []

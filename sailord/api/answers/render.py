@@ -21,6 +21,7 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
+from sailord.core.queries.forecast import usd_needed
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
@@ -377,7 +378,8 @@ def _spent(state: State, active: Active, now: float) -> types.Spent:
     bill = billed(state.job, generation, now)
     rate = 0.0 if generation is None or not is_billed(generation) else generation.usd_per_hour
     unpaid = why_not_afforded(state, active.job)
-    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max, unpaid)
+    needed = usd_needed(state)
+    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max, unpaid, needed)
 
 
 def _predicted(about: Mapping[str, Any]) -> types.Predicted:

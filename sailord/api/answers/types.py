@@ -211,6 +211,8 @@ class Spent:
     """Its budget, if it has one."""
     unpaid: str = ""
     """Why its budget does not pay for going on: it cannot be resumed."""
+    usd_needed: float | None = None
+    """About what it will have cost at its end, at its last speed and price; null: not known."""
 
 
 @dataclass(frozen=True, slots=True)

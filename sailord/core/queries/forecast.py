@@ -29,6 +29,16 @@ def seconds_left(state: State) -> float | None:
     return max(steps - step, 0) * step_s
 
 
+def usd_needed(state: State) -> float | None:
+    """Return about what the active job will have cost at its end, at its last speed and price."""
+    active, left_s = state.active, seconds_left(state)
+    if active is None or active.generation is None or left_s is None:
+        return None
+    rate = active.generation.usd_per_hour
+    bill = billed(state.job, priced(state, active.generation), state.now)
+    return None if rate is None else bill.usd + rate * left_s / 3600
+
+
 def at_risk(state: State) -> dict[str, str]:
     """Return why the job's budget or its deadline is at risk, by the kind of event."""
     active, left_s = state.active, seconds_left(state)
@@ -38,14 +48,12 @@ def at_risk(state: State) -> dict[str, str]:
     job = state.job
     found: dict[str, str] = {}
     ran = priced(state, active.generation)
-    bill, rate = billed(job, ran, state.now), active.generation.usd_per_hour
-    if bill.usd_max is not None and rate is not None:
-        usd = bill.usd + rate * left_s / 3600
-        if usd > bill.usd_max * MARGIN:
-            found[BUDGET] = (
-                f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
-                f"${bill.usd_max:,.2f}; raise it with `sailorctl budget {job.id} USD`"
-            )
+    bill, usd = billed(job, ran, state.now), usd_needed(state)
+    if bill.usd_max is not None and usd is not None and usd > bill.usd_max * MARGIN:
+        found[BUDGET] = (
+            f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
+            f"${bill.usd_max:,.2f}; raise it with `sailorctl budget {job.id} USD`"
+        )
     if job.deadline is not None:
         late_s = state.now + left_s - job.deadline
         if late_s > left_s * (MARGIN - 1):

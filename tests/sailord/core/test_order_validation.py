@@ -172,7 +172,7 @@ def test_a_job_that_has_spent_its_budget_is_not_resumed(before: State, target: s
     problem = why_without_effect(before, order("resume", target))
     assert problem is not None
     assert problem.what == "resume would change nothing: its budget of $5.00 is spent"
-    assert "sailorctl budget JOB USD" in problem.cure
+    assert f"sailorctl budget {target} USD" in problem.cure
     assert not has_effect(before, "resume", target)
 
 
@@ -188,7 +188,7 @@ def test_a_job_is_not_resumed_on_the_money_that_is_kept_for_saving_its_state(
     problem = why_without_effect(before, order("resume", target))
     assert problem is not None
     assert "$4.60 of its budget of $5.00 are spent, and the rest pays only for" in problem.what
-    assert "sailorctl budget JOB USD" in problem.cure
+    assert f"sailorctl budget {target} USD" in problem.cure
 
 
 def budget(usd: float, target: str = JOB) -> Order:

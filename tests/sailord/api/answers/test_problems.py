@@ -193,8 +193,7 @@ def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
     spent = "its budget of $5.00 is spent"
     poor = PausedJob("first", "paused", f"second has the cluster; held: {spent}", spent)
     (said,) = texts(WELL, None, (NODE,), 1000.0, (poor,))
-    assert "sailorctl resume" not in said
-    assert "sailorctl budget" in said
+    assert said.endswith(f"sailorctl budget {poor.id} USD, then sailorctl resume {poor.id}")
 
 
 @pytest.mark.parametrize("reserve_s", [0.0, 190.0])
@@ -208,8 +207,26 @@ def test_job_that_has_only_the_money_for_saving_its_state_is_not_to_be_resumed(r
     paused = replace(held, jobs={**held.jobs, other.id: other}, generations={other.id: closed})
     (parked,) = render.paused_view(paused)
     assert [bool(spent.unpaid), bool(parked.unpaid)] == 2 * [reserve_s > 0]
-    assert ("sailorctl resume" in cure_of_hold("j", plain(spent))) is (reserve_s == 0)
-    assert ("sailorctl resume" in _paused_lines([plain(parked)])[0]) is (reserve_s == 0)
+    assert ("sailorctl budget" in cure_of_hold("j", plain(spent), "no plan")) is (reserve_s > 0)
+    assert ("sailorctl budget" in _paused_lines([plain(parked)])[0]) is (reserve_s > 0)
+
+
+def test_the_cure_of_a_spent_budget_names_job_and_sum_and_once_raised_only_the_resume() -> None:
+    reason = "its budget of $1.00 is spent"
+
+    def cure(usd_max: float) -> str:
+        bill = Bill(usd=1.0, until=NOW, usd_max=usd_max)
+        ran = replace(generation(), state="closed", usd_per_hour=36.0)
+        of = job(state="held", bill=bill, steps=100)
+        held = state_of(Held(reason, NOW), job=of, generation=ran, step=40, step_s=1.0)
+        spent = render.active_view(held, StepRate(), None, {}, {}, NOW).spent
+        return cure_of_hold("tale", plain(spent), reason)
+
+    assert cure(1.0) == (
+        "raise it with sailorctl budget tale USD (about $1.60 in all until its end), "
+        "then sailorctl resume tale"
+    )
+    assert cure(1.6) == "its budget was raised since: sailorctl resume tale goes on"
 
 
 def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready() -> None:
