@@ -1,4 +1,4 @@
-"""Text of the commands that ask a running cluster: status, nodes, jobs, events, moves, why."""
+"""Text of the commands that ask a running cluster: status, jobs, events, moves, why."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from sailord.text.causes import short_cause
 from sailord.text.cures import spend_more
 from sailord.text.event_lines import fold, line_text
+from sailord.text.node_text import SAFE_TO_STOP
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
 from sailord.text.units import YEAR_S, counted, dollars, duration, memory, timestamp
 
-SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
 CAUSES_MAX = 5
 REFUSED = {
@@ -53,11 +53,15 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"            {len(unreadable) - CAUSES_MAX} more (sailorctl doctor)")
     if refused := refused_line(status):
         lines.append(f"refused     {refused}")
-    all_usd = status.get("usd_per_hour")  # An older sailord does not say it.
-    job = status["job"]
-    lines += _job_lines(job, status["at"], all_usd) if job else ["job         none"]
-    if job is None and all_usd:
-        lines.append(f"cost        {_all_nodes(all_usd)}")
+    # An older sailord says neither what all nodes cost, nor what was ordered about other jobs.
+    job, all_usd, ordered = status["job"], status.get("usd_per_hour"), status.get("last_order")
+    if job is not None:
+        told = job | {"last_order": ordered or job["last_order"]}
+        lines += _job_lines(told, status["at"], all_usd)
+    else:
+        lines.append("job         none")
+        lines += [_told_line("order", ordered)] if ordered else []
+        lines += [f"cost        {_all_nodes(all_usd)}"] if all_usd else []
     lines += beside_lines(status["running"], status["job"])
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
@@ -171,7 +175,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     for kind in ("move", "order"):
         if told := job[f"last_{kind}"]:
-            lines.append(f"last {kind:6} {timestamp(told['at'])}  {told['text']}")
+            lines.append(_told_line(kind, told))
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
@@ -185,6 +189,10 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     lines += [f"next        {said}"] if (said := "; ".join(next_texts(job.get("next"), at))) else []
     lines.append(f"cost        {_cost(job['spent'], all_usd_per_hour)}")
     return lines
+
+
+def _told_line(kind: str, told: Mapping[str, Any]) -> str:
+    return f"last {kind:6} {timestamp(told['at'])}  {told['text']}"
 
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
@@ -321,61 +329,6 @@ def glance_text(capacity: dict[str, Any], at: float) -> str:
     return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f}/h"
 
 
-def nodes_text(nodes: list[dict[str, Any]]) -> str:
-    """Return all nodes as a table, then which are unsound, slow or idle, and why."""
-    header = ("node", "state", "zone", "machine", "gpus", "taking", "step", "if it died now")
-    rows = []
-    for n in nodes:
-        gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
-        state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
-        # A node that has no part of a generation reports step 0.
-        step = "-" if n["step"] is None or n["taking"] == "idle" else str(n["step"])
-        taking = n["taking"] or "-"
-        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
-    unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
-    slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
-    idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
-    return "\n".join([table(header, rows), *unsound, *slow, *idle])
-
-
-def _loss_cell(node: dict[str, Any]) -> str:
-    """Return the steps that the job would lose."""
-    loss = node["loss"]
-    if loss is None:
-        return "-"
-    if loss["steps"] is None:
-        return "not known yet"
-    seconds = loss["seconds"]
-    again = f", {duration(seconds)}" if seconds else ""
-    then = ", then no plan" if loss["why_no_plan"] is not None else ""
-    return f"{counted(loss['steps'], 'step')}{again} lost{then}"
-
-
-def node_text(node: dict[str, Any]) -> str:
-    """Return one node, a line for each fact, with what the job would lose with it."""
-    spot = " spot" if node["spot"] else ""
-    loss = node["loss"]
-    idle = "nothing: no job has begun" if node["state"] != "lost" else ""
-    taking = f"{node['taking']}, step {node['step']}" if node["taking"] else ""
-    taking = "idle" if node["taking"] == "idle" else taking
-    facts = {
-        "node": node["name"],
-        "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],
-        "ends": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
-        "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
-        "address": node["address"],
-        "taking": taking,
-        "why lost": node["why_lost"],
-        "failure": node["failure"],
-        "unsound": node["unsound"],
-        "slow": node["slow"],
-        "idle": node["idle"],
-        "trouble": node["trouble"],
-        "if it died now": idle if loss is None else loss["text"],
-    }
-    return "\n".join(f"{name:15} {said}" for name, said in facts.items() if said)
-
-
 def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
@@ -407,14 +360,15 @@ def headline_of(running: Mapping[str, Any]) -> str:
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
     """Return all jobs as a table; of the active one, its phase."""
-    rows = [
-        (
-            *(j["id"], j["phase"] or j["state"], str(j["priority"])),
-            *(timestamp(j["submitted_at"]), j["reason"]),
-        )
-        for j in jobs
-    ]
-    return table(("job", "state", "priority", "submitted", "reason"), rows)
+    rows = []
+    for j in jobs:
+        step, ends_at = j.get("step"), j.get("ends_at")  # An older sailord does not say them.
+        of = "" if j["steps"] is None else f"/{j['steps']}"
+        reached = "-" if step is None else f"{step}{of}"
+        end = "-" if ends_at is None else timestamp(ends_at)
+        head = j["id"], j["phase"] or j["state"], reached, end, str(j["priority"])
+        rows.append((*head, timestamp(j["submitted_at"]), j["reason"]))
+    return table(("job", "state", "step", "end", "priority", "submitted", "reason"), rows)
 
 
 def event_text(event: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
-from sailord.core.queries.forecast import usd_needed
+from sailord.core.queries.forecast import seconds_left, usd_needed
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
@@ -33,6 +33,7 @@ from sailord.core.queries.what_next import NOTHING_NEXT, what_next
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import first_names
+from sailord.text.units import YEAR_S
 
 NO_OTHER_NODE = (
     "no other node can take over its part: add nodes, start its agent again, or "
@@ -224,17 +225,24 @@ def stuck_view(*parts: State) -> dict[str, str]:
 def jobs_view(state: State, parts: Iterable[State] = ()) -> types.Jobs:
     """All jobs: those that run first, then the queue. ``parts`` as for ``nodes_view``."""
     running = {
-        part.active.job: phase_view(part, part.active)
-        for part in tuple(parts) or (state,)
-        if part.active is not None
+        part.active.job: part for part in tuple(parts) or (state,) if part.active is not None
     }
     ordered = sorted(
         state.jobs.values(), key=lambda j: (j.id not in running, -j.priority, j.submitted_at, j.id)
     )
     rows = [types.ListedJob(**fields_of(job)) for job in ordered]
     for place, row in enumerate(rows):
-        if (phase := running.get(row.id)) is not None:
-            rows[place] = replace(row, phase=phase.name, reason=phase.reason)
+        if (part := running.get(row.id)) is not None and part.active is not None:
+            phase, left_s = phase_view(part, part.active), seconds_left(part)
+            rows[place] = replace(
+                row,
+                phase=phase.name,
+                reason=phase.reason,
+                step=part.active.progress.step,
+                ends_at=None if left_s is None or left_s > YEAR_S else part.now + left_s,
+            )
+        elif row.state not in ENDED:
+            rows[place] = replace(row, step=resume_point(state, row.id).step)
     return types.Jobs(tuple(rows))
 
 
@@ -356,14 +364,18 @@ def active_view(
         drift=_drift(active, about),
         safe_step=None if safe is None else max(safe.step, durable_step),
         checkpoint_uri=state.job.saving.uri,
-        last_move=_last(feed, "reconfigured", active.job),
-        last_order=_last(feed, "order", active.job),
+        last_move=last_told(feed, "reconfigured", active.job),
+        last_order=last_told(feed, "order", active.job),
         next=what_next(state),
     )
 
 
-def _last(feed: Reversible[FeedEvent], kind: EventKind, job: JobId) -> types.Told | None:
-    found = next((each for each in reversed(feed) if each.kind == kind and each.job == job), None)
+def last_told(
+    feed: Reversible[FeedEvent], kind: EventKind, job: JobId | None = None
+) -> types.Told | None:
+    """The last event of a kind, about one job or about any."""
+    of_kind = (each for each in reversed(feed) if each.kind == kind)
+    found = next((each for each in of_kind if job is None or each.job == job), None)
     return None if found is None else types.Told(found.at, found.text)
 
 

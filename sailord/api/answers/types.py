@@ -151,6 +151,10 @@ class ListedJob(JobRecord):
     """A job's record; of the active job with its phase, and the reason for that."""
 
     phase: PhaseName | None = None
+    step: int | None = None
+    """The step that it reached or would go on from; null: it has ended."""
+    ends_at: float | None = None
+    """When it will be done at its present speed; null: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +408,8 @@ class Status:
     """The jobs that run beside each other, where several share the cluster."""
     usd_per_hour: float | None = None
     """What all nodes cost an hour, used or not; null: a price is not known."""
+    last_order: Told | None = None
+    """The last order about any job or node, and who gave it; null: none, or too long ago."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,5 +92,6 @@ async def status(request: web.Request) -> web.Response:
             problems=tuple(each.text for each in problems),
             problems_since=since_of(api, problems),
             usd_per_hour=usd_per_hour_of(api.goodput.ledger),
+            last_order=render.last_told(feed, "order"),
         )
     )

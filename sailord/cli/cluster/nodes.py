@@ -18,8 +18,8 @@ from sailord.cli.shared.server import (
     server_command,
 )
 from sailord.client import Client, Reconnector
-from sailord.text import cluster_text as text
 from sailord.text.log_text import log_text, whole_lines
+from sailord.text.node_text import node_text, nodes_text
 from sailord.text.pools_text import cluster_file_text
 from sailord.text.printable import printable
 from sailord.text.units import duration
@@ -42,11 +42,11 @@ def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> 
     if as_cluster:
         click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"], _machine_sizes()))
     elif node is None:
-        show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+        show(client.ask("GET", "/v1/nodes"), as_json, lambda v: nodes_text(v["nodes"]))
     else:
         path = "/v1/nodes/{}"
         _, found = ask_about(client, "node", node, lambda n: client.ask("GET", path.format(n)))
-        show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
+        show(found, as_json, lambda v: "\n\n".join(map(node_text, v["nodes"])))
 
 
 def _machine_sizes() -> dict[str, int]:

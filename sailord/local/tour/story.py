@@ -22,7 +22,8 @@ from sailord.local.cluster import FIRST_NODES, ClusterError, LocalCluster
 from sailord.local.tour.reference_run import ReferenceRun, largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
 from sailord.local.tour.tour_runner import TourEvent, TourRunner
-from sailord.text.cluster_text import event_text, nodes_text
+from sailord.text.cluster_text import event_text
+from sailord.text.node_text import nodes_text
 from sailord.text.units import counted
 
 TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ from typing import Any
 
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
-from sailord.text.cluster_text import nodes_text
+from sailord.text.node_text import nodes_text
 from tests.agents.work.wheels import wheel
 from tests.processes import SAILORCTL
 from tests.sailord.local.running import ROOT

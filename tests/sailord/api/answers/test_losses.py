@@ -16,7 +16,7 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
 from sailord.planning.precomputed import NextPlan, NoPlan
-from sailord.text.cluster_text import node_text, nodes_text
+from sailord.text.node_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
 from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node
 

@@ -15,7 +15,7 @@ from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, JobPast, Point
 from sailord.api.answers import render
 from sailord.api.answers.problems import FirstSeen, Service, problems_of
-from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView
+from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView, Told
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
@@ -27,10 +27,12 @@ from sailord.text.cluster_text import (
     _job_lines,
     _some,
     eta_s,
-    nodes_text,
+    jobs_text,
     status_text,
     usd_to_come,
 )
+from sailord.text.node_text import nodes_text
+from sailord.text.units import timestamp
 from tests.sailord.core.states import (
     JOB,
     NOW,
@@ -261,6 +263,35 @@ def test_the_end_and_its_price_need_a_speed_an_end_and_a_price():
     assert eta_s(job | {"measured": {"iteration_s": None}}) is None
     assert usd_to_come(job | {"steps": None}) is None
     assert usd_to_come(job | {"spent": {"usd_per_hour": None}}) is None
+
+
+def test_jobs_are_listed_with_their_steps_and_the_end_of_the_one_that_trains():
+    running = state(Running(NOW - 60), job=job(steps=100), step_s=2.0)
+    known = running.with_job(job(id=JobId("other"), state="paused", steps=2000))
+    known = replace(known, durables={JobId("other"): Durable(Point(1030, 3), "m", "0" * 64)})
+    known = known.with_job(job(id=JobId("over"), state="done"))
+    found = json.loads(json.dumps(plain(render.jobs_view(known))))["jobs"]
+    _, _, first, second, third = jobs_text(found).splitlines()
+    assert first.split()[:6] == ["job", "running", "40/100", *timestamp(NOW + 120).split(), "0"]
+    assert second.split()[:4] == ["other", "paused", "1030/2000", "-"]
+    assert third.split()[:4] == ["over", "done", "-", "-"]
+    older = [{k: v for k, v in row.items() if k not in ("step", "ends_at")} for row in found]
+    assert "40" not in jobs_text(older).splitlines()[2]
+
+
+def test_the_last_order_is_told_whatever_job_it_was_about():
+    at = [FeedEvent(n, NOW - 9 + n, "order", text, job=of) for n, of, text in (
+        (1, JOB, "cordon d was ordered"), (2, "other", "pause other was ordered (by bob)")
+    )]  # fmt: skip
+    assert render.last_told(at, "order", JOB) == Told(NOW - 8, at[0].text)
+    told = render.last_told(at, "order")
+    view = render.active_view(state(None), StepRate(), None, {}, {}, NOW, feed=at)
+    for of_job in (view, None):
+        shown = Status("prod", NOW, True, 7, None, StoreView(True, None), of_job, 0, {}, ())
+        shown = replace(shown, last_order=told)
+        text = status_text(json.loads(json.dumps(plain(shown))))
+        assert [line.endswith("pause other was ordered (by bob)") for line in text.splitlines()
+                if line.startswith("last order")] == [True]  # fmt: skip
 
 
 def test_every_golden_file_belongs_to_a_case():

@@ -1,0 +1,65 @@
+"""Text of ``sailorctl nodes``: a table of all nodes, or the facts about one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.table import table
+from sailord.text.units import counted, duration, timestamp
+
+SAFE_TO_STOP = "drained, safe to stop"
+
+
+def nodes_text(nodes: list[dict[str, Any]]) -> str:
+    """Return all nodes as a table, then which are unsound, slow or idle, and why."""
+    header = ("node", "state", "zone", "machine", "gpus", "taking", "step", "if it died now")
+    rows = []
+    for n in nodes:
+        gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
+        state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
+        # A node that has no part of a generation reports step 0.
+        step = "-" if n["step"] is None or n["taking"] == "idle" else str(n["step"])
+        taking = n["taking"] or "-"
+        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
+    unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
+    slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
+    idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
+    return "\n".join([table(header, rows), *unsound, *slow, *idle])
+
+
+def _loss_cell(node: dict[str, Any]) -> str:
+    """Return the steps that the job would lose."""
+    loss = node["loss"]
+    if loss is None:
+        return "-"
+    if loss["steps"] is None:
+        return "not known yet"
+    seconds = loss["seconds"]
+    again = f", {duration(seconds)}" if seconds else ""
+    then = ", then no plan" if loss["why_no_plan"] is not None else ""
+    return f"{counted(loss['steps'], 'step')}{again} lost{then}"
+
+
+def node_text(node: dict[str, Any]) -> str:
+    """Return one node, a line for each fact, with what the job would lose with it."""
+    spot = " spot" if node["spot"] else ""
+    loss = node["loss"]
+    idle = "nothing: no job has begun" if node["state"] != "lost" else ""
+    taking = f"{node['taking']}, step {node['step']}" if node["taking"] else ""
+    taking = "idle" if node["taking"] == "idle" else taking
+    facts = {
+        "node": node["name"],
+        "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],
+        "ends": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
+        "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
+        "address": node["address"],
+        "taking": taking,
+        "why lost": node["why_lost"],
+        "failure": node["failure"],
+        "unsound": node["unsound"],
+        "slow": node["slow"],
+        "idle": node["idle"],
+        "trouble": node["trouble"],
+        "if it died now": idle if loss is None else loss["text"],
+    }
+    return "\n".join(f"{name:15} {said}" for name, said in facts.items() if said)
