@@ -9,7 +9,7 @@ from typing import Any
 from sailord.text.causes import short_cause
 from sailord.text.cures import spend_more
 from sailord.text.event_lines import fold, line_text
-from sailord.text.node_text import SAFE_TO_STOP
+from sailord.text.node_text import DRAINED, SAFE_TO_STOP
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
@@ -67,7 +67,7 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
     lines += _paused_lines(status["paused"])
-    counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
+    counts = ", ".join(f"{n} {state}" for state, n in _counts(status).items())
     unfit = len(status["unsound"])
     lines.append(
         f"nodes       {counts or 'none'}{f'; {unfit} of them cannot run the job' * bool(unfit)}"
@@ -88,6 +88,15 @@ def status_text(status: dict[str, Any]) -> str:
             lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
+
+
+def _counts(status: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of nodes by state, with drained ones apart from those that still drain."""
+    counts, drained = dict(status["nodes"]), sum(n["safe_to_stop"] for n in status["leaving"])
+    if drained:
+        counts["draining"] = counts.get("draining", 0) - drained
+        counts[DRAINED] = drained
+    return {state: count for state, count in counts.items() if count > 0}
 
 
 def _elected_later(status: Mapping[str, Any]) -> str:
@@ -192,7 +201,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
 
 
 def _told_line(kind: str, told: Mapping[str, Any]) -> str:
-    return f"last {kind:6} {timestamp(told['at'])}  {told['text']}"
+    return f"last {kind:6} {timestamp(told['at'])}: {told['text']}"
 
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:

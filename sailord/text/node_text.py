@@ -7,20 +7,25 @@ from typing import Any
 from sailord.text.table import table
 from sailord.text.units import counted, duration, timestamp
 
-SAFE_TO_STOP = "drained, safe to stop"
+DRAINED = "drained"
+"""A draining node that no job needs any more: it may stop, and costs until it does."""
+SAFE_TO_STOP = "drained: safe to stop, and paid for until then"
 
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:
-    """Return all nodes as a table, then which are unsound, slow or idle, and why."""
-    header = ("node", "state", "zone", "machine", "gpus", "taking", "step", "if it died now")
+    """Return all nodes as a table, then which are unsound, slow or idle, and why.
+
+    A row fits into 80 columns: the machine type is told with the other facts about one node.
+    """
+    header = ("node", "state", "zone", "gpus", "taking", "step", "if it died now")
     rows = []
     for n in nodes:
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
-        state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
+        state = DRAINED if n["safe_to_stop"] else n["state"]
         # A node that has no part of a generation reports step 0.
         step = "-" if n["step"] is None or n["taking"] == "idle" else str(n["step"])
         taking = n["taking"] or "-"
-        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
+        rows.append((n["name"], state, n["zone"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
     idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
@@ -36,7 +41,7 @@ def _loss_cell(node: dict[str, Any]) -> str:
         return "not known yet"
     seconds = loss["seconds"]
     again = f", {duration(seconds)}" if seconds else ""
-    then = ", then no plan" if loss["why_no_plan"] is not None else ""
+    then = ", then it waits" if loss["why_no_plan"] is not None else ""
     return f"{counted(loss['steps'], 'step')}{again} lost{then}"
 
 

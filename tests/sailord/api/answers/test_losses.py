@@ -106,7 +106,7 @@ def test_list_and_node_show_that_no_plan_would_follow() -> None:
     assert views[B].why_no_plan is None
     shown = json.loads(json.dumps(plain(nodes_view(known, losses=views))))["nodes"]
     first, second, *_ = nodes_text(shown).splitlines()[2:]
-    assert first.rstrip().endswith("0 steps lost, then no plan")
+    assert first.rstrip().endswith("0 steps lost, then it waits")
     assert second.rstrip().endswith("0 steps lost")
     assert "no plan: cluster: too small" in node_text(shown[0])
 
@@ -116,6 +116,15 @@ def test_seconds_of_a_loss_are_shown_beside_the_steps() -> None:
     shown = json.loads(json.dumps(plain(nodes_view(known, losses=losses_view(known)))))["nodes"]
     assert "40 steps, 100.0 s lost" in nodes_text(shown)
     assert "at most 40 steps lost (100.0 s to train again): only it keeps" in node_text(shown[0])
+
+
+def test_rows_of_nodes_fit_into_a_small_terminal() -> None:
+    known = running(of_three_layers(*ALONE), step_s=2.5)
+    shown = json.loads(json.dumps(plain(nodes_view(known, losses=losses_view(known)))))["nodes"]
+    row = {"name": "a1", "zone": "us-central1-a", "machine": "a2-highgpu-8g", "safe_to_stop": True}
+    assert max(map(len, nodes_text([each | row for each in shown]).splitlines())) <= 80
+    assert nodes_text([each | row for each in shown]).splitlines()[2].split()[1] == "drained"
+    assert "drained: safe to stop, and paid for until then" in node_text(shown[0] | row)
 
 
 def test_of_a_held_job_no_next_plan_is_told() -> None:
