@@ -13,7 +13,7 @@ from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.metrics import metrics_text
 from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.problems import service_of, since_of
-from simulator.documents.problems import Problem
+from simulator.documents.problems import Problem, nearest
 
 
 async def livez(request: web.Request) -> web.Response:
@@ -51,6 +51,9 @@ async def status(request: web.Request) -> web.Response:
     chosen = JobId(request.query["job"]) if "job" in request.query else None
     part = state if chosen is None else api.cluster.led_of(chosen)
     parts = api.cluster.led_parts
+    if chosen is not None and chosen not in state.jobs:
+        cure = nearest(chosen[:64], state.jobs)
+        return refusal(404, Problem(chosen[:64], "no such job", cure))
     if chosen is not None and (part.active is None or part.active.job != chosen):
         return refusal(404, Problem(f"job {chosen}", "does not run", "see `sailorctl jobs`"))
     plan, about = await plan_of(api, part)

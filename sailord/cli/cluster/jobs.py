@@ -53,7 +53,7 @@ pause = order_command(
 resume = order_command("job", "resume", "Resume a job that is paused or held.")
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # `-5` is no option.
 @click.argument("job")
 @click.argument("usd", type=FiniteRange(0.0, min_open=True))
 @order_options

@@ -22,6 +22,8 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for prog
 class FiniteRange(click.FloatRange):
     """A range of numbers that refuses NaN and infinity."""
 
+    name = "number"  # As click's messages call it.
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:

@@ -21,6 +21,7 @@ from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.problems import look_at_problems
 from sailord.api.handlers.status import metrics, status
 from sailord.controller.durations import Durations
+from sailord.controller.lost_nodes import LostNodes
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
 from sailord.core.model.phases import Running
@@ -81,6 +82,7 @@ def served(parts: Parts) -> Any:
         durations=Durations(),
         plan_requests=0,
         planner=SimpleNamespace(precomputed_losses=0),
+        lost_nodes=LostNodes(),
     )
     return SimpleNamespace(
         cluster=cluster,
@@ -92,7 +94,7 @@ def served(parts: Parts) -> Any:
         plans_seen={},
         first_seen=FirstSeen(),
         capacity=None,
-        goodput=SimpleNamespace(stored=Ledger(), stored_shares={}),
+        goodput=SimpleNamespace(ledger=Ledger(), stored=Ledger(), stored_shares={}),
         request_times=Histogram("sailor_http_request_seconds", "None yet.", registry=None),
     )
 
@@ -169,6 +171,14 @@ async def test_a_problem_counts_from_the_watch_that_saw_it_first_whichever_job_i
     api.cluster.led_parts = (FIRST, replace(SECOND, nodes=FIRST.nodes))
     look_at_problems(api)
     assert ("stuck", "machine-d") not in api.first_seen._at
+
+
+async def test_an_unknown_job_is_answered_as_everywhere() -> None:
+    api = served(Parts(FIRST, {OTHER: SECOND}))
+    answer = await status(asked(api, job="nope"))
+    (problem,) = json.loads(answer.text or "")["problems"]
+    assert (answer.status, problem["what"]) == (404, "no such job")
+    assert problem["cure"].startswith("choose from ")
 
 
 async def test_a_fault_of_ours_in_looking_at_problems_ends_nothing(monkeypatch) -> None:

@@ -70,6 +70,16 @@ def at_once(monkeypatch):
     monkeypatch.setattr("sailord.client.REPEATS_AFTER_S", (0.0, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("usd", "words"),
+    [("-5", "-5.0 is not in the range x>0"), ("abc", "'abc' is not a valid number")],
+)
+def test_a_budget_that_is_none_is_refused_as_such(usd: str, words: str) -> None:
+    found = CliRunner().invoke(main, ["budget", "tale", usd])
+    assert found.exit_code == 2
+    assert words in found.output
+
+
 @pytest.mark.parametrize("command", ["cancel", "pause", "drain", "cordon"])
 def test_an_empty_name_is_no_name(command):
     """`sailorctl cancel "$JOB"` without the variable must not end the only job."""
