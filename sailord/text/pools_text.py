@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sailord.text.units import counted
@@ -13,8 +13,14 @@ USABLE = ("ready", "slow")
 """States of nodes that plans may use."""
 
 
-def cluster_file_text(nodes: Iterable[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+def cluster_file_text(
+    nodes: Iterable[Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    zones: Collection[str] | None = None,
+) -> str:
     """Return a pool for each kind of usable nodes, and as a comment what is left out.
+
+    ``zones`` are those of the catalogue: of others the file lacks what the planner must know.
 
     ``sizes`` are the GPUs of machine types that files may name; a node with fewer has lost some.
     Prices and links are those of the catalogue: a file of one's own may say others.
@@ -29,6 +35,12 @@ def cluster_file_text(nodes: Iterable[Mapping[str, Any]], sizes: Mapping[str, in
             others[node["state"] if node["gpus"] else "without GPUs"] += 1
     lines = ["# The nodes that plans may use now. Change counts or add pools: docs/formats.md."]
     lines += [f"# Left out: {counted(count, 'node')}, {why}." for why, count in others.items()]
+    unknown = sorted({zone for zone, *_ in pools if zones is not None and zone not in zones})
+    if unknown:
+        lines.append(
+            f"# Not in the catalogue: {', '.join(unknown)}. Copy from sailord's own cluster file"
+            " its line `catalogue`,\n# with a full path, and its tables [[zone]] and [[zone_link]]."
+        )
     for (zone, machine, gpu, spot), found in sorted(pools.items()):
         named = _size_of(machine, gpu)
         size = sizes.get(machine) or max(*found, named)

@@ -35,12 +35,13 @@ def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> 
     """List all nodes, or show one: what would its loss cost?
 
     What would other nodes bring? `sailorctl nodes --as-cluster > now.toml`, change the counts, and
-    `sailorctl plan JOB now.toml`.
+    `sailorctl plan JOB now.toml`. Where zones are your own, as of `sailorctl up`, the file says what
+    to add to it.
     """
     if as_cluster and (node is not None or as_json):
         raise click.UsageError("--as-cluster prints all nodes, as TOML.")
     if as_cluster:
-        click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"], _machine_sizes()))
+        click.echo(cluster_file_text(client.ask("GET", "/v1/nodes")["nodes"], *_known_places()))
     elif node is None:
         show(client.ask("GET", "/v1/nodes"), as_json, lambda v: nodes_text(v["nodes"]))
     else:
@@ -49,11 +50,13 @@ def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> 
         show(found, as_json, lambda v: "\n\n".join(map(node_text, v["nodes"])))
 
 
-def _machine_sizes() -> dict[str, int]:
-    """The GPUs of each machine type of the catalogue."""
+def _known_places() -> tuple[dict[str, int], frozenset[str]]:
+    """The GPUs of each machine type of the catalogue, and its zones."""
     from simulator.hardware.catalogue import load_catalogue  # noqa: PLC0415 - read for a file only
 
-    return {name: machine.gpus for name, machine in load_catalogue().machines.items()}
+    catalogue = load_catalogue()
+    sizes = {name: machine.gpus for name, machine in catalogue.machines.items()}
+    return sizes, frozenset(catalogue.zones)
 
 
 @click.command()

@@ -48,6 +48,13 @@ def test_cluster_file_names_the_nodes_that_it_leaves_out() -> None:
     assert "lost" not in text
 
 
+def test_cluster_file_says_what_it_lacks_of_zones_that_the_catalogue_does_not_know() -> None:
+    nodes = [*NODES, node("zone-a", "emulated-large")]
+    text = cluster_file_text(nodes, SIZES, {"us-central1-a", "us-west1-a"})
+    assert "# Not in the catalogue: zone-a. Copy from sailord's own cluster file" in text
+    assert "catalogue:" not in cluster_file_text(NODES, SIZES, {"us-central1-a", "us-west1-a"})
+
+
 def test_a_machine_type_of_ones_own_is_named() -> None:
     text = cluster_file_text([node("zone-a", "own", gpus=gpus) for gpus in (8, 8, 7)], SIZES)
     assert 'machine = "own"\nmachines = 2\ngpus_left = [7]' in text
