@@ -78,10 +78,10 @@ def submit(
 ) -> None:
     """Queue the job of FILE.
 
-    FILE is a job file, self-contained except for its data and model (docs/formats.md), or a script
-    that calls sailor.Trainer(...).train(), with its ARGUMENTS after --. The script's folder is
-    packed, except for what .gitignore names, and runs on the nodes from there. Data files are
-    read on the nodes.
+    FILE is a job file, self-contained except for its data and model (docs/formats.md; a small one
+    is examples/small.toml), or a script that calls sailor.Trainer(...).train(), with its ARGUMENTS
+    after --. The script's folder is packed, except for what .gitignore names, and runs on the
+    nodes from there. Data files are read on the nodes.
     """
     names = "ARGUMENTS, --workdir, --setup, --secret, --mount, --checkpoint and --allow"
     cure = "leave them out, and write what they say into the file"
