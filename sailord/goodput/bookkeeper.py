@@ -14,6 +14,7 @@ from agents.store.interface import Delete, Operation, Put, StoreError
 from sailord.capacity.core.model import CapacityState
 from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
+from sailord.goodput.core.last_hour import LastHour
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
 from sailord.goodput.core.shares import Share, ShareKey, Shares, divided, resumed, too_many
 from sailord.goodput.core.usage_sample import (
@@ -68,6 +69,7 @@ class Bookkeeper:
     """The ledger by day and by job, ..."""
     stored_shares: Shares = field(default_factory=dict)
     """... and as last stored."""
+    last_hour: LastHour = field(default_factory=LastHour)
     _phase: object = None
     _looked_at: float = 0.0
     _loaded_for: int | None = None
@@ -103,6 +105,7 @@ class Bookkeeper:
         sample = with_other_jobs(sample, others) if others else sample
         old, self.ledger = self.ledger, fold(self.ledger, sample)
         self.shares = divided(self.shares, old, self.ledger)
+        self.last_hour.note(self.ledger)
         if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()
 
@@ -121,6 +124,7 @@ class Bookkeeper:
         self.ledger = self.stored = stored
         self.shares = self.stored_shares = resumed(await self._read_shares(), stored)
         self._phase, self._loaded_for = None, term
+        self.last_hour.clear()
 
     async def save(self, term: int) -> None:
         """Store the ledger as leader of the term; never replace an unreadable one."""

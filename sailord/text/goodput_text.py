@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sailord.text.table import table
-from sailord.text.units import timestamp
+from sailord.text.units import duration, timestamp
 
+IN_STEP = "step_under_way"
+"""Not decided yet."""
 SMALL_USD = 0.005
 SHARES_SHOWN = 10
 """Days, and jobs; JSON has all."""
@@ -28,6 +30,7 @@ def goodput_text(found: dict[str, Any]) -> str:
     lines = [
         f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "
         f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
+        *_last_hour_lines(found),
         "",
         table(("cause", "share", "GPU h", "cost", "what it is"), rows),
     ]
@@ -47,6 +50,21 @@ def goodput_text(found: dict[str, Any]) -> str:
         lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
                      "ended before sailord knew; later bookings make up for it")  # fmt: skip
     return "\n".join(lines)
+
+
+def _last_hour_lines(found: dict[str, Any]) -> list[str]:
+    """Return what was booked lately; an older sailord does not say it."""
+    hour = found.get("last_hour")
+    if hour is None or hour["goodput"] is None:
+        return []
+    labels = {each["cause"]: each["label"] for each in found["causes"]}
+    wasted = [each for each in hour["causes"] if each["cause"] not in ("training", IN_STEP)]
+    most = max(wasted, key=lambda each: float(each["gpu_s"]), default=None)
+    usd = sum(each["usd"] for each in wasted)
+    why = "" if most is None else f", most of it {labels[most['cause']]} (${most['usd']:,.2f})"
+    span = duration(hour["until"] - hour["since"])
+    return [f"last {span}: goodput {hour['goodput']:.1%}, ${hour['usd']:,.2f}; "
+            f"${usd:,.2f} of that not training{why}"]  # fmt: skip
 
 
 def _share_row(share: dict[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sailord.api.answers.goodput_types import CauseView, GoodputView, ShareCause, ShareView
 from sailord.goodput.core.causes import TEXTS, label_of
+from sailord.goodput.core.last_hour import LastHour
 from sailord.goodput.core.ledger import Account, Ledger, gpus_of
 from sailord.goodput.core.shares import ShareKind, Shares, newest_first, rest_of
 
@@ -13,7 +14,11 @@ SMALL_USD = 1e-6
 
 
 def goodput_view(
-    ledger: Ledger, shares: Shares = NOTHING, *, most: int | None = None
+    ledger: Ledger,
+    shares: Shares = NOTHING,
+    *,
+    most: int | None = None,
+    last_hour: LastHour | None = None,
 ) -> GoodputView:
     """Return the sums by cause, the largest first; and by day and job, at most so many of each."""
     gpu_us = sum(each.gpu_us for each in ledger.accounts)
@@ -45,7 +50,15 @@ def goodput_view(
         not_training_usd=sum(each.usd for each in wasted),
         days=_shares(ledger, shares, "day", most),
         jobs=_shares(ledger, shares, "job", most),
+        last_hour=None if last_hour is None else _last_hour(ledger, last_hour),
     )
+
+
+def _last_hour(ledger: Ledger, last_hour: LastHour) -> ShareView | None:
+    since_us, accounts = last_hour.booked(ledger)
+    if not accounts:
+        return None
+    return _share("last hour", accounts, (since_us / 1e6, ledger.until_us / 1e6))
 
 
 def usd_per_hour_of(ledger: Ledger) -> float | None:

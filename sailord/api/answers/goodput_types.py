@@ -80,3 +80,5 @@ class GoodputView:
     """The same sums by day, the newest first."""
     jobs: tuple[ShareView, ...] = ()
     """The same by the job that had the cluster, also of nodes that it did not use."""
+    last_hour: ShareView | None = None
+    """The same of the last hour, or since this leader began if that is less; null: nothing yet."""

@@ -12,4 +12,4 @@ from sailord.api.handlers.context import CONTEXT
 async def show_goodput(request: web.Request) -> web.Response:
     """Show what every paid second of every GPU was spent on, and every dollar."""
     books = request.app[CONTEXT].goodput
-    return answer(goodput_view(books.ledger, books.shares))
+    return answer(goodput_view(books.ledger, books.shares, last_hour=books.last_hour))

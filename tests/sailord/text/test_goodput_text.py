@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agents.protocol.codec import plain
 from sailord.api.answers.goodput import goodput_view, usd_per_hour_of
+from sailord.goodput.core.last_hour import EVERY_US, LastHour
 from sailord.goodput.core.ledger import Account, CauseLoad, Ledger
 from sailord.goodput.core.shares import Share
 from sailord.text.goodput_text import goodput_text
@@ -59,6 +60,25 @@ def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
         "\na job's cost is that of all nodes while it had the cluster; `status` counts those of "
         "its plan only"
     )
+
+
+def test_the_last_hour_is_told_with_its_largest_waste() -> None:
+    hour = LastHour()
+    for minute in range(0, 200):
+        us = minute * EVERY_US
+        booked = Account("training", 3 * us, 6.0 * minute), Account("held", us, 2.0 * minute)
+        ledger = replace(LEDGER, until_us=us, accounts=(*booked, Account("lost", HOUR_US, 2.0)))
+        hour.note(ledger)
+    view = goodput_view(ledger, last_hour=hour)
+    assert view.last_hour is not None
+    assert goodput_text(plain(view)).splitlines()[1] == (
+        "last 60 min: goodput 75.0%, $480.00; $120.00 of that not training, most of it held "
+        "($120.00)"
+    )
+    hour.clear()
+    hour.note(ledger)
+    assert goodput_view(ledger, last_hour=hour).last_hour is None, "nothing was booked since"
+    assert "last 60" not in goodput_text(plain(goodput_view(ledger)))
 
 
 def test_the_price_of_all_nodes_counts_rented_and_unused_ones() -> None:

@@ -1,0 +1,39 @@
+"""What the ledger booked within the last hour, or since this leader began if that is less."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from sailord.goodput.core.ledger import Account, Ledger
+from sailord.goodput.core.shares import difference
+
+EVERY_US = 60_000_000
+"""So far apart are the ledgers that are remembered, ..."""
+KEPT = 61
+"""... and so many of them: an hour and the minute that has begun."""
+
+
+@dataclass(eq=False)
+class LastHour:
+    """Ledgers of the last hour, one for each minute."""
+
+    _marks: deque[Ledger] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def note(self, ledger: Ledger) -> None:
+        """Remember a ledger if a minute has passed."""
+        if not self._marks or ledger.until_us >= self._marks[-1].until_us + EVERY_US:
+            self._marks.append(ledger)
+
+    def clear(self) -> None:
+        """Forget all: another leader booked since."""
+        self._marks.clear()
+
+    def booked(self, ledger: Ledger) -> tuple[int, tuple[Account, ...]]:
+        """Return since when, in microseconds, and what was booked since then by cause.
+
+        A step that was under way then and has ended since is booked on its causes.
+        """
+        first = self._marks[0] if self._marks else ledger
+        found = difference(ledger.accounts, first.accounts)
+        return first.until_us, tuple(each for each in found if each.gpu_us > 0)
