@@ -59,7 +59,7 @@ from simulator.layer_costs.live_times import Correction, corrections_of
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
-HURRIED = "found in a hurry, and may leave nodes unused"
+HURRIED = "answers a loss at once, and may leave nodes unused until all plans are searched"
 
 
 def answer(request: PlanRequest) -> FoundPlan | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ WIDTH = 60
 """Letters of a row, which is as long as the longer of both steps."""
 IDLE = "."
 UPDATE, SUM = "U", "S"
+SMALL = "\n              small letters: less than half of their time"
+_LIFE = re.compile(r"\.[0-9a-f]+\.[0-9]+$")
+"""The part of a node's id after its name."""
 
 
 def schedule_text(found: Mapping[str, Any]) -> str:
@@ -49,7 +53,7 @@ def _group_lines(
     group: Mapping[str, Any], ran: Mapping[str, Any] | None, length_s: float
 ) -> list[str]:
     first, end = group["layers"]
-    where = group["node"] or group["zone"]
+    where = _LIFE.sub("", group["node"]) or group["zone"]
     lines = [
         f"  stage {group['stage']}, layers {first} to {end - 1}, "
         f"{group['tp']} x {group['gpu']} of {where}"
@@ -68,20 +72,25 @@ def _row(group: Mapping[str, Any], length_s: float) -> str:
         spans.append((UPDATE, *group["update"]))
     letters = _letters(spans, length_s)
     sums = _letters([(SUM, *times) for times in group["sync"]], length_s)
-    return "".join(b if a == IDLE else a for a, b in zip(letters, sums, strict=True))
+    row = "".join(b if a == IDLE else a for a, b in zip(letters, sums, strict=True))
+    if row.strip(IDLE) or not spans:
+        return row
+    return f"{_letters(spans, length_s, share_min=0.0).lower()}{SMALL}"
 
 
-def _letters(spans: Iterable[tuple[str, float, float]], length_s: float) -> str:
+def _letters(
+    spans: Iterable[tuple[str, float, float]], length_s: float, share_min: float = 0.5
+) -> str:
     letter_s = length_s / WIDTH
     shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
     for kind, begin, end in spans:
         for n in range(max(int(begin / letter_s), 0), min(int(end / letter_s) + 1, WIDTH)):
             inside = min(end, (n + 1) * letter_s) - max(begin, n * letter_s)
             shares[n][kind] = shares[n].get(kind, 0.0) + max(inside, 0.0)
-    return "".join(_letter(share, letter_s) for share in shares)
+    return "".join(_letter(share, letter_s * share_min) for share in shares)
 
 
-def _letter(share: Mapping[str, float], letter_s: float) -> str:
-    if sum(share.values()) < letter_s / 2:
+def _letter(share: Mapping[str, float], least_s: float) -> str:
+    if not share or sum(share.values()) < least_s:
         return IDLE
     return max(share, key=lambda kind: share[kind])

@@ -32,7 +32,7 @@ def test_a_resumed_job_loses_no_step_to_the_job_in_between(seed: int) -> None:
     job, other = (world.store.get(f"/job/{id_}/state") for id_ in (JOB, OTHER))
     assert isinstance(job, JobRecord)
     assert isinstance(other, JobRecord)
-    assert (other.state, job.state, job.reason) == ("done", "running", "its turn came")
+    assert (other.state, job.state, job.reason) == ("done", "running", "next in the queue")
     last = world.store.get(f"/job/{JOB}/gen")
     assert isinstance(last, GenerationRecord)
     done = max(step for _, step in world.checker.steps[JOB, 1])

@@ -35,8 +35,8 @@ def nodes(client: Client, node: str | None, as_cluster: bool, as_json: bool) -> 
     """List all nodes, or show one: what would its loss cost?
 
     What would other nodes bring? `sailorctl nodes --as-cluster > now.toml`, change the counts, and
-    `sailorctl plan JOB now.toml`. Where zones are your own, as of `sailorctl up`, the file says what
-    to add to it.
+    `sailorctl plan JOB now.toml`. Where zones are your own, as of `sailorctl up`, the file
+    says what to add to it.
     """
     if as_cluster and (node is not None or as_json):
         raise click.UsageError("--as-cluster prints all nodes, as TOML.")

@@ -34,8 +34,8 @@ def take_next_job(state: State) -> Step | None:
     rollbacks = dict(state.rollbacks)
     ordered = rollbacks.pop(job.id, None)
     past = replace(job.past, since=state.now, departures=0)
-    job = replace(job, state="running", reason="its turn came", past=past)
-    phase = Waiting("its turn came", state.now)
+    job = replace(job, state="running", reason="next in the queue", past=past)
+    phase = Waiting("next in the queue", state.now)
     step = last.restore.point.step if last is not None else 0
     orders = () if ordered is None else (ordered,)
     active = Active(job.id, phase, last, orders=orders, progress=Progress(step, state.now))

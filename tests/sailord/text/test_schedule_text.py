@@ -70,6 +70,17 @@ def test_a_measured_step_stands_below_on_the_same_axis() -> None:
     assert max(map(len, text.splitlines())) <= WIDTH + 20
 
 
+def test_a_stage_that_computes_little_is_not_drawn_as_one_that_does_nothing() -> None:
+    short = group(0, [["F", 0.0, 0.01, 0], ["B", 3.0, 3.01, 0]], [5.0, 5.01])
+    short["node"] = "a1.97b96d6e.1795894117085"
+    pipeline = PREDICTED["pipelines"][0] | {"groups": [short]}
+    found = PREDICTED | {"pipelines": [pipeline]}
+    text = schedule_text({"timeline": found, "measured": None, "why_none": ""})
+    assert rows(text, "predicted") == ["f" + "." * 29 + "b" + "." * 19 + "u" + "." * 9]
+    assert "small letters: less than half of their time" in text
+    assert "of a1\n" in text, "not the id of its present life"
+
+
 def test_what_has_no_schedule_says_why() -> None:
     assert schedule_text({"timeline": None, "measured": None, "why_none": "it is away"}) == (
         "there is no schedule: it is away"

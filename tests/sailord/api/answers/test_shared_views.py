@@ -28,7 +28,7 @@ from tests.sailord.core.states import (
 OTHER = JobId("other")
 FIRST = state(Running(BEGAN), node(A), node(B))
 SECOND = state(
-    Waiting("its turn came", NOW),
+    Waiting("next in the queue", NOW),
     *(node(id_, report(id_, "idle", sealed=())) for id_ in (C, D)),
     job=job(id=OTHER, part=(C, D), steps=200),
     generation=None,

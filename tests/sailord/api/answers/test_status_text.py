@@ -104,7 +104,7 @@ LIMPS = grouped(
 CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(
-        Waiting("its turn came", NOW - 200),
+        Waiting("next in the queue", NOW - 200),
         state=state(None, node(A, is_cordoned=True), node(B, is_cordoned=True)),
         generation=None,
         bill=Bill(),

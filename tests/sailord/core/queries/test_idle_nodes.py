@@ -81,7 +81,7 @@ def test_idle_node_has_a_reason_and_the_next_question(before, told) -> None:
         state(None, *NODES[:2]),
         state(None, *NODES[:2], node(C, is_cordoned=True)),
         replace(state(None, *NODES), active=None),
-        state(Waiting("its turn came", NOW), *NODES, generation=None),
+        state(Waiting("next in the queue", NOW), *NODES, generation=None),
     ],
 )
 def test_no_reason_where_nothing_runs_or_no_plan_may_use_the_node(before) -> None:

@@ -165,8 +165,8 @@ def test_job_is_timed_from_its_own_turn():
     film = Film()
     film.at(10.0, Waiting("too few", 10.0), generation=None)
     waits_for_nodes(film, 11.0, 11.5)
-    film.at(70.0, Waiting("its turn came", 70.0), job=JobId("second"), is_refused=False)
-    film.plan(71.0, 71.5, Waiting("its turn came", 70.0))
+    film.at(70.0, Waiting("next in the queue", 70.0), job=JobId("second"), is_refused=False)
+    film.plan(71.0, 71.5, Waiting("next in the queue", 70.0))
     film.run(71.5, 72.0, 73.0, 74.0, of=record(1, (A, B), 0))
     (move,) = film.moves
     assert (move.kind, move.at, move.total_s) == ("start", 70.0, 4.0)
@@ -239,8 +239,8 @@ def test_unreported_phase_is_left_out():
 @pytest.mark.parametrize("before", [None, replace(OLD, state="closed")])
 def test_start_loses_no_steps(before):
     film = Film()
-    film.at(10.0, Waiting("its turn came", 10.0), generation=before, advanced_at=2.0, step=0)
-    film.plan(11.0, 11.5, Waiting("its turn came", 10.0))
+    film.at(10.0, Waiting("next in the queue", 10.0), generation=before, advanced_at=2.0, step=0)
+    film.plan(11.0, 11.5, Waiting("next in the queue", 10.0))
     film.run(11.5, 12.0, 13.0, 14.0, of=record(1 if before is None else 2, (A, B), 0))
     (move,) = film.moves
     assert (move.kind, move.steps_lost, move.downtime_s, move.usd) == ("start", 0, 0.0, None)

@@ -38,7 +38,7 @@ def about(id_, job) -> Node:
 
 def back(*nodes: Node, since: float = NOW, state: str = "closed") -> State:
     last = generation(A, B, state=state)
-    return state_of(Waiting("its turn came", since), *nodes, generation=last)
+    return state_of(Waiting("next in the queue", since), *nodes, generation=last)
 
 
 def has_heard(state: State) -> bool:

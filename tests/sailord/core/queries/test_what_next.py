@@ -80,8 +80,8 @@ def test_the_planner_is_asked_when_it_was_said(before: State, words: str) -> Non
 
 def test_a_job_without_nodes_waits_for_one_and_no_other_phase_asks() -> None:
     cordoned = node(A, is_cordoned=True), node(B, is_cordoned=True)
-    none = state(Waiting("its turn came", NOW - 60), *cordoned, generation=None)
-    assert what_next(none) == replace(NOTHING_NEXT, question="its turn came")
+    none = state(Waiting("next in the queue", NOW - 60), *cordoned, generation=None)
+    assert what_next(none) == replace(NOTHING_NEXT, question="next in the queue")
     assert what_next(state(QUESTION)).question == "", "it is being asked"
     for phase in (Held("no plan", NOW), Stopping("paused", "lunch", NOW + 60)):
         assert what_next(state(phase)) == NOTHING_NEXT

@@ -49,14 +49,14 @@ def idle(id_, unfit: str = "", **others: object) -> Node:
 
 def waits(*nodes: Node, since: float = NOW) -> State:
     """A job whose turn came then."""
-    waiting = state(Waiting("its turn came", since), *nodes)
+    waiting = state(Waiting("next in the queue", since), *nodes)
     return replace(waiting, active=replace(active_of(waiting), generation=None))
 
 
 def test_a_job_that_no_node_can_be_prepared_for_is_held_after_a_second_attempt() -> None:
     before = waits(idle(A, WHY), idle(B, WHY), idle(C, "secrets are missing: HF_TOKEN"))
     early, _ = act(before, Ticked(NOW + LIMIT_S - 0.1))
-    assert phase(early) == Waiting("its turn came", NOW)
+    assert phase(early) == Waiting("next in the queue", NOW)
     after, commands = act(before, Ticked(NOW + LIMIT_S))
     why = (
         f"no node can be prepared for it: machine-a, machine-b: {WHY}; "

@@ -113,11 +113,10 @@ def test_next_job_gets_the_cluster_after_one_is_done() -> None:
     after, commands = act(before, Ticked(NOW))
     assert active_of(after).job == "other"
     assert after.generations == {JOB: closed}
+    begun = {"state": "running", "reason": "next in the queue", "past": JobPast(since=NOW)}
     assert commands == (
         WriteJob(job(state="done", reason="all steps")),
-        WriteJob(
-            job(id=JobId("other"), state="running", reason="its turn came", past=JobPast(since=NOW))
-        ),
+        WriteJob(job(id=JobId("other"), **begun)),
         WakeAgents((A, B)),
     )
 
@@ -344,7 +343,7 @@ def test_job_whose_nodes_are_all_cordoned_goes_on_there() -> None:
 def test_paused_job_is_resumed_without_cordoned_nodes() -> None:
     """Nothing runs on them any more."""
     closed = replace(G, state="closed")
-    before = state(Waiting("its turn came", NOW - 9), node(A), CORDONED, generation=closed)
+    before = state(Waiting("next in the queue", NOW - 9), node(A), CORDONED, generation=closed)
     _, (asked,) = act(before, Ticked(NOW))
     assert isinstance(asked, RequestPlan)
     assert asked.nodes == (A,)
@@ -378,7 +377,7 @@ def test_each_job_state_is_noted_with_its_reason() -> None:
     waits = queue(("j", 0, 1.0))
     new = job(id=JobId("k"), state="queued", submitted_at=2.0, reason="submitted")
     after, commands = decide(waits, JobSubmitted(NOW, new))
-    assert told(commands) == ["j running: its turn came", "k queued: submitted"]
+    assert told(commands) == ["j running: next in the queue", "k queued: submitted"]
     for kind, became in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         order = Order(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
         after, commands = decide(after, OrderGiven(NOW, order))
@@ -388,7 +387,7 @@ def test_each_job_state_is_noted_with_its_reason() -> None:
 def test_new_leader_repeats_no_notes() -> None:
     jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
     _, commands = decide(State(now=NOW), Elected(NOW, TERM, nodes=(), jobs=jobs, generations=()))
-    assert told(commands) == ["j running: its turn came"]
+    assert told(commands) == ["j running: next in the queue"]
 
 
 PAUSED = replace(
