@@ -90,6 +90,11 @@ class TrainingCurve:
             self.every_s *= 2
             self.version += 1
 
+    def before(self, at: float) -> CurvePoint | None:
+        """Return the last sample with a throughput up to a moment."""
+        known = (each for each in reversed(self.samples) if each.at <= at)
+        return next((each for each in known if each.per_s is not None), None)
+
     def columns(self) -> StoredCurve:
         """Return the samples as they are stored."""
         columns = zip(

@@ -189,7 +189,9 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
     lines += [f"end         {end}"] if (end := _end(job, at)) else []
-    lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}")
+    before = job.get("earlier")  # An older sailord does not say it.
+    was = f"; {duration(at - before['at'])} ago {number(before['per_s'])}" if before else ""
+    lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}{was}")
     lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
     if job["storage_trouble"]:

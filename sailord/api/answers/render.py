@@ -32,6 +32,7 @@ from sailord.core.queries.straggler_queries import prediction_drifts, straggler_
 from sailord.core.queries.what_next import NOTHING_NEXT, what_next
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
+from sailord.page.training_curve import CurvePoint
 from sailord.text.causes import first_names
 from sailord.text.units import YEAR_S
 
@@ -326,6 +327,7 @@ def active_view(
     now: float,
     safe: Point | None = None,
     feed: Reversible[FeedEvent] = (),
+    earlier: CurvePoint | None = None,
 ) -> types.ActiveView | None:
     """The active job: progress, prediction and measurement.
 
@@ -367,6 +369,7 @@ def active_view(
         last_move=last_told(feed, "reconfigured", active.job),
         last_order=last_told(feed, "order", active.job),
         next=what_next(state),
+        earlier=earlier,
     )
 
 

@@ -11,6 +11,7 @@ from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
 from sailord.core.queries.what_next import NOTHING_NEXT, WhatNext
 from sailord.notify.feed import FeedEvent
+from sailord.page.training_curve import CurvePoint
 from simulator.documents.problems import Problem
 
 SeenState = Literal[
@@ -64,8 +65,7 @@ class LossView:
     next_nodes: int | None = None
     """Nodes of the plan that would follow; null: not computed yet, or there is none."""
     next_step_s: float | None = None
-    """The duration of its steps: as predicted, and scaled by how far the present plan's prediction
-    is off."""
+    """The duration of its steps, scaled by how far the present plan's prediction is off."""
     next_gpus: int | None = None
     """The GPUs that it uses."""
     why_no_plan: str | None = None
@@ -251,8 +251,7 @@ class ActiveView:
     drift: tuple[str, ...]
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
     safe_step: int | None = None
-    """The newest step that survives the loss of any one node, in memory or in a checkpoint; null:
-    none, or not known yet."""
+    """The newest step that survives the loss of any one node; null: none, or not known yet."""
     checkpoint_uri: str | None = None
     """Where its checkpoints go; null: it names no place, so it has no durable ones."""
     last_move: Told | None = None
@@ -263,6 +262,8 @@ class ActiveView:
     """When it was given the cluster."""
     next: WhatNext = NOTHING_NEXT
     """Its next checkpoint and question to the planner, if nothing happens before."""
+    earlier: CurvePoint | None = None
+    """The last sample of its curve with a throughput that is ten minutes old or older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,8 +469,7 @@ class Why:
     """What the planner answered last, if nothing followed: why this plan stays, or why there is
     none."""
     next: WhatNext = NOTHING_NEXT
-    """If it has the cluster: its next checkpoint and question to the planner, if nothing happens
-    before."""
+    """If it has the cluster: its next checkpoint and question, if nothing happens before."""
     at: float | None = None
     """When this was answered."""
     cooldowns: tuple[str, ...] = ()

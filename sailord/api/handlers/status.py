@@ -15,6 +15,9 @@ from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.problems import service_of, since_of
 from simulator.documents.problems import Problem, nearest
 
+EARLIER_S = 600.0
+"""The present speed is shown beside that of so long ago."""
+
 
 async def livez(request: web.Request) -> web.Response:
     """Answer whether the event loop runs."""
@@ -61,7 +64,9 @@ async def status(request: web.Request) -> web.Response:
     step_rate = api.cluster.step_rate_of(chosen)
     safe = api.cluster.safe_point(chosen)
     feed = api.cluster.feed.kept
-    job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed)
+    curve = api.curves.of(None if part.active is None else part.active.job)
+    earlier = curve.before(now - EARLIER_S)
+    job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed, earlier)
     service = service_of(api)
     problems = problems_of(
         service,

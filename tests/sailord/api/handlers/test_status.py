@@ -30,6 +30,8 @@ from sailord.core.sharing.parts import Parts, whole
 from sailord.goodput.core.ledger import Ledger
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
+from sailord.page.training_curve import CurvePoint, TrainingCurve, TrainingCurves
+from sailord.text.cluster_text import status_text
 from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, C, D, generation, job, node, state
 
 OTHER = JobId("other")
@@ -93,6 +95,7 @@ def served(parts: Parts) -> Any:
         strangers=StrangerLimits(),
         plans_seen={},
         first_seen=FirstSeen(),
+        curves=TrainingCurves(),
         capacity=None,
         goodput=SimpleNamespace(ledger=Ledger(), stored=Ledger(), stored_shares={}),
         request_times=Histogram("sailor_http_request_seconds", "None yet.", registry=None),
@@ -171,6 +174,18 @@ async def test_a_problem_counts_from_the_watch_that_saw_it_first_whichever_job_i
     api.cluster.led_parts = (FIRST, replace(SECOND, nodes=FIRST.nodes))
     look_at_problems(api)
     assert ("stuck", "machine-d") not in api.first_seen._at
+
+
+async def test_the_speed_of_ten_minutes_ago_stands_beside_the_present_one() -> None:
+    api = served(Parts(FIRST, {OTHER: SECOND}))
+    samples = [CurvePoint(NOW - ago, 1, None, per_s, 3) for ago, per_s in (
+        (900, 500.0), (700, 1865.0), (650, None), (590, 7.0)
+    )]  # fmt: skip
+    api.curves.by_job[FIRST.job.id] = TrainingCurve(FIRST.job.id, samples)
+    found = json.loads((await status(asked(api))).text or "")
+    (line,) = [each for each in status_text(found).splitlines() if each.startswith("throughput")]
+    assert line.endswith("; 12 min ago 1,865")
+    assert json.loads((await status(asked(api, job=OTHER))).text or "")["job"]["earlier"] is None
 
 
 async def test_an_unknown_job_is_answered_as_everywhere() -> None:
