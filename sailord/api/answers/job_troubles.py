@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from agents.protocol.records import NodeId
 from sailord.core.model.state import Active, State
-from sailord.core.queries.straggler_queries import straggler_texts
 from sailord.core.queries.timeouts import stall_s
 from sailord.text.causes import first_names
 from sailord.text.units import duration
@@ -29,13 +28,10 @@ def hang(state: State, active: Active, members: Sequence[NodeId], now: float) ->
 
 
 def troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
-    """Return what nodes report about their snapshots, and which nodes are slow."""
+    """Return what nodes report about their snapshots."""
     nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
-    slow = straggler_texts(state)
     said = [(n.record.name, n.report.trouble) for n in nodes if n.report is not None]
-    texts = [f"{name}: {trouble}" for name, trouble in said if trouble]
-    texts += [f"{n.record.name} is slow: {slow[n.record.id]}" for n in nodes if n.record.id in slow]
-    return tuple(texts)
+    return tuple(f"{name}: {trouble}" for name, trouble in said if trouble)
 
 
 def storage_trouble(active: Active, now: float) -> str:

@@ -20,7 +20,7 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.job_queue import in_queue
-from sailord.core.queries.straggler_queries import straggler_texts
+from sailord.core.queries.straggler_queries import NOT_SLOW, SlowText, straggler_texts
 from sailord.notify.feed import EventKind
 
 LISTED_MAX = 20
@@ -67,7 +67,7 @@ class NodeRows:
     kinds: list[tuple[str, str, str, int, bool]] = field(default_factory=list)
     """The distinct (zone, machine type, GPU, GPUs, spot); a row names its own by index."""
     _numbers: dict[tuple[str, str, str, int, bool], int] = field(default_factory=dict)
-    _rows: dict[NodeId, tuple[Node, tuple[str, bool, str], NodeView, dict[str, Any]]] = field(
+    _rows: dict[NodeId, tuple[Node, tuple[SlowText, bool, str], NodeView, dict[str, Any]]] = field(
         default_factory=dict
     )
 
@@ -79,7 +79,7 @@ class NodeRows:
             is_first = state.active is part.active or part.active is None
             owner = "" if is_first else part.job.id
             for id_, node in part.nodes.items():
-                said = slow.get(id_, ""), id_ in free, owner
+                said = slow.get(id_, NOT_SLOW), id_ in free, owner
                 row = known.get(id_)
                 if row is None or row[0] is not node or row[1] != said:
                     view = render.node_view(node, safe_to_stop=said[1], slow=said[0])

@@ -37,6 +37,9 @@ LATE = "it needs faster or more instances: allow more pools, or raise the budget
 FASTER = "it needs faster or more nodes"
 STORAGE = "mend the storage: it is tried again by itself"
 TROUBLE = "the log of its sailor-agent says more"
+SLOW = "look at its heat and load; sailorctl drain {name} moves the job off it"
+SLOW_LEFT_OUT = "it is left out; once it is mended, sailorctl uncordon {name} lets plans use it"
+SLOW_JOB = "sailorctl timeline shows where its steps wait"
 NO_NODE = "there is no node; start sailor-agent on one"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
@@ -196,6 +199,9 @@ def _job_problems(
         yield OpenProblem("waits", job.id, text, job.phase.since)
     if job.storage_trouble:
         yield OpenProblem("storage", job.id, f"checkpoints: {job.storage_trouble}; {STORAGE}")
+    if job.slow is not None:
+        text = f"{job.id} is slow: {job.slow.text}; {SLOW_JOB}"
+        yield OpenProblem("slow", job.id, text, job.slow.at)
     for kind, risk in risks.items():
         cure = f"; {FASTER}" if kind == DEADLINE else ""  # The budget's is in the sentence.
         yield OpenProblem(kind, job.id, f"{job.id}: {risk}{cure}")
@@ -250,6 +256,10 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[OpenProble
             yield OpenProblem("unsound", node.id, text)
         if node.state == "lost":
             continue
+        if node.slow:
+            cure = (SLOW_LEFT_OUT if node.slow_since is None else SLOW).format(name=node.name)
+            text = f"{node.name} is slow: {node.slow}; {cure}"
+            yield OpenProblem("slow", node.id, text, node.slow_since)
         if node.trouble:
             yield OpenProblem("trouble", node.id, f"{node.name}: {node.trouble}; {TROUBLE}")
         if node.leaves_at is not None and now - node.leaves_at > OVERDUE_S:

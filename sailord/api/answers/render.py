@@ -28,7 +28,13 @@ from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.leave_times import left_later
 from sailord.core.queries.replan_triggers import has_no_node, why_waiting, with_answer
 from sailord.core.queries.restore_choice import resume_point, why_queue_stands
-from sailord.core.queries.straggler_queries import prediction_drifts, straggler_texts
+from sailord.core.queries.straggler_queries import (
+    NOT_SLOW,
+    SlowText,
+    prediction_drifts,
+    slow_job,
+    straggler_texts,
+)
 from sailord.core.queries.what_next import NOTHING_NEXT, what_next
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
@@ -46,7 +52,7 @@ def node_view(
     node: Node,
     *,
     safe_to_stop: bool,
-    slow: str,
+    slow: SlowText = NOT_SLOW,
     idle: str = "",
     loss: types.LossView | None = None,
 ) -> types.NodeView:
@@ -66,7 +72,8 @@ def node_view(
         trouble=_unheard(node) if report is None else report.trouble,
         safe_to_stop=safe_to_stop,
         unsound=node.why_unusable,
-        slow=slow,
+        slow=slow[0],
+        slow_since=slow[1],
         idle=idle,
         loss=loss,
     )
@@ -113,7 +120,7 @@ def nodes_view(
             node_view(
                 node,
                 safe_to_stop=id_ in free,
-                slow=slow.get(id_, ""),
+                slow=slow.get(id_, NOT_SLOW),
                 idle=idle.get(id_, ""),
                 loss=losses.get(id_),
             )
@@ -370,6 +377,7 @@ def active_view(
         last_order=last_told(feed, "order", active.job),
         next=what_next(state),
         earlier=earlier,
+        slow=None if (slow := slow_job(state, active)) is None else types.Told(*slow),
     )
 
 

@@ -101,7 +101,9 @@ class NodeView:
     """Why no plan uses it: a broken device, too little memory for snapshots, a record that sailord
     cannot read, or another protocol."""
     slow: str
-    """How much slower than predicted a straggler is, and why it is used nevertheless."""
+    """How much slower than peers or its past a straggler is, and why it is used nevertheless."""
+    slow_since: float | None = None
+    """Since when it has been slow; null: it is not, or is left out."""
     idle: str = ""
     """Why no plan uses it though one could, and when it is looked at next."""
     loss: LossView | None = None
@@ -264,6 +266,8 @@ class ActiveView:
     """Its next checkpoint and question to the planner, if nothing happens before."""
     earlier: CurvePoint | None = None
     """The last sample of its curve with a throughput that is ten minutes old or older."""
+    slow: Told | None = None
+    """Since when it is slower than before though no node is to blame, and how much; null: not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,18 @@
-"""Stragglers: what is measured of each node, and which are slow."""
+"""Stragglers: what is measured of each node, and which are slow; or the whole job is."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
+
+TOLD_SHARE = 0.25
+"""A node is told to be slow after this share of the time and steps after which it is left out."""
+SEEN_MAX = 8
+"""A step's seconds are the median of the last 8 looks, as a rank's are that of its last 8 steps."""
 
 WorkKey = tuple[str, str]
 """A kind of GPU, and the predicted compute time of a rank."""
@@ -32,8 +38,61 @@ class StepSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """The best that something took in this generation for a whole window of steps."""
+
+    best: float
+    """The least that it did not exceed for ``slow_steps`` steps; at first, the first value."""
+    since_step: int
+    """Where the present window began, ..."""
+    worst: float
+    """... and the most since then: a few quick steps make no better past."""
+
+    @classmethod
+    def begun(cls, value: float, step: int) -> Past:
+        """Return the past of what is measured first."""
+        return cls(value, step, value)
+
+    def and_now(self, value: float, step: int, window: int) -> Past:
+        """Return the past after one more measurement."""
+        worst = max(self.worst, value)
+        if step < self.since_step + window:
+            return replace(self, worst=worst)
+        return Past(min(self.best, worst), step, value)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """How long the job's steps take from one look to the next."""
+
+    at: float = 0.0
+    step: int = 0
+    """When the last step ended that was looked at, and which it was."""
+    seen: tuple[float, ...] = ()
+    past: Past | None = None
+
+    def and_now(self, at: float, step: int, window: int) -> StepPace:
+        """Return the pace once this step has ended."""
+        if step <= self.step:
+            return self
+        if self.at <= 0:
+            return replace(self, at=at, step=step)
+        seen = (*self.seen, (at - self.at) / (step - self.step))[-SEEN_MAX:]
+        if len(seen) < SEEN_MAX:
+            return StepPace(at, step, seen)
+        now = statistics.median(seen)
+        past = Past.begun(now, step) if self.past is None else self.past.and_now(now, step, window)
+        return StepPace(at, step, seen, past)
+
+    @property
+    def grown(self) -> float:
+        """Return how many times as long steps take as they once did."""
+        return 1.0 if self.past is None else statistics.median(self.seen) / self.past.best
+
+
+@dataclass(frozen=True, slots=True)
 class Straggler:
-    """A node that is slower than its peers or its own past, without a break since ``since``."""
+    """What is slower than its peers or its own past, without a break since ``since``."""
 
     times: float
     against: str
@@ -41,9 +100,16 @@ class Straggler:
     since: float
     since_step: int
     step: int
+    verb: str = "computes"
 
     def __str__(self) -> str:
-        return f"it computes {self.times:.1f} times as long as {self.against}"
+        since = f"since step {self.since_step:,}"
+        return f"it {self.verb} {self.times:.1f} times as long as {self.against}, {since}"
+
+    def has_lasted(self, now: float, options: Options, share: float = 1.0) -> bool:
+        """Return whether it has been slow for this share of ``slow_s`` and ``slow_steps``."""
+        steps = self.step - self.since_step
+        return now - self.since >= share * options.slow_s and steps >= share * options.slow_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +122,21 @@ class NodeSpeeds:
     looked_at: float = 0.0
     factors: Mapping[str, float] = field(default_factory=dict)
     """By kind of GPU: the median over its nodes of measured over predicted time."""
-    at_first: Mapping[NodeId, float] = field(default_factory=dict)
-    """Each node's own factor when it was judged first."""
+    past: Mapping[NodeId, Past] = field(default_factory=dict)
+    """Each node's own factor earlier."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
+    pace: StepPace = field(default_factory=StepPace)
+    job: Straggler | None = None
+    """All nodes alike, or the steps, are slower than before, and no node is to blame."""
 
     def found(self, now: float, options: Options) -> dict[NodeId, Straggler]:
         """Return those that have been slow for long enough, the slowest first."""
-        long = {
-            id_: slow
-            for id_, slow in self.slow.items()
-            if now - slow.since >= options.slow_s
-            and slow.step - slow.since_step >= options.slow_steps
-        }
+        return self._lasting(now, options, 1.0)
+
+    def told(self, now: float, options: Options) -> dict[NodeId, Straggler]:
+        """Return those that have been slow for long enough to say so, the slowest first."""
+        return self._lasting(now, options, TOLD_SHARE)
+
+    def _lasting(self, now: float, options: Options, share: float) -> dict[NodeId, Straggler]:
+        long = {id_: s for id_, s in self.slow.items() if s.has_lasted(now, options, share)}
         return dict(sorted(long.items(), key=lambda pair: (-pair[1].times, pair[0])))

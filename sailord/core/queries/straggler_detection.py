@@ -5,6 +5,8 @@ it alone. It is compared with nodes that do the same work on the same kind of GP
 others of its kind, with room for the error of the prediction; and with its own past at the same
 work, less what has become slower for all. No node is judged before ``slow_steps`` steps, and none
 is a straggler before it has been slow for ``slow_s``.
+
+What slows all nodes alike, or the steps but no node, is a slowdown of the job: no node is blamed.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import NodeSpeeds, StepSample, Straggler, WorkKey
+from sailord.core.model.stragglers import NodeSpeeds, Past, StepSample, Straggler, WorkKey
 
 PEERS_MIN = 2
 """A node is compared with others of its work or kind only if there are at least this many."""
@@ -30,19 +32,26 @@ def look(
     now: float,
     relative_error: float,
     options: Options,
+    stepped: tuple[float, int] = (0.0, 0),
 ) -> NodeSpeeds:
-    """Compare the present measurements; ``relative_error`` is the prediction's."""
-    settled = {
-        id_: sample
-        for id_, sample in sorted(samples.items())
-        if sample.step >= watch.begun_step + options.slow_steps
+    """Compare the present measurements.
+
+    ``relative_error`` is the prediction's; ``stepped``: when the job's last step ended, and which.
+    """
+    window, settled_at = options.slow_steps, watch.begun_step + options.slow_steps
+    settled = {id_: s for id_, s in sorted(samples.items()) if s.step >= settled_at}
+    now_of = {id_: Past.begun(s.factor, s.step) for id_, s in settled.items()}
+    past = now_of | {
+        id_: known.and_now(settled[id_].factor, settled[id_].step, window)
+        if id_ in settled
+        else known
+        for id_, known in watch.past.items()
     }
-    at_first = {id_: sample.factor for id_, sample in settled.items()} | dict(watch.at_first)
     by_work, by_gpu = _grouped(settled)
-    grown = sorted(settled[id_].factor / at_first[id_] for id_ in settled)
+    grown = sorted(settled[id_].factor / past[id_].best for id_ in settled)
     slow: dict[NodeId, Straggler] = {}
     for id_, sample in settled.items():
-        own = sample.factor / at_first[id_]
+        own = sample.factor / past[id_].best
         others = _median_without(grown, own)
         found = [(own / max(others or 1.0, 1.0), "it did before")]
         like, kind = by_work[sample.work], by_gpu[sample.gpu]
@@ -54,16 +63,36 @@ def look(
             found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
         times, against = max(found)
         if times > options.slow_times:
-            before = watch.slow.get(id_)
-            since, at = (now, sample.step) if before is None else (before.since, before.since_step)
-            slow[id_] = Straggler(times, against, since, at, sample.step)
+            fresh = Straggler(times, against, now, sample.step, sample.step)
+            slow[id_] = _going_on(fresh, watch.slow.get(id_))
+    at, step = stepped
+    pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
+    job = None if slow else _of_the_job(grown, pace.grown, now, step)
     return replace(
         watch,
         looked_at=now,
         factors={gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
-        at_first=at_first,
+        past=past,
         slow=slow,
+        pace=pace,
+        job=None if job is None or job.times <= options.slow_times else _going_on(job, watch.job),
     )
+
+
+def _going_on(found: Straggler, before: Straggler | None) -> Straggler:
+    """Return what is slow now, since when it has been so."""
+    if before is None:
+        return found
+    return replace(found, since=before.since, since_step=before.since_step)
+
+
+def _of_the_job(grown: Sequence[float], steps: float, now: float, step: int) -> Straggler:
+    """Return how slow the job is against its past: its nodes, most of them, or else its steps."""
+    most = grown[len(grown) // 4] if grown else 1.0
+    if most > steps / 2:
+        return Straggler(most, "before on all nodes alike", now, step, step)
+    against = "before for a step, and no node computes as much longer"
+    return Straggler(steps, against, now, step, step, verb="takes")
 
 
 def _grouped(

@@ -12,6 +12,11 @@ from sailord.core.queries.straggler_detection import look, worst
 
 LOOK_S = 1.0
 """Seconds between two comparisons of speeds."""
+SlowText = tuple[str, float | None]
+"""How much slower than its peers or its past something is, and since when, if that is known."""
+NOT_SLOW: SlowText = "", None
+GROWN = 1.2
+"""A node that computes no longer than this has not slowed down worth naming."""
 
 
 def watched(state: State) -> State:
@@ -32,6 +37,7 @@ def watched(state: State) -> State:
         now=state.now,
         relative_error=busy.relative_error,
         options=state.options,
+        stepped=(active.progress.advanced_at, active.progress.step),
     )
     kept = {id_: each for id_, each in active.slowness.kept.items() if state.now < each.until}
     return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
@@ -104,13 +110,39 @@ def room_for_stragglers(state: State) -> int:
     return max(most - sum(bool(node.exclusion.slow) for node in living), 0)
 
 
-def straggler_texts(state: State) -> dict[NodeId, str]:
+def straggler_texts(state: State) -> dict[NodeId, SlowText]:
     """Return what to show of each straggler, left out or still in use."""
-    told = {id_: node.exclusion.slow for id_, node in state.nodes.items() if node.exclusion.slow}
+    told: dict[NodeId, SlowText] = {
+        id_: (node.exclusion.slow, None) for id_, node in state.nodes.items() if node.exclusion.slow
+    }
     active = state.active
     if active is None:
         return told
-    for id_, slow in active.slowness.speeds.found(state.now, state.options).items():
+    for id_, slow in active.slowness.speeds.told(state.now, state.options).items():
         kept = active.slowness.kept.get(id_)
-        told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
+        text = str(slow) if kept is None else f"{slow}; it stays: {kept.why}"
+        told.setdefault(id_, (text, slow.since))
     return told
+
+
+def slow_job(state: State, active: Active) -> tuple[float, str] | None:
+    """Return since when the job is slower than before and how much, if no node is to blame."""
+    speeds, generation = active.slowness.speeds, active.generation
+    slow = speeds.job
+    if slow is None or generation is None or speeds.generation != generation.number:
+        return None
+    if not slow.has_lasted(state.now, state.options) or not isinstance(active.phase, Running):
+        return None
+    return slow.since, f"{slow}{_most_grown(state, generation, speeds)}"
+
+
+def _most_grown(state: State, generation: GenerationRecord, speeds: NodeSpeeds) -> str:
+    """Name the node that has slowed down most, if one has."""
+    samples = _samples(state, generation)
+    known = samples.keys() & speeds.past
+    grown = {id_: samples[id_].factor / speeds.past[id_].best for id_ in known}
+    most = max(sorted(grown), key=lambda id_: grown[id_], default=None)
+    if most is None or grown[most] <= GROWN or min(grown.values()) > GROWN:
+        return ""
+    name = state.nodes[most].record.name
+    return f"; {name} has slowed down most: {grown[most]:.1f} times as long"

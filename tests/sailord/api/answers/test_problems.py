@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import FIRST, Bill, JobId, NodeId
+from agents.protocol.records import FIRST, Bill, ComputeTimes, JobId, NodeId
 from sailord.api.answers import render
 from sailord.api.answers.problems import (
     OVERDUE_S,
@@ -22,12 +22,13 @@ from sailord.api.answers.problems import (
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import LostNode
-from sailord.core.model.phases import Held, Waiting
+from sailord.core.model.phases import Held, Running, Waiting
 from sailord.core.model.state import Progress
+from sailord.core.model.stragglers import NodeSpeeds, Past, Straggler
 from sailord.core.queries.forecast import at_risk
 from sailord.text.cluster_text import _paused_lines, cure_of_hold, status_text
 from sailord.text.problem_text import problem_texts
-from tests.sailord.core.states import NOW, A, B, generation, job, node
+from tests.sailord.core.states import NOW, A, B, generation, job, node, report
 from tests.sailord.core.states import state as state_of
 
 WELL = Service(
@@ -43,6 +44,8 @@ NODE = NodeView(
     address="h:1", cordoned=False, leaves_at=None, taking=None, generation=1, step=5, failure="",
     why_lost="", trouble="", safe_to_stop=False, unsound="", slow="",
 )  # fmt: skip
+SPEEDS = (A, 0.3), (B, 0.6)
+SLOWED = Straggler(4.0, "before for a step", NOW - 60, 10, 40, verb="takes")
 
 
 def texts(*about: Any, **more: Any) -> tuple[str, ...]:
@@ -58,6 +61,39 @@ def test_doctor_lists_nothing_for_a_healthy_cluster() -> None:
     assert told(WELL, replace(NODE, state="draining", leaves_at=1000.0 - OVERDUE_S)) == ()
     refused = Refusals(REFUSALS_MANY - 1, {"token": 9}, 999.0, "h", "token")
     assert told(replace(WELL, refusals=refused)) == ()
+
+
+def test_doctor_names_slow_nodes_and_since_when() -> None:
+    slow = replace(NODE, slow="it computes 4.0 times as long as it did before", slow_since=955.0)
+    (found,) = problems_of(WELL, None, (slow,), 1000.0)
+    assert found.since == 955.0
+    assert found.text == (
+        "a is slow: it computes 4.0 times as long as it did before; look at its heat and load; "
+        "sailorctl drain a moves the job off it"
+    )
+    (text,) = told(WELL, replace(slow, state="slow", slow_since=None))
+    assert text.endswith(
+        "it is left out; once it is mended, sailorctl uncordon a lets plans use it"
+    )
+
+
+def test_doctor_says_that_the_job_is_slow_where_no_node_is_to_blame() -> None:
+    """The node that has slowed down most is named."""
+    busy = ComputeTimes((1.0, 1.0))
+    nodes = [node(id_, report(id_, busy=((rank, s),))) for rank, (id_, s) in enumerate(SPEEDS)]
+    watch = NodeSpeeds(3, past={A: Past(0.3, 1, 0.3), B: Past(0.3, 1, 0.3)}, job=SLOWED)
+    state = state_of(Running(NOW - 900), *nodes, generation=generation(busy=busy), speeds=watch)
+    view = render.active_view(state, StepRate(), None, {}, {}, NOW)
+    (found,) = problems_of(WELL, view, (NODE,), NOW)
+    assert found.since == NOW - 60
+    assert found.text == (
+        "job is slow: it takes 4.0 times as long as before for a step, since step 10; machine-b "
+        "has slowed down most: 2.0 times as long; sailorctl timeline shows where its steps wait"
+    )
+    recent = replace(watch, job=replace(SLOWED, since=NOW - 50))
+    early = state_of(Running(NOW - 900), *nodes, generation=generation(busy=busy), speeds=recent)
+    view = render.active_view(early, StepRate(), None, {}, {}, NOW)
+    assert problems_of(WELL, view, (NODE,), NOW) == ()
 
 
 def test_doctor_names_machines_with_one_name() -> None:

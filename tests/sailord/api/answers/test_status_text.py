@@ -303,7 +303,7 @@ def test_slow_nodes_are_explained_below_the_table():
     shown = json.loads(json.dumps(plain(render.nodes_view(known))))["nodes"]
     assert [each["state"] for each in shown] == ["ready", "ready", "slow"]
     assert nodes_text(shown).splitlines()[-2:] == [
-        "machine-b is slow: it computes 1.8 times as long as it did before;"
+        "machine-b is slow: it computes 1.8 times as long as it did before, since step 10;"
         " it stays: no plan is better",
         "machine-c is slow: it computes 4.2 times as long as others with the same work",
     ]

@@ -51,6 +51,7 @@ def seen(
             now=10.0 * number,
             relative_error=relative_error,
             options=OPTIONS,
+            stepped=(100 + 10.0 * number, step),
         )
     return watch
 
@@ -105,7 +106,7 @@ def test_speedup_of_others_makes_no_straggler():
 def test_first_steps_are_not_judged():
     early = at(OPTIONS.slow_steps - 1, samples(1.0, 1.0, 9.0, 1.0))
     watch = look(NodeSpeeds(1), early, now=0.0, relative_error=0.0, options=OPTIONS)
-    assert (watch.slow, watch.at_first) == ({}, {})
+    assert (watch.slow, watch.past) == ({}, {})
 
 
 def test_straggler_needs_both_steps_and_seconds():
@@ -131,3 +132,69 @@ def test_slowest_come_first():
         NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),
     }
     assert list(NodeSpeeds(slow=found).found(100.0, OPTIONS)) == [NAMES[1], NAMES[0]]
+
+
+def test_a_node_is_slow_against_the_best_that_it_held_and_not_against_its_first_steps():
+    """The prediction is three times too slow, and the node began on a busy machine."""
+    begun, well, slow = others(1.0, 1.0), others(0.33, 0.33), others(0.33, 1.32)
+    calm = [well] * (2 * OPTIONS.slow_steps + 2)
+    watch = seen(begun, *calm, slow)
+    assert list(watch.slow) == [NAMES[1]]
+    assert watch.slow[NAMES[1]].times == pytest.approx(4.0)
+    assert str(watch.slow[NAMES[1]]) == (
+        "it computes 4.0 times as long as it did before, since step 33"
+    )
+
+
+def test_a_few_quick_steps_make_no_better_past():
+    usual, quick = others(1.0, 1.0), others(1.0, 0.4)
+    window = [*[usual] * (OPTIONS.slow_steps - 2), quick, quick]
+    assert seen(usual, *window * 3, usual).slow == {}
+
+
+def test_a_straggler_is_told_before_it_is_left_out():
+    watch = seen(*[samples(1.0, 1.0, 3.0, 1.0)] * 3, steps=5)
+    assert watch.told(14.0, OPTIONS) == {}
+    assert list(watch.told(15.0, OPTIONS)) == [NAMES[2]]
+    assert watch.found(15.0, OPTIONS) == {}
+
+
+def test_a_slowdown_of_all_is_one_of_the_job():
+    watch = seen(samples(1.0, 1.0, 1.1, 1.0), samples(4.0, 4.2, 4.1, 4.0))
+    assert watch.slow == {}
+    assert str(watch.job) == (
+        "it computes 4.0 times as long as before on all nodes alike, since step 11"
+    )
+    assert seen(samples(1.0, 1.0), samples(4.0, 1.0)).job is None, "one of two is a straggler"
+    assert seen(samples(1.0, 1.0), samples(4.0, 4.0), samples(1.0, 1.0)).job is None, "it is over"
+
+
+def paced(*step_s: float, factor: float = 1.0) -> NodeSpeeds:
+    """What is known after steps that took so long, while all nodes compute alike."""
+    watch, now = NodeSpeeds(1), 100.0
+    for number, seconds in enumerate(step_s):
+        now, step = now + seconds, OPTIONS.slow_steps + number
+        watch = look(
+            watch,
+            at(step, samples(factor, factor)),
+            now=now,
+            relative_error=0.0,
+            options=OPTIONS,
+            stepped=(now, step),
+        )
+    return watch
+
+
+def test_slower_steps_though_no_node_computes_longer_are_a_slowdown_of_the_job():
+    watch = paced(*[1.0] * 30, *[4.0] * 20)
+    assert watch.slow == {}
+    assert str(watch.job) == (
+        "it takes 4.0 times as long as before for a step, and no node computes as much longer,"
+        " since step 43"
+    )
+    assert watch.job is not None
+    assert watch.job.has_lasted(watch.job.since + 60.0, OPTIONS)
+
+
+def test_evaluations_and_snapshots_between_steps_slow_no_job():
+    assert paced(*[*[1.0] * 9, 60.0] * 6).job is None

@@ -37,7 +37,9 @@ from tests.sailord.core.states import (
 ALL = (A, B, C, D)
 OPTIONS = Options(slow_steps=10, slow_s=60.0)
 CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
-SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
+SAID = (
+    "machine-b is slow: it computes 3.0 times as long as others with the same work, since step 30"
+)
 QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, slow={B: CRAWLS})
 MARK = Order("slow-b-job-3", "quarantine", B, None, str(CRAWLS))
 G = generation(*ALL, busy=ComputeTimes((0.1,) * 4))
@@ -46,7 +48,7 @@ G = generation(*ALL, busy=ComputeTimes((0.1,) * 4))
 def four(*found: NodeId, **others: Any) -> State:
     """A job on four nodes, some of which have been slow for long enough, as was seen just now."""
     slow = dict.fromkeys(found, CRAWLS)
-    watch = NodeSpeeds(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
+    watch = NodeSpeeds(3, 10, NOW + 1000, {"A100-40": 1.0}, {}, slow)
     others = {"considered": frozenset(ALL), "generation": G, "speeds": watch, **others}
     made = state(None, *map(node, ALL), **others)
     return replace(made, options=OPTIONS)
