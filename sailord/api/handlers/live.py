@@ -140,6 +140,28 @@ async def live(request: web.Request) -> web.StreamResponse:
     return reply  # Another sailord leads now: the page reconnects to it.
 
 
+def lasting(events: Sequence[FeedEvent]) -> list[FeedEvent]:
+    """Return the events without those that the next one of their job replaces.
+
+    These are parts of a reconfiguration, checkpoints, and what says the same, as a job's end does
+    that is a transition, too. The page treats those that follow likewise.
+    """
+    found: list[FeedEvent] = []
+    after: dict[str | None, FeedEvent] = {}
+    for each in reversed(events):
+        said = after.get(each.job)
+        is_passing = each.is_detail or each.kind == "checkpoint_committed"
+        is_repeated = said is not None and each.job is not None and _said(said) == _said(each)
+        if said is None or not (is_passing or is_repeated):
+            found.append(each)
+            after[each.job] = each
+    return found[::-1]
+
+
+def _said(event: FeedEvent) -> str:
+    return event.text.removeprefix("held: ")
+
+
 @dataclass(eq=False)
 class _Stream:
     """One watcher's stream, and what it was sent."""
@@ -156,7 +178,7 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self.term = self.api.cluster.state.term
-        kept = self._shown(self.api.cluster.feed.kept)
+        kept = lasting(self._shown(self.api.cluster.feed.kept))
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
 
@@ -182,7 +204,7 @@ class _Stream:
         if patch:
             await self.send("patch", patch)
         await self._samples()
-        news = self._shown(self.api.cluster.feed.after(self.event_id))
+        news = lasting(self._shown(self.api.cluster.feed.after(self.event_id)))
         if news:
             self.event_id = news[-1].id
             await self.send("events", plain(news))

@@ -54,11 +54,23 @@ const kinds = {
   events(value) {
     const known = new Set(view.events.map((each) => each.id));
     const fresh = value.filter((each) => !known.has(each.id));
-    view.events = [...fresh.reverse(), ...view.events].slice(0, EVENTS_MAX);
+    view.events = lasting([...fresh.reverse(), ...view.events]).slice(0, EVENTS_MAX);
     const last = view.moves.at(-1)?.generation ?? 0;
     if (fresh.some((each) => each.job === view.movesOf && each.generation > last)) askAgainSoon();
   },
 };
+
+/** Events, newest first, without those that the next one of their job replaces, as sailord leaves them out at first. */
+function lasting(events) {
+  const next = new Map();
+  return events.filter((each) => {
+    const after = next.get(each.job);
+    if (after && (each.is_detail || each.kind === "checkpoint_committed" || (each.job && said(after) === said(each)))) return false;
+    next.set(each.job, each);
+    return true;
+  });
+}
+const said = (event) => event.text.replace(/^held: /, "");
 
 /** Most patches only tell of steps; looking at thousands of nodes for those takes too long. */
 function changesMap(patch) {
@@ -405,16 +417,6 @@ function renderMoves() {
   }));
 }
 
-/** The parts of a reconfiguration are shown while it is under way: then one line sums them up. */
-function eventsShown() {
-  const later = new Set();
-  return view.events.filter((each) => {
-    if (each.is_detail) return !later.has(each.job);
-    later.add(each.job);
-    return true;
-  });
-}
-
 /** Nodes that were lost lately and did not come back: sailord forgets them once the job has moved. */
 function renderLost(doc) {
   const here = new Set(Object.values(doc.nodes ?? {}).map((node) => node.name));
@@ -441,7 +443,7 @@ function renderEvents(doc) {
   const key = `${view.eventsOf} ${shown} ${view.events.length} ${view.events[0]?.id}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  list.replaceChildren(...eventsShown().map((each) => make("li", { "data-kind": each.kind },
+  list.replaceChildren(...view.events.map((each) => make("li", { "data-kind": each.kind },
     make("time", { datetime: iso(each.at) }, moment(each.at)), make("span", {}, `${each.job && each.job !== shown ? `${each.job}: ` : ""}${each.text}`),
     make("small", {}, each.step === null ? "" : `step ${count(each.step)}`))));
 }

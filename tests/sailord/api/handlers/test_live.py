@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ class Watcher:
 
 
 def event(id_: int, job: JobId | None, kind: Any = "note") -> FeedEvent:
-    return FeedEvent(id_, float(id_), kind, "said", job=job)
+    return FeedEvent(id_, float(id_), kind, f"said {id_}", job=job)
 
 
 async def test_a_watcher_is_sent_the_curve_of_the_job_that_is_shown() -> None:
@@ -70,6 +71,20 @@ async def test_a_chosen_job_without_samples_has_an_empty_curve() -> None:
     curves = TrainingCurves({ONE: TrainingCurve(ONE, [point(1)])})
     [found] = await Watcher(TWO, Feed(), curves).told({}, "samples")
     assert (found["all"], found["rows"]) == (True, [])
+
+
+async def test_a_flood_of_checkpoints_does_not_push_out_what_happened_before() -> None:
+    """Of checkpoints, and of the parts of a reconfiguration, only the last is sent."""
+    feed = Feed()
+    feed.add(event(1, None, "node_lost"))
+    feed.add(replace(event(2, ONE), is_detail=True))
+    feed.add(event(3, ONE, "reconfigured"))
+    for id_ in range(4, 2 * EVENTS_FIRST + 4):
+        feed.add(event(id_, ONE, "checkpoint_committed"))
+    feed.add(replace(event(1001, TWO, "job_held"), text="no budget"))
+    feed.add(replace(event(1002, TWO, "transition"), text="held: no budget"))
+    [found] = await Watcher(None, feed, TrainingCurves()).told({}, "events")
+    assert [each["id"] for each in found] == [1, 3, 2 * EVENTS_FIRST + 3, 1002]
 
 
 async def test_a_watcher_of_one_job_is_sent_its_events_and_those_of_nodes() -> None:
