@@ -19,6 +19,7 @@ from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
+from sailord.core.queries.job_cost import why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.straggler_queries import NOT_SLOW, SlowText, straggler_texts
 from sailord.notify.feed import EventKind
@@ -272,6 +273,7 @@ def _resting(state: State, id_: JobId) -> dict[str, Any] | None:
             "usd_per_hour": 0.0,
             "usd_max": bill.usd_max,
             "unpriced_s": round(bill.unpriced_s),
+            "unpaid": bool(why_not_afforded(state, id_)),
         },
     }
 
@@ -314,6 +316,7 @@ def _job(state: State, active: Active, view: ActiveView) -> dict[str, Any]:
             "usd_per_hour": view.spent.usd_per_hour,
             "usd_max": bill.usd_max,
             "unpriced_s": round(bill.unpriced_s),
+            "unpaid": bool(view.spent.unpaid),
         },
     }
 

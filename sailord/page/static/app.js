@@ -16,12 +16,15 @@ const LOST_MAX = 8;
 const STALLED_S = 10;
 const STALLED_STEPS = 3;
 const YEAR_S = 365 * 86_400;
+const ENDED = ["done", "failed", "cancelled"];
+const RESTING = ["queued", "paused", ...ENDED];
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
 
 const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false, isMapDue: true, isNew: true, chosen: null, eventsOf: null };
 /** Seconds as the events have them. */
 const tenths = (seconds) => `${seconds.toFixed(1)} s`;
+const cents = (dollars) => (dollars < 0.005 ? `$${digits(dollars, 1)}` : usd(dollars));
 const now = () => Date.now() / 1000 + view.skew;
 
 // ---- the stream ---------------------------------------------------------------------------
@@ -132,6 +135,7 @@ function setConnection(state, detail = "") {
     box.dataset.state = state;
     view.lostAt = Date.now();
     setText(box, { live: "live", lost: "connection lost", connecting: "connecting", denied: "not signed in" }[state]);
+    draw();
   }
   document.body.dataset.connection = state;
   const banner = byId("banner");
@@ -205,6 +209,7 @@ function render() {
   renderGoodput(doc.goodput);
   renderMoney(doc);
   renderMoves();
+  renderReasons(doc.plan?.why ?? []);
   renderCheckpoints(doc, now());
   renderEvents(doc);
   renderLost(doc);
@@ -248,9 +253,9 @@ function renderNow(doc) {
     ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : Number.isFinite(left) ? "at this speed" : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
-    ["at risk", plural(Math.max(job.step - (job.safe_step ?? job.durable_step ?? 0), 0), "step"), "if one node is lost"],
+    ["at risk", plural(stepsSince(job, job.safe_step ?? job.durable_step), "step"), `if one node is lost; ${plural(stepsSince(job, job.durable_step), "step")} if all are`],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
-  ] : []).concat(doc.problems ? [["problems", doc.problems.length ? count(doc.problems.length) : "none", doc.problems.length ? "see below" : "nothing needs a person"]] : []));
+  ] : []).concat(doc.problems ? [["problems", ...problemsFigure(doc.problems.length)]] : []));
   const troubles = [...(doc.problems ?? []).map((text, index) => `${text}${sinceNote(doc, index)}`), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
   const box = byId("troubles");
   box.hidden = troubles.length === 0;
@@ -258,6 +263,11 @@ function renderNow(doc) {
     box.dataset.key = troubles.join("\n");
     box.replaceChildren(...troubles.slice(0, 8).map((text) => make("li", {}, text)));
   }
+}
+
+function problemsFigure(known) {
+  if (document.body.dataset.connection === "lost") return [known ? count(known) : "–", `as of ${moment(view.lostAt / 1000)}; the present ones are not known`];
+  return known ? [count(known), "see below"] : ["none", "nothing needs a person"];
 }
 
 /** Since when a problem stands; one that a new leader found may be older. */
@@ -285,18 +295,32 @@ function whyText(job, doc) {
   if (!job && view.chosen) return "No job of this name is known.";
   if (!job) return stopped.length ? `${stopped.join(", ")} ${stopped.length === 1 ? "is" : "are"} paused.` : "Nothing to train: submit a job with sailorctl submit.";
   if (job.state === "held") return `Held until an operator resumes it: ${job.reason}`;
-  if (!job.phase) return `${words(job.state)}${job.place ? `, number ${job.place} of the queue` : ""}${job.reason ? `: ${job.reason}` : ""}.`;
+  if (!job.phase) return `${words(job.state)}${job.place ? `, number ${job.place} of the queue` : ""}${job.reason ? `: ${job.reason}` : ""}.${job.place ? waitText(doc, job) : ""}`;
   const last = job.generation ? `Generation ${job.generation.number} on ${plural(job.generation.members, "node")}: ${job.generation.reason}.` : "";
   if (job.question) return `${last} Planning: ${job.question}.`;
   return job.phase?.reason && job.phase.name !== "running" ? `${last} ${words(job.phase.name)}: ${job.phase.reason}.` : last;
 }
 
+const stepsSince = (job, step) => Math.max(job.step - (step ?? 0), 0);
+
 function durableNote(job) {
   if (!job.uri) return "the job names no storage";
-  const risk = Math.max(job.step - (job.durable_step ?? 0), 0);
+  const risk = stepsSince(job, job.durable_step);
   const age = job.durable_at ? `, ${duration(Math.max(now() - job.durable_at, 0))} ago` : "";
   const following = job.next_checkpoint ? `; next at step ${count(job.next_checkpoint)}` : "";
   return `${plural(risk, "step")} since${age}${following}`;
+}
+
+/** Whom a queued job waits for, and when the cluster may be free. */
+function waitText(doc, job) {
+  const rows = Object.entries(doc.jobs ?? {}).filter(([id, row]) => id !== job.id && !RESTING.includes(row.state));
+  const before = (doc.order ?? []).filter((id) => doc.jobs[id]?.state === "queued").slice(0, job.place - 1);
+  const told = rows.map(([id, row]) => {
+    const left = row.steps && row.step_s ? Math.max(row.steps - row.step, 0) * row.step_s : NaN;
+    return `${id} (${row.state}${left >= 0 ? `, done in ${duration(left)} at its speed` : ""})`;
+  });
+  const all = [...told, ...before];
+  return all.length ? ` It waits for ${all.join(", ")}.` : "";
 }
 
 function rateNow(doc) {
@@ -311,7 +335,9 @@ const goodputNow = (goodput) => (goodput?.goodput === undefined ? "–" : percen
 function renderCharts(doc) {
   const marks = view.moves.map((move) => [move.at + move.total_s, `generation ${move.generation}: ${move.reason}`]);
   const losses = view.samples.filter((row) => row[2] !== null).map((row) => [row[0], row[2]]);
-  drawChart(byId("loss"), { points: losses, marks, unit: "", empty: "No loss was reported yet." });
+  // Ten seconds at a time, so that a chart at rest is not drawn anew at each moment.
+  const at = !doc.job || rateNow(doc) || ENDED.includes(doc.job.state) ? null : Math.floor(now() / 10) * 10;
+  drawChart(byId("loss"), { points: losses, marks, unit: "", empty: "No loss was reported yet.", rests: at && { at } });
   const per = doc.plan?.per_iteration;
   const rates = [];
   view.samples.forEach((row, index) => {
@@ -319,7 +345,7 @@ function renderCharts(doc) {
     if (row[3] !== null) rates.push([row[0], row[3]]);
     else if (before && per && row[4] === before[4] && row[0] > before[0]) rates.push([row[0], (per * (row[1] - before[1])) / (row[0] - before[0])]);
   });
-  drawChart(byId("speed"), { points: rates, marks, unit: ` ${doc.job?.unit ?? "tokens"}/s`, floor: 0, empty: "No speed was measured yet." });
+  drawChart(byId("speed"), { points: rates, marks, unit: ` ${doc.job?.unit ?? "tokens"}/s`, floor: 0, empty: "No speed was measured yet.", rests: at && { at, text: "–" } });
 }
 
 function renderGoodput(goodput) {
@@ -396,6 +422,16 @@ function renderMoney(doc) {
   ]);
 }
 
+/** What the planner said of its plan: its bottleneck, and what it was chosen from. */
+function renderReasons(reasons) {
+  const box = byId("reasons");
+  box.hidden = reasons.length === 0;
+  const key = reasons.join("\n");
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.lastElementChild.replaceChildren(...reasons.map((each) => make("li", {}, each)));
+}
+
 function renderMoves() {
   const key = [view.movesOf, ...view.moves.map((move) => move.generation)].join();
   const list = byId("moves");
@@ -404,7 +440,7 @@ function renderMoves() {
   list.dataset.key = key;
   list.replaceChildren(...view.moves.slice(-20).reverse().map((move) => {
     const cost = move.kind === "start" ? `started in ${tenths(move.total_s)}`
-      : `${plural(move.steps_lost, "step")} lost, ${tenths(move.downtime_s)} downtime, predicted ${tenths(move.predicted_s)}`;
+      : `${plural(move.steps_lost, "step")} lost, ${tenths(move.downtime_s)} downtime, predicted ${tenths(move.predicted_s)}${move.usd ? `, ${cents(move.usd)}` : ""}`;
     const whole = move.phases.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
     const bar = make("span", { class: "stack thin", role: "img", "aria-label": move.phases.map(([name, seconds]) => `${words(name)} ${duration(seconds)}`).join(", ") },
       ...move.phases.map(([name, seconds], index) => {

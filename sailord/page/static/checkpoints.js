@@ -34,15 +34,19 @@ function noteText(job, now) {
   return `Step ${count(job.durable_step)} is durable${age}, in ${job.uri}`;
 }
 
-function fill({ checkpoints, unreadable, trouble }) {
+const STATES = { newest: "durable; the job goes on from here if its nodes lose their copies", ordered: "durable; a rollback to it is ordered", older: "durable", discarded: "durable, but a rollback left its steps" };
+
+function fill({ checkpoints, unreadable, trouble, unfinished_bytes: unfinished }) {
+  const now = Date.now() / 1000;
   const rows = checkpoints.toReversed().slice(0, SHOWN_MAX).map((each) => [
-    count(each.step), count(each.generation), bytes(each.bytes),
-    [each.is_durable && "the job would go on from here", each.is_pinned && "pinned: it is not deleted"].filter(Boolean).join("; "),
+    count(each.step), count(each.generation), bytes(each.bytes), each.at ? `${duration(Math.max(now - each.at, 0))} ago` : "–",
+    STATES[each.role] + (each.is_pinned ? "; pinned: it is not deleted" : ""),
   ]);
-  const rest = checkpoints.length - rows.length;
-  if (rest > 0) rows.push(["", "", "", `${count(rest)} older ones`]);
-  rows.push(...unreadable.map((each) => [count(each.step), count(each.generation), "", `cannot be read: ${each.why}`]));
-  if (trouble) rows.push(["", "", "", trouble]);
-  byId("checkpoints").tBodies[0].replaceChildren(...rows.map(([step, generation, size, note]) => make("tr", {},
-    make("th", { scope: "row" }, step), make("td", { class: "number" }, generation), make("td", { class: "number" }, size), make("td", {}, note))));
+  if (unfinished) rows.unshift(["", "", bytes(unfinished), "", "uploading, or an upload that was abandoned"]);
+  const rest = checkpoints.length - Math.min(checkpoints.length, SHOWN_MAX);
+  if (rest > 0) rows.push(["", "", "", "", `${count(rest)} older ones`]);
+  rows.push(...unreadable.map((each) => [count(each.step), count(each.generation), "", "", `cannot be read: ${each.why}`]));
+  if (trouble) rows.push(["", "", "", "", trouble]);
+  byId("checkpoints").tBodies[0].replaceChildren(...rows.map(([step, generation, size, age, note]) => make("tr", {},
+    make("th", { scope: "row" }, step), make("td", { class: "number" }, generation), make("td", { class: "number" }, size), make("td", {}, age), make("td", {}, note))));
 }

@@ -8,7 +8,7 @@ const COMPACT_FROM = 120;
 const LOSS_EVERY_MS = 2000;
 const GLYPHS = { good: "●", wait: "◐", calm: "○", bad: "✕", leave: "⚑", other: "◇" };
 const LEGEND = [
-  ["good", "trains"], ["wait", "moves, or boots"], ["calm", "unused"], ["leave", "draining"], ["bad", "lost or unfit"],
+  ["good", "trains"], ["wait", "moves, or boots"], ["calm", "unused, or its job is held"], ["leave", "draining"], ["bad", "lost or unfit"],
   ["other", "of another job"],
 ];
 
@@ -33,12 +33,15 @@ export function partsByNode(plan) {
   return found;
 }
 
+const isHeld = (job) => job?.phase?.name === "held";
+
 export function moodOf(node, part, job, other) {
   if (["lost", "suspect", "unreadable"].includes(node.state)) return "bad";
   if (node.state === "draining") return "leave";
   if (node.state === "slow" || (node.why && node.state !== "ready")) return "bad";
   if (other) return "other";
-  if (part && node.taking === "running" && job?.phase?.name !== "held") return "good";
+  if (part && isHeld(job)) return "calm";
+  if (part && node.taking === "running") return "good";
   if (part || node.state === "joining") return "wait";
   return "calm";
 }
@@ -128,8 +131,9 @@ function update(id, doc, parts, isCompact) {
   button.dataset.mood = mood;
   button.style.setProperty("--depth", part && part.of > 1 ? (part.stage / (part.of - 1)).toFixed(2) : "0");
   button.dataset.works = part ? "yes" : "no";
-  button.setAttribute("aria-label", `${node.name}: ${stateText(node, other)}, ${gpus} ${gpu}, ${layers || "no layers"}`);
-  button.title = `${node.name} · ${machine} · ${stateText(node, other)}${layers ? ` · ${layers}` : ""}`;
+  const state = stateText(node, other, !!part && isHeld(doc.job));
+  button.setAttribute("aria-label", `${node.name}: ${state}, ${gpus} ${gpu}, ${layers || "no layers"}`);
+  button.title = `${node.name} · ${machine} · ${state}${layers ? ` · ${layers}` : ""}`;
   if (isCompact) {
     button.replaceChildren();
   } else {
@@ -137,13 +141,14 @@ function update(id, doc, parts, isCompact) {
       make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]),
       make("span", { class: "name" }, node.name),
       make("span", { class: "what" }, `${gpus} × ${gpu}`),
-      make("span", { class: "what" }, [node.slow && "slow", layers || stateText(node, other)].filter(Boolean).join(": ")),
+      make("span", { class: "what" }, [node.slow && "slow", part && isHeld(doc.job) && "held", layers || state].filter(Boolean).join(": ")),
     );
   }
 }
 
-function stateText(node, other) {
+function stateText(node, other, isHeldHere = false) {
   if (node.state !== "ready") return node.state;
+  if (isHeldHere) return "its job is held";
   const what = node.taking === "running" ? "trains" : words(node.taking ?? "ready");
   return other ? `${other}: ${what}` : what;
 }
@@ -185,7 +190,7 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   setText(byId("details-name"), node.name);
   const mine = parts.get(selected);
   fillPairs(byId("details-facts"), [
-    ["state", stateText(node, otherJob(doc, node)) + (node.safe ? ", safe to stop" : "")],
+    ["state", stateText(node, otherJob(doc, node), parts.has(selected) && isHeld(doc.job)) + (node.safe ? ", safe to stop" : "")],
     ["why", node.why],
     ["ends", node.leaves_at ? moment(node.leaves_at) : ""],
     ["machine", `${machine}, ${gpus} × ${gpu}${spot ? ", Spot" : ""}`],

@@ -13,6 +13,7 @@ const NODE = {
 };
 const JOB = {
   pause: ["Pause", "It stops at the end of a step, after its state is saved; the next job gets the cluster."],
+  budget: ["Raise the budget of", "A job that is held as its budget is spent goes on at once, if this pays for it."],
   resume: ["Resume", "It goes on from its last state."],
   replan: ["Plan again", "sailord looks for a better plan now."],
   checkpoint: ["Checkpoint", "The newest snapshot is made durable now."],
@@ -37,8 +38,8 @@ export function renderOrders(doc, role, node) {
   fill(byId("node-orders"), ofNode.map((kind) => [kind, NODE, `/v1/nodes/${encodeURIComponent(node)}/${kind}`, here.name]));
 }
 
-function kindsOf({ state, phase, uri }) {
-  if (["held", "paused", "failed"].includes(state)) return ["resume"];
+function kindsOf({ state, phase, uri, spent }) {
+  if (["held", "paused", "failed"].includes(state)) return [spent?.unpaid ? "budget" : "resume"];
   if (phase) return ["pause", "replan", ...(uri ? ["checkpoint"] : [])];
   return state === "queued" ? ["pause"] : [];
 }
@@ -60,7 +61,10 @@ function confirm(kind, table, path, target) {
   setText(byId("confirm-title"), `${name}: ${target}?`);
   setText(byId("confirm-text"), text);
   setText(byId("confirm-yes"), name);
-  byId("reason").value = "";
+  byId("reason").value = byId("usd").value = "";
+  const isBudget = kind === "budget";
+  byId("usd-box").hidden = !isBudget;
+  byId("usd").required = isBudget;
   byId("confirm-problem").hidden = true;
   const id = `page-${crypto.getRandomValues(new Uint32Array(3)).join("-")}`;
   byId("confirm-no").onclick = () => dialog.close();
@@ -68,6 +72,7 @@ function confirm(kind, table, path, target) {
     event.preventDefault();
     const body = { id, reason: byId("reason").value };
     if (kind === "preempt") body.notice_s = NOTICE_S;
+    if (isBudget) body.max_usd_total = byId("usd").valueAsNumber;
     try {
       await ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
       dialog.close();

@@ -52,9 +52,10 @@ STORAGE = "file:///checkpoints"
 CHECKPOINTS = {
     "checkpoints": [
         {"step": step, "generation": 1, "bytes": 3 << 30, "is_durable": step == 40,
-         "is_pinned": step == 20}
-        for step in (20, 30, 40)
+         "is_pinned": step == 20, "role": "newest" if step == 40 else "older", "at": at}
+        for step, at in ((20, None), (30, None), (40, 1e9))
     ],
+    "unfinished_bytes": 1 << 20,
     "unreadable": [{"step": 10, "generation": 1, "why": "it was cut off"}],
     "trouble": "",
 }  # fmt: skip
@@ -95,6 +96,12 @@ class MadeUp:
     costs_s: list[float] = field(default_factory=list)
     """Processor time of each document."""
     events: tuple[FeedEvent, ...] = ()
+    samples: tuple[tuple[float, int, float, float, int], ...] = ()
+    """The curve: when, step, loss, tokens a second, and generation."""
+    moves: tuple[dict[str, Any], ...] = ()
+    role: str = "viewer"
+    posted: list[dict[str, Any]] = field(default_factory=list)
+    """The orders that were given."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(7)
@@ -256,8 +263,12 @@ async def serve(
     schedule: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
     events: Sequence[FeedEvent] = (),
+    cluster: MadeUp | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the page with these documents and events, and yield its address."""
+    """Serve the page with these documents and events, and yield its address.
+
+    ``cluster``: whose samples and moves are shown, to whom, and what notes orders.
+    """
 
     async def live(request: web.Request) -> web.StreamResponse:
         """Stream the document and its patches, as sailord does."""
@@ -267,8 +278,12 @@ async def serve(
         known: dict[str, Any] = {}
         news = plain(list(events))
         chosen = request.query.get("job")
-        hello = {"cluster": "bench", "name": "", "role": "viewer", "now": time.time()}
+        role = "viewer" if cluster is None else cluster.role
+        hello = {"cluster": "bench", "name": "", "role": role, "now": time.time()}
         await reply.write(f"event: hello\ndata: {json.dumps(hello)}\n\n".encode())
+        if cluster is not None and cluster.samples:
+            curve = {"job": JOB, "all": True, "rows": cluster.samples}
+            await reply.write(f"event: samples\ndata: {json.dumps(curve)}\n\n".encode())
         with contextlib.suppress(ConnectionError):  # The browser was closed.
             while True:
                 found = document(None if chosen is None else JobId(chosen))
@@ -285,13 +300,20 @@ async def serve(
     async def about_job(request: web.Request) -> web.Response:
         if request.match_info["what"] == "checkpoints":
             return web.json_response(CHECKPOINTS)
-        about = {"moves": [], "sha256": "sha", "timeline": schedule, "measured": measured}
+        moves = () if cluster is None else cluster.moves
+        about = {"moves": moves, "sha256": "sha", "timeline": schedule, "measured": measured}
         return web.json_response(about)
 
     async def about_node(_: web.Request) -> web.Response:
         return web.json_response({"nodes": [{"loss": {"text": "0 steps lost"}}]})
 
+    async def order(request: web.Request) -> web.Response:
+        assert cluster is not None
+        cluster.posted.append({**await request.json(), "path": request.path})
+        return web.json_response({}, status=202)
+
     app = web.Application()
+    app.router.add_post("/v1/jobs/{job}/{what}", order)
     app.router.add_get("/", page)
     app.router.add_get("/page/{file}", page_file)
     app.router.add_get("/v1/live", live)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import JobId, NodeId
+from agents.protocol.records import Bill, JobId, JobRecord, NodeId
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
@@ -31,12 +31,15 @@ def watch(folder: Path, cluster: MadeUp, play: Callable[[Tab], Awaitable[None]])
     async def go() -> None:
         async with open_browser(folder) as tab:
             await tab.screen(1280, 900)
-            told = cluster.schedule, cluster.measured, cluster.events
+            told = cluster.schedule, cluster.measured, cluster.events, cluster
             async with serve(cluster.document, *told) as url:
                 await tab.open(url)
                 await tab.wait(DRAWN.format(cluster.count))
                 await play(tab)
             await tab.wait("document.body.dataset.connection === 'lost'")
+            await tab.wait("document.getElementById('figures').innerText.includes('as of ')")
+            shown = await tab.run("document.getElementById('figures').innerText")
+            assert "nothing needs a person" not in shown
             await check_rules(tab)
 
     asyncio.run(go())
@@ -163,11 +166,15 @@ def test_the_list_of_checkpoints_is_read_when_it_is_opened(tmp_path: Path) -> No
         rows = "[...document.querySelectorAll('#checkpoints tbody tr')].map(r => r.innerText)"
         assert await tab.run(rows) == []
         await tab.run("document.querySelector('#checkpoints-box summary').click()")
-        await tab.wait(f"{rows}.length === 4")
+        await tab.wait(f"{rows}.length === 5")
         shown = [row.split("\t") for row in await tab.run(rows)]
-        assert shown[0] == ["40", "1", "3 GiB", "the job would go on from here"]
-        assert shown[2][3].startswith("pinned")
-        assert shown[3] == ["10", "1", "", "cannot be read: it was cut off"]
+        assert shown[0][2] == "1 MiB"
+        assert shown[0][4].startswith("uploading")
+        assert shown[1][:3] == ["40", "1", "3 GiB"]
+        assert re.match(r"[\d.]+ days ago", shown[1][3])
+        assert shown[1][4].startswith("durable; the job goes on from here if")
+        assert shown[3][3:] == ["\N{EN DASH}", "durable; pinned: it is not deleted"]
+        assert shown[4] == ["10", "1", "", "", "cannot be read: it was cut off"]
 
     watch(tmp_path, MadeUp(8), play)
 
@@ -214,6 +221,107 @@ def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
             assert words[words.index(name) + 1] == "\N{EN DASH}"
 
     watch(tmp_path, Stopped(8), play)
+
+
+def test_a_job_held_by_its_budget_draws_no_speed_says_so_on_its_nodes_and_can_be_raised(
+    tmp_path: Path,
+) -> None:
+    class Unpaid(MadeUp):
+        def state(self) -> State:
+            now = super().state()
+            assert now.active is not None
+            closed = replace(self.generation, state="closed")
+            held = replace(now.active, phase=Held("it is spent", now.now), generation=closed)
+            spent = replace(now.job, state="held", bill=Bill(2.0, until=now.now, usd_max=2.0))
+            return replace(now, active=held, jobs={JobId("job"): spent})
+
+    async def play(tab: Tab) -> None:
+        # The line breaks where nothing came for a minute, and ends where the job was held.
+        await tab.wait("document.querySelectorAll('.curve').length === 2")
+        drawn = "document.querySelector('#speed .curve').getAttribute('d')"
+        assert (await tab.run(drawn)).count("M") == 2
+        assert await tab.run("document.querySelector('#speed b').innerText") == "\N{EN DASH}"
+        last = f"Math.max(...{drawn}.match(/[\\d.]+(?=,)/g).map(Number))"
+        assert await tab.run(last) < 550
+        assert set(await tab.run(MOODS)) <= {"calm", "leave"}
+        assert "held: layers" in await tab.run("document.getElementById('map').innerText")
+
+        await tab.wait("!!document.querySelector('[data-order=budget]')")
+        assert await tab.run("document.querySelector('[data-order=resume]')") is None
+        await tab.run("document.querySelector('[data-order=budget]').click()")
+        assert await tab.run("document.getElementById('usd-box').hidden") is False
+        await tab.run("document.getElementById('usd').value = '4.5'")
+        await tab.run("document.getElementById('confirm-yes').click()")
+        await tab.wait("!document.getElementById('confirm').open")
+        (posted,) = cluster.posted
+        assert posted["path"] == "/v1/jobs/job/budget"
+        assert posted["max_usd_total"] == 4.5
+        await check_rules(tab)
+
+    cluster = Unpaid(8, role="operator")
+    begun = cluster.begun - 300
+    seconds = (*range(60), *range(120, 180))
+    cluster.samples = tuple((begun + s, s, 5.0, 1000.0, 1 + s // 90) for s in seconds)
+    watch(tmp_path, cluster, play)
+
+
+def test_the_page_says_what_was_risked_paid_and_chosen_and_whom_a_job_waits_for(
+    tmp_path: Path,
+) -> None:
+    class Told(SharedMadeUp):
+        def state(self) -> State:
+            made = super().state()
+            queued = JobRecord(JobId("next"), "queued", steps=10)
+            return made.with_job(queued)
+
+        def document(self, chosen: JobId | None = None) -> dict[str, Any]:
+            found = super().document(chosen)
+            if chosen is None:
+                found["plan"] = {**found["plan"], "why": ["bottleneck: stage 0", "without zone-1"]}
+                found["job"] = {**found["job"], "step": 50, "safe_step": 50}
+            else:
+                found["jobs"]["job"] = {"state": "running", "step": 10, "steps": 40, "step_s": 1.5}
+            return found
+
+    async def play(tab: Tab) -> None:
+        figures = "document.getElementById('figures').innerText"
+        await tab.wait(f"{figures}.includes('0 steps')")
+        assert "if one node is lost; 50 steps if all are" in await tab.run(figures)
+        await tab.wait("document.querySelectorAll('#moves li').length === 1")
+        assert ", $0.002" in await tab.run("document.getElementById('moves').innerText")
+        await tab.run("document.querySelector('#reasons summary').click()")
+        reasons = "[...document.querySelectorAll('#reasons li')].map(each => each.innerText)"
+        assert await tab.run(reasons) == ["bottleneck: stage 0", "without zone-1"]
+        lines = "[...document.querySelectorAll('#events span')].map(each => each.innerText)"
+        await tab.wait(f"{lines}.length === 3")
+        assert await tab.run(lines) == ["step 9 is durable", "next: done: 3 steps", "n1 is lost"]
+        await tab.run("location.hash = '#job=next'")
+        why = "document.getElementById('why').innerText"
+        await tab.wait(f"{why}.includes('It waits for')")
+        assert "job (running, done in 45 s at its speed)" in await tab.run(why)
+        await tab.run("location.hash = ''")
+        await tab.wait(f"{figures}.includes('nothing needs a person')")
+
+    cluster = Told(8, moves=(MOVE,))
+    cluster.count = 9
+    told = (
+        ("node_lost", "n1 is lost", None),
+        *(("checkpoint_committed", f"step {step} is durable", "job") for step in range(7)),
+        ("job_finished", "done: 3 steps", "next"),
+        ("transition", "done: 3 steps", "next"),
+        *(("checkpoint_committed", f"step {step} is durable", "job") for step in range(7, 10)),
+    )
+    cluster.events = tuple(
+        FeedEvent(number, cluster.begun, kind, text, job=job)
+        for number, (kind, text, job) in enumerate(told, 1)
+    )
+    watch(tmp_path, cluster, play)
+
+
+MOVE = {
+    "generation": 2, "at": 0.0, "kind": "loss", "reason": "n1 lost", "steps_lost": 0,
+    "downtime_s": 1.0, "predicted_s": 2.0, "total_s": 1.5, "phases": [["plan", 1.0]], "usd": 0.0021,
+}  # fmt: skip
 
 
 def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> None:

@@ -82,7 +82,15 @@ def test_a_job_that_waits_or_has_ended_is_shown_without_a_plan() -> None:
     assert (ended["job"]["state"], ended["job"]["reason"]) == ("done", "its last step")
     assert ended["job"]["spent"]["usd"] == 3
     assert "phase" not in ended["job"]
+    assert not ended["job"]["spent"]["unpaid"], "it has no budget"
     assert "job" not in document(JobId("nobody"))
+
+
+def test_a_job_whose_budget_is_spent_says_so() -> None:
+    parts = shared()
+    spent = replace(parts.first.jobs[WAITS], state="paused", bill=Bill(usd=3.0, usd_max=3.0))
+    parts = replace(parts, first=parts.first.with_job(spent))
+    assert document(WAITS, parts)["job"]["spent"]["unpaid"]
 
 
 def test_an_ended_job_stays_listed_while_it_is_chosen_although_newer_ones_have_ended() -> None:
