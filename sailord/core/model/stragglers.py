@@ -92,7 +92,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """What is slower than its peers or its own past, without a break since ``since``."""
+    """What became much slower than its peers or its own past at ``since``, and still is."""
 
     times: float
     against: str
@@ -127,7 +127,7 @@ class NodeSpeeds:
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     pace: StepPace = field(default_factory=StepPace)
     job: Straggler | None = None
-    """All nodes alike, or the steps, are slower than before, and no node is to blame."""
+    """All nodes alike, or the steps, are slower than before; told if no node is to blame."""
 
     def found(self, now: float, options: Options) -> dict[NodeId, Straggler]:
         """Return those that have been slow for long enough, the slowest first."""

@@ -62,12 +62,12 @@ def look(
             with_them = _median_without(kind, sample.factor) * (1 + relative_error)
             found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
         times, against = max(found)
-        if times > options.slow_times:
-            fresh = Straggler(times, against, now, sample.step, sample.step)
-            slow[id_] = _going_on(fresh, watch.slow.get(id_))
+        fresh = Straggler(times, against, now, sample.step, sample.step)
+        if (one := _still_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
+            slow[id_] = one
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
-    job = None if slow else _of_the_job(grown, pace.grown, now, step)
+    job = _still_slow(_of_the_job(grown, pace.grown, now, step), watch.job, options.slow_times)
     return replace(
         watch,
         looked_at=now,
@@ -75,14 +75,16 @@ def look(
         past=past,
         slow=slow,
         pace=pace,
-        job=None if job is None or job.times <= options.slow_times else _going_on(job, watch.job),
+        job=job,
     )
 
 
-def _going_on(found: Straggler, before: Straggler | None) -> Straggler:
-    """Return what is slow now, since when it has been so."""
+def _still_slow(found: Straggler, before: Straggler | None, slow_times: float) -> Straggler | None:
+    """Return what is slow now, and since when; it is so until a third of that has gone."""
     if before is None:
-        return found
+        return found if found.times > slow_times else None
+    if found.times <= (1 + 2 * slow_times) / 3:
+        return None
     return replace(found, since=before.since, since_step=before.since_step)
 
 

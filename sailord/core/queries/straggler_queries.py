@@ -131,7 +131,9 @@ def slow_job(state: State, active: Active) -> tuple[float, str] | None:
     slow = speeds.job
     if slow is None or generation is None or speeds.generation != generation.number:
         return None
-    if not slow.has_lasted(state.now, state.options) or not isinstance(active.phase, Running):
+    if speeds.told(state.now, state.options) or not isinstance(active.phase, Running):
+        return None
+    if not slow.has_lasted(state.now, state.options):
         return None
     return slow.since, f"{slow}{_most_grown(state, generation, speeds)}"
 

@@ -198,3 +198,10 @@ def test_slower_steps_though_no_node_computes_longer_are_a_slowdown_of_the_job()
 
 def test_evaluations_and_snapshots_between_steps_slow_no_job():
     assert paced(*[*[1.0] * 9, 60.0] * 6).job is None
+
+
+def test_a_node_near_the_threshold_stays_slow_until_a_third_of_that_has_gone():
+    at_first, slow, less, well = (samples(1.0, 1.0, f, 1.0) for f in (1.0, 1.6, 1.4, 1.3))
+    assert seen(at_first, slow, less, slow).slow[NAMES[2]].since == 10.0
+    assert seen(at_first, slow, well, slow).slow[NAMES[2]].since == 30.0
+    assert seen(at_first, less).slow == {}
