@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agents.protocol.codec import plain
 from agents.protocol.records import ReportReply
-from sailord.api.answers import types
+from sailord.api.answers import node_types, types
 from sailord.api.answers.goodput_types import GoodputView
 from sailord.api.answers.timeline import TimelineView
 from sailord.api.handlers import (
@@ -92,10 +92,10 @@ ROUTES: tuple[Route, ...] = (
           checkpoints.Pinned, refuses=(409, 502)),
     _post(f"{_CHECKPOINT}/rollback", "rollback", checkpoints.roll_back, types.Taken,
           body="Rollback", success=202, refuses=(409, 502, 503)),
-    _get("/v1/nodes", "nodes", nodes.list_nodes, types.NodeList),
+    _get("/v1/nodes", "nodes", nodes.list_nodes, node_types.NodeList),
     _get("/v1/scrape-targets", "scrape_targets", nodes.list_scrape_targets,
          tuple[types.ScrapeTarget, ...]),
-    _get("/v1/nodes/{node}", "node", nodes.show_node, types.NodeList),
+    _get("/v1/nodes/{node}", "node", nodes.show_node, node_types.NodeList),
     _get("/v1/nodes/{node}/logs", "logs", nodes.logs, _TEXT, refuses=(502,)),
     _post(_NODE_ORDER, "order_node", nodes.order_node, types.Taken, body="Order", success=202,
           refuses=(409, 503)),

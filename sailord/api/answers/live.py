@@ -13,8 +13,9 @@ from agents.protocol.codec import plain
 from agents.protocol.records import ENDED, JobId, NodeId, Point
 from sailord.api.answers import render
 from sailord.api.answers.goodput_types import GoodputView, ShareView
+from sailord.api.answers.node_types import NodeView
 from sailord.api.answers.problems import FirstSeen, Service, problems_of
-from sailord.api.answers.types import ActiveView, NodeView
+from sailord.api.answers.types import ActiveView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from agents.protocol.records import NodeId
-from sailord.api.answers.types import LossView
+from sailord.api.answers.node_types import LossView
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses

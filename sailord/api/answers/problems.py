@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.protocol.codec import plain
+from sailord.api.answers.node_types import NodeView
 from sailord.api.answers.types import (
     ActiveView,
     CapacityGlance,
-    NodeView,
     PausedJob,
     Refusals,
     StoreView,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
-from sailord.api.answers import types
+from sailord.api.answers import node_types, types
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.api.answers.running_job import RunningJob
@@ -54,12 +54,12 @@ def node_view(
     safe_to_stop: bool,
     slow: SlowText = NOT_SLOW,
     idle: str = "",
-    loss: types.LossView | None = None,
-) -> types.NodeView:
+    loss: node_types.LossView | None = None,
+) -> node_types.NodeView:
     """One node."""
     record, report = node.record, node.report
     same = ("id", "name", "zone", "machine", "gpu", "gpus", "spot", "address")
-    return types.NodeView(
+    return node_types.NodeView(
         **{name: getattr(record, name) for name in same},
         state=_node_state(node),
         cordoned=bool(node.exclusion.is_cordoned or node.exclusion.wrong_bits),
@@ -86,7 +86,7 @@ def _unheard(node: Node) -> str:
     return f"no report yet, and its agent does not answer at {node.record.address}"
 
 
-def _node_state(node: Node) -> types.SeenState:
+def _node_state(node: Node) -> node_types.SeenState:
     if node.is_lost:
         return "lost"
     if node.absent_since is not None:
@@ -102,11 +102,11 @@ def _node_state(node: Node) -> types.SeenState:
 def nodes_view(
     state: State,
     unreadable: Mapping[str, str] = MappingProxyType({}),
-    losses: Mapping[NodeId, types.LossView] = MappingProxyType({}),
+    losses: Mapping[NodeId, node_types.LossView] = MappingProxyType({}),
     *,
     only: Container[NodeId] | None = None,
     parts: Iterable[State] = (),
-) -> types.NodeList:
+) -> node_types.NodeList:
     """All nodes, or ``only`` these, by name.
 
     ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
@@ -129,7 +129,7 @@ def nodes_view(
         ]
     known = {view.id for view in views}
     views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]
-    return types.NodeList(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+    return node_types.NodeList(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
 def scrape_targets_view(state: State) -> tuple[types.ScrapeTarget, ...]:
@@ -138,9 +138,9 @@ def scrape_targets_view(state: State) -> tuple[types.ScrapeTarget, ...]:
     return tuple(types.ScrapeTarget((r.address,), {"node": r.name}) for r in records)
 
 
-def _unreadable_node(id_: str, why: str) -> types.NodeView:
+def _unreadable_node(id_: str, why: str) -> node_types.NodeView:
     """A node of which sailord can read only the key of its record."""
-    return types.NodeView(
+    return node_types.NodeView(
         id=id_,
         name=id_.partition(".")[0],
         state="unreadable",

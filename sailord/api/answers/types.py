@@ -14,9 +14,6 @@ from sailord.notify.feed import FeedEvent
 from sailord.page.training_curve import CurvePoint
 from simulator.documents.problems import Problem
 
-SeenState = Literal[
-    "joining", "ready", "draining", "cordoned", "slow", "suspect", "lost", "unreadable"
-]
 PhaseName = Literal[
     "waiting", "planning", "opening", "starting", "running", "stopping", "closing", "held"
 ]
@@ -42,79 +39,6 @@ class Ready:
 
     ready: bool
     leads: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LossView:
-    """What the active job would lose if a node died now, by the last reports."""
-
-    steps: int | None
-    """To be repeated, at most; null: not known, since some nodes have not reported what they
-    keep."""
-    step: int | None
-    """The step from which it would go on."""
-    seconds: float | None
-    """What training these steps again takes, without the move itself; null: not known."""
-    source: Literal["start", "memory", "durable"] | None
-    """Where that step is; null: not known, or the job would not be interrupted."""
-    kept_on: tuple[str, ...]
-    """With source ``memory``: nodes that keep what the node has of that step, at most eight."""
-    keepers: int
-    """How many such nodes there are."""
-    text: str
-    next_nodes: int | None = None
-    """Nodes of the plan that would follow; null: not computed yet, or there is none."""
-    next_step_s: float | None = None
-    """The duration of its steps, scaled by how far the present plan's prediction is off."""
-    next_gpus: int | None = None
-    """The GPUs that it uses."""
-    why_no_plan: str | None = None
-    """Why no plan would follow; null: one would, or that was not computed yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """One node, from its registration to its loss."""
-
-    id: str
-    name: str
-    state: SeenState
-    zone: str
-    machine: str
-    gpu: str
-    gpus: int
-    spot: bool
-    address: str
-    cordoned: bool
-    leaves_at: float | None
-    """Announced end, in seconds since 1970; null: none, or unknown."""
-    taking: str | None
-    generation: int | None
-    step: int | None
-    failure: str
-    why_lost: str
-    trouble: str
-    """Why its snapshots are not replicated or uploaded."""
-    safe_to_stop: bool
-    """It is draining, and no job needs its data any more."""
-    unsound: str
-    """Why no plan uses it: a broken device, too little memory for snapshots, a record that sailord
-    cannot read, or another protocol."""
-    slow: str
-    """How much slower than peers or its past a straggler is, and why it is used nevertheless."""
-    slow_since: float | None = None
-    """Since when it has been slow; null: it is not, or is left out."""
-    idle: str = ""
-    """Why no plan uses it though one could, and when it is looked at next."""
-    loss: LossView | None = None
-    """Null: the node is lost, no job is active, or it has not begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeList:
-    """Nodes, by name."""
-
-    nodes: tuple[NodeView, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from agents.protocol.codec import plain
 from agents.protocol.records import FIRST, Bill, ComputeTimes, JobId, NodeId
 from sailord.api.answers import render
+from sailord.api.answers.node_types import NodeView
 from sailord.api.answers.problems import (
     OVERDUE_S,
     REFUSALS_MANY,
@@ -19,7 +20,7 @@ from sailord.api.answers.problems import (
     Service,
     problems_of,
 )
-from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
+from sailord.api.answers.types import CapacityGlance, PausedJob, Refusals, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import LostNode
 from sailord.core.model.phases import Held, Running, Waiting
