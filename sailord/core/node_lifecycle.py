@@ -80,12 +80,16 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
         is_over = not node.exclusion.is_drain_ordered
         draining = None if is_over else draining
         node = replace(node, returned_at=state.now if is_over else node.returned_at)
-    # An earlier notice may have said when the node leaves; its own record may not.
-    is_told = draining is not None and record.leaves_at is None
-    told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-    if (told, None, draining, version_problem) == (
-        *(node.record, node.absent_since, node.exclusion.draining_since),
-        node.exclusion.record_problem,
+    told, has_open_end = record, False
+    if draining is not None:
+        # Another notice may have said when the node leaves, or that it leaves earlier.
+        told = replace(record, leaves_at=_earlier(record.leaves_at, node.record.leaves_at))
+        is_open = record.state == "draining" and record.leaves_at is None
+        has_open_end = is_open or node.exclusion.has_open_end
+    known = node.exclusion
+    if (told, None, draining, has_open_end, version_problem) == (
+        *(node.record, node.absent_since, known.draining_since),
+        *(known.has_open_end, known.record_problem),
     ):
         return node
     has_moved = told.address != node.record.address
@@ -96,8 +100,18 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
         node,
         record=told,
         standing=standing.lease_seen(node.standing, has_moved=has_moved),
-        exclusion=replace(node.exclusion, draining_since=draining, record_problem=version_problem),
+        exclusion=replace(
+            known,
+            draining_since=draining,
+            has_open_end=has_open_end,
+            record_problem=version_problem,
+        ),
     )
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """Return the earlier of two moments, of which either may be unknown."""
+    return min((at for at in (one, other) if at is not None), default=None)
 
 
 def grant_grace(state: State, members: Iterable[NodeId]) -> State:
@@ -206,18 +220,27 @@ def mark(node: Node, order: Order, now: float) -> Node:
     exclusion = node.exclusion
     match order.kind:
         case "preempt" | "drain":
-            leaves_at = node.record.leaves_at if order.leaves_at is None else order.leaves_at
+            # The earliest notice counts: its own agent, or another one, may know of a later end.
+            leaves_at = _earlier(order.leaves_at, node.record.leaves_at)
+            is_open = order.kind == "preempt" and order.leaves_at is None
             since = now if exclusion.draining_since is None else exclusion.draining_since
             record = replace(node.record, leaves_at=leaves_at)
             is_ordered = exclusion.is_drain_ordered or order.kind == "drain"
-            leaves = replace(exclusion, draining_since=since, is_drain_ordered=is_ordered)
+            leaves = replace(
+                exclusion,
+                draining_since=since,
+                has_open_end=is_open or exclusion.has_open_end,
+                is_drain_ordered=is_ordered,
+            )
             return replace(node, exclusion=leaves, record=record)
         case "withdraw" if order.of_notice and exclusion.is_drain_ordered:
             return replace(node, record=replace(node.record, leaves_at=None))
         case "withdraw":
             back = node.returned_at if exclusion.draining_since is None else now
             record = replace(node.record, leaves_at=None)
-            stays = replace(exclusion, draining_since=None, is_drain_ordered=False)
+            stays = replace(
+                exclusion, draining_since=None, has_open_end=False, is_drain_ordered=False
+            )
             return replace(node, exclusion=stays, returned_at=back, record=record)
         case "cordon":
             return replace(node, exclusion=replace(exclusion, is_cordoned=True))

@@ -24,6 +24,8 @@ class Exclusion:
 
     draining_since: float | None = None
     """When a notice, a drain order or the agent itself announced its departure."""
+    has_open_end: bool = False
+    """One of those who announced it did not say when: it may go at any time."""
     yields_since: float | None = None
     """Since when it is drained to go to another job."""
     is_drain_ordered: bool = False

@@ -19,7 +19,9 @@ def leaves_from(active: Active, node: Node) -> float | None:
     if since is None or ends_at is None or active.generation is None:
         return since
     move_s = active.generation.next_move_s
-    if move_s is None or exclusion.is_drain_ordered or exclusion.yields_since is not None:
+    if move_s is None or exclusion.is_drain_ordered or exclusion.has_open_end:
+        return since
+    if exclusion.yields_since is not None:
         return since
     return max(since, leave_at_s(ends_at, move_s, running_step_s(active)))
 

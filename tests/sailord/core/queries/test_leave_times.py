@@ -11,6 +11,7 @@ from sailord.core.model.commands import RequestPlan
 from sailord.core.model.events import OrderGiven, PlanFound, Ticked
 from sailord.core.model.phases import Running, Stopping
 from sailord.core.model.state import Progress, State
+from sailord.core.node_lifecycle import observe_nodes
 from sailord.core.queries.leave_times import leaves_from, left_later
 from sailord.core.queries.reconfiguration_timing import follow
 from sailord.core.queries.what_next import what_next
@@ -80,6 +81,35 @@ def test_others_are_left_at_once(given: State) -> None:
     assert leaves_from(active_of(given), given.nodes[C]) == NOW - 9
     _, (asked,) = act(given, Ticked(NOW))
     assert isinstance(asked, RequestPlan)
+
+
+def test_the_earliest_of_several_notices_counts() -> None:
+    """Whoever gives it, in whatever order, and also once the node's record is seen again."""
+    soon, late = (order("preempt", C, f"in {s}", leaves_at=NOW + s) for s in (60, 3600))
+    nodes = record(A), record(B), record(C, state="draining", leaves_at=NOW + 3600)
+    given = state(None, node(A), node(B), node(C), generation=OFTEN)
+    for orders in (soon,), (soon, late), (late, soon):
+        after = observe_nodes(given, nodes)
+        for each in orders:
+            after, _ = act(after, OrderGiven(NOW, each))
+        after = observe_nodes(after, nodes)
+        assert after.nodes[C].record.leaves_at == NOW + 60
+        assert left_later(after, active_of(after)) == {C: NOW + 60 - 10 - 0.5 - RESERVE_S}
+
+
+def test_a_member_is_left_at_once_if_another_notice_names_no_end() -> None:
+    """For example, its agent is stopped, or an alert fires, while the node is announced."""
+    given = state(None, node(A), node(B), node(C), generation=OFTEN)
+    given, _ = act(given, OrderGiven(NOW, order("preempt", C, leaves_at=ENDS_AT)))
+    assert left_later(given, active_of(given))
+    nodes = record(A), record(B), record(C, state="draining")
+    stopped = observe_nodes(given, nodes)
+    alerted, _ = act(given, OrderGiven(NOW, order("preempt", C, "alert")))
+    for after in stopped, alerted:
+        assert after.nodes[C].record.leaves_at == ENDS_AT
+        assert leaves_from(active_of(after), after.nodes[C]) == NOW
+    resolved, _ = act(alerted, OrderGiven(NOW, order("withdraw", C, "resolved")))
+    assert resolved.nodes[C].exclusion == node(C).exclusion
 
 
 def test_a_generation_that_was_stored_without_the_time_of_a_move_leaves_at_once() -> None:
