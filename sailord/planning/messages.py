@@ -137,7 +137,7 @@ def repeat_plan(
         iteration_s=about["estimate"]["iteration_s"],
         plain_s=record.predicted_s or None,
         move_s=again["seconds"],
-        next_move_s=again["seconds"],
+        next_move_s=again.get("replacement_s"),
         usd_per_hour=record.usd_per_hour,
         busy=record.busy,
         peaks=record.peaks,

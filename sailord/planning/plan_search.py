@@ -22,6 +22,7 @@ from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
+from planner.replan.next_move import replacement_s
 from planner.replan.nodes import (
     PlannerNode,
     cluster_with,
@@ -409,7 +410,10 @@ def _warnings(
 def _again(
     replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[PlannerNode]
 ) -> dict[str, Any]:
-    """Predicted cost of restarting the plan on the same nodes, should a process fail."""
+    """Predicted cost of restarting the plan on the same nodes, should a process fail.
+
+    With the seconds of a move that replaces a node.
+    """
     state, routes = replanner.state, replanner.routes
     cost = cost_of_move(
         plan,
@@ -423,7 +427,7 @@ def _again(
         usd_per_hour=estimate.rent_usd_per_hour,
         times=replanner.times,
     )
-    return cost.to_json()
+    return {**cost.to_json(), "replacement_s": replacement_s(replanner, plan, estimate, nodes)}
 
 
 def _found(
@@ -450,7 +454,7 @@ def _found(
         why=reason or (why[0] if why else "the best plan that was found"),
         iteration_s=estimate.iteration_s,
         move_s=move_s,
-        next_move_s=again["seconds"],
+        next_move_s=again["replacement_s"],
         ask_again_s=ask_again_s,
         usd_per_hour=figures["cost_usd_per_hour"],
         busy=_busy(job, plan, estimate),

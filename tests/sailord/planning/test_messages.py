@@ -25,7 +25,12 @@ def test_repeated_plan_needs_no_planner_and_has_a_predicted_cost():
     assert again.proposal.iteration_s == first.proposal.iteration_s
     assert again.proposal.plain_s == 9.0, "what running steps correct may have changed"
     assert again.proposal.usd_per_hour == 3.0
+    assert again.proposal.next_move_s == first.proposal.next_move_s
     move = again.about["move"]
     assert again.proposal.move_s > sum(move["phases"].values()) - move["trained_s"] > 0
     assert move["phases"]["rebuild_s"] == 0.0
     assert repeat_plan(record, first.plan, {"estimate": {}}) is None
+    before = {**first.about, "again": {"seconds": 3.0}}
+    old = repeat_plan(record, first.plan, before)
+    assert old is not None
+    assert old.proposal.next_move_s is None, "an older version did not predict it"

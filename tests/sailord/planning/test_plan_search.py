@@ -58,6 +58,15 @@ def test_replan_leaves_out_the_lost_node():
     assert second.proposal.move_s >= downtime_s > 0
 
 
+def test_the_next_move_counts_what_a_new_node_fetches():
+    """So that a node whose end is announced is left in time: a restart in place fetches nothing."""
+    wide = replace(QUESTION, spec=QUESTION.spec.replace("hidden = 64", "hidden = 6144"))
+    first = answer(wide)
+    assert isinstance(first, FoundPlan)
+    assert first.proposal.next_move_s is not None
+    assert first.proposal.next_move_s > first.about["again"]["seconds"] + 10
+
+
 def test_measured_moves_correct_predictions_also_of_plans_computed_before_them():
     first = answer(QUESTION)
     assert isinstance(first, FoundPlan)

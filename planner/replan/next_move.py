@@ -1,0 +1,55 @@
+"""Predicts the next move off a plan's nodes, before it is known which of them will go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.replan.move_cost import cost_of_move
+from planner.replan.nodes import PlannerNode
+from planner.replan.replan_tables import ReplanTables
+from planner.replan.state_map import held_by_node
+from planner.replan.transfers import transfers_of
+from simulator.estimate.result import Estimate
+from simulator.spec.plan import Pipeline, Plan, Stage
+
+
+def replacement_s(
+    tables: ReplanTables, plan: Plan, estimate: Estimate, nodes: Sequence[PlannerNode]
+) -> float:
+    """Return how long a planned move takes that replaces the node with the most state.
+
+    The one that takes over is alike and fetches all of it, while the other one is still there.
+    """
+    state = tables.state
+    held = held_by_node(plan, nodes, state)
+    largest = max(nodes, key=lambda node: (float(held[node.id] @ state.bytes_by_unit), node.id))
+    going = replace(largest, id=f"{largest.id} before")
+    there = (*nodes, going)
+    before = _moved(plan, largest.id, going.id)
+    move = cost_of_move(
+        plan,
+        transfers_of(plan, there, running=before, state=state, routes=tables.routes),
+        there,
+        state=state,
+        network=tables.judge.network,
+        old_iteration_s=estimate.iteration_s,
+        new_iteration_s=estimate.iteration_s,
+        is_planned=True,
+        usd_per_hour=None,
+        times=tables.times,
+    )
+    return move.seconds
+
+
+def _moved(plan: Plan, node: str, to: str) -> Plan:
+    """Return the plan with all that is placed on a node placed on another one."""
+
+    def stage(each: Stage) -> Stage:
+        places = (replace(p, node=to) if p.node == node else p for p in each.places)
+        return replace(each, places=tuple(places))
+
+    def pipeline(each: Pipeline) -> Pipeline:
+        return replace(each, stages=tuple(map(stage, each.stages)))
+
+    return replace(plan, pipelines=tuple(map(pipeline, plan.pipelines)))
