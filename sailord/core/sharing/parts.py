@@ -13,8 +13,10 @@ from typing import NamedTuple
 from agents.protocol.records import JobId, NodeId
 from sailord.core.model.commands import Command
 from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.phases import Running
 from sailord.core.model.state import State
 from sailord.core.queries.job_queue import queue_order
+from sailord.core.queries.leave_times import left_later
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,14 @@ def nodes_of(part: State) -> tuple[NodeId, ...]:
 def expected_nodes(part: State) -> tuple[NodeId, ...]:
     """Return the nodes that count although no plan can use them now, sorted.
 
-    They are being prepared, could not be so far, or have no lease for the moment.
+    They are being prepared, could not be so far, have no lease for the moment, or their end is
+    announced and the job trains on them until then.
     """
-    return tuple(sorted(id_ for id_, node in part.nodes.items() if _will_be_free(node)))
+    active, used = part.active, dict[NodeId, float]()
+    if active is not None and isinstance(active.phase, Running):
+        used = left_later(part, active)
+    free = (id_ for id_, node in part.nodes.items() if _will_be_free(node))
+    return tuple(sorted({*free, *used}))
 
 
 def _will_be_free(node: Node) -> bool:

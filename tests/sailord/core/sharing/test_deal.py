@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import PREPARING, Order
+from agents.protocol.records import PREPARING, NodeId, Order
 from sailord.core.model.commands import RequestPlan, WriteGeneration
 from sailord.core.model.events import (
     CheckpointCommitted,
@@ -102,6 +102,29 @@ def test_a_broken_device_is_no_node_to_wait_for():
         parts, _ = act(parts, Reported(NOW + at, broken), Ticked(NOW + at))
     assert not parts.others
     assert parts.first.jobs[OTHER].state == "queued"
+
+
+def test_a_job_gets_nothing_for_nodes_on_which_it_trains_until_their_announced_end():
+    """What it got would be idle until then."""
+    names = tuple(NodeId(f"n{number}") for number in range(8))
+    shares = ((JOB, names[:4]), (OTHER, names[4:]))
+    parts, _ = elected(
+        job(),
+        job(OTHER, part=names[4:]),
+        nodes=tuple(map(record, names)),
+        generations=tuple(replace(of(id_, *each), next_move_s=10.0) for id_, each in shares),
+        durables=tuple((id_, durable(10)) for id_, _ in shares),
+    )
+    for id_, each in shares:
+        parts = train(parts, id_, each, NOW + 1)
+    for name in names[:2]:
+        notice = Order(f"notice-{name}", "preempt", name, leaves_at=NOW + 3600)
+        parts, _ = act(parts, OrderGiven(NOW + 2, notice))
+    parts, _ = act(parts, Ticked(NOW + 60))
+    assert parts.handover is None
+    drains = [Order(f"drain-{name}", "drain", name) for name in names[:2]]
+    parts, _ = act(parts, *(OrderGiven(NOW + 61, each) for each in drains), Ticked(NOW + 62))
+    assert parts.handover is not None, "now it leaves them"
 
 
 def test_a_lease_that_lapses_for_a_moment_moves_no_node():
