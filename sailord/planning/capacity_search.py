@@ -304,7 +304,7 @@ def _bounds_on_spot(
         return by_spot * (usd - found.step_usd)
 
     saved = saved_usd(cheap)
-    return quick if saved < 0 or saved_usd(quick) > saved else cheap
+    return quick if saved_usd(quick) >= saved else cheap
 
 
 def _choice(

@@ -118,6 +118,9 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
     if options is None and state.is_target_set and state.pace is not None:
         # The planner has answered, and there are no two contracts to choose from.
         return replace(state, pace=replace(state.pace, can_rent=False, had_spot=False)), ()
+    if job is None and state.pace is not None:
+        # Held: what it could have used meanwhile does not count.
+        state = replace(state, pace=replace(state.pace, judged_at=None))
     if job is None or options is None or not job.steps or job.deadline is None:
         return state, ()
     if options.job != job.job:

@@ -17,25 +17,32 @@ from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.drain_status import holders
 from sailord.core.queries.job_cost import billed, is_billed, priced
+from sailord.core.queries.leave_times import left_later
 from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply, WorkLeft
 from sailord.providers.interface import Pool
+
+REPLACED_S = 600.0
+"""So long before the job leaves an announced node, another one is requested: a slow boot."""
 
 
 def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
     """Return live agents by node name, and the names of the nodes that the job uses.
 
     A member without a lease trains on if only the store is out of its reach, until it is given up.
+    One whose end is announced is leaving once another one has to be requested for it.
     """
+    active = state.active
+    later = {} if active is None else left_later(state, active)
     agents = {
         _name(node): Agent(
             node.record.gpus if node.record.machine else None,
-            node.is_draining or node.record.leaves_at is not None,
+            (node.is_draining or node.record.leaves_at is not None)
+            and later.get(id_, state.now) <= state.now + REPLACED_S,
             bool(node.exclusion.wrong_bits),
         )
-        for node in state.nodes.values()
+        for id_, node in state.nodes.items()
         if not node.is_lost
     }
-    active = state.active
     if state.unreadable:
         return agents, frozenset(agents)  # A job that cannot be read may use any of them.
     if active is None:

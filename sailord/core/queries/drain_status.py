@@ -7,6 +7,7 @@ from __future__ import annotations
 from agents.protocol.records import NodeId, Point, Report
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
+from sailord.core.queries.leave_times import left_later
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import ignores_probes, release_now
 
@@ -51,7 +52,9 @@ def stuck(state: State) -> frozenset[NodeId]:
     asked = active.asked
     if not asked.is_refused or asked.nodes != frozenset(usable(state, active)):
         return frozenset()
-    members = state.nodes.notable.intersection(generation.members)
+    members = state.nodes.notable.intersection(generation.members).difference(
+        left_later(state, active)
+    )
     return frozenset(
         id_ for id_ in members if state.nodes[id_].is_draining and not state.nodes[id_].is_lost
     )

@@ -28,7 +28,10 @@ def leaves_from(active: Active, node: Node) -> float | None:
 
 def left_later(state: State, active: Active) -> dict[NodeId, float]:
     """Return the draining members on which the job trains until it has to leave them, and when."""
-    members = () if active.generation is None else active.generation.members
-    draining = ((id_, state.nodes[id_]) for id_ in state.nodes.notable.intersection(members))
+    generation = active.generation
+    if generation is None or generation.state == "closed":
+        return {}
+    members = state.nodes.notable.intersection(generation.members)
+    draining = ((id_, state.nodes[id_]) for id_ in members)
     found = {id_: leaves_from(active, node) for id_, node in draining if not node.is_lost}
     return {id_: at for id_, at in sorted(found.items()) if at is not None and at > state.now}

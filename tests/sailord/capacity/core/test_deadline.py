@@ -345,6 +345,12 @@ def test_the_share_of_time_with_spot_instances_is_counted_and_survives_an_electi
     assert later.state.pace.spot_s == pace.spot_s + 10.0
 
 
+def test_the_time_in_which_a_job_is_held_is_no_time_with_spot_instances():
+    story = Due(FED).at(0.0).at(100.0)
+    story.hear(model.ProgressSeen(110.0, None)).at(2 * HOUR).at(2 * HOUR + 10.0)
+    assert story.state.pace.spot_s == 110.0
+
+
 def test_steps_of_the_checkpoint_that_a_job_continues_from_are_not_its_own():
     job = JobRecord(JobId("j"), "running", submitted_at=0.0, steps=3600, begun=3300)
     seen = progress_of(state(job=replace(job, deadline=3 * HOUR), step=3300))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import GenerationRecord
-from sailord.capacity.core.planner_view import progress_of
+from sailord.capacity.core.planner_view import REPLACED_S, agents_of, progress_of
 from sailord.core.model.events import GenerationWritten
 from sailord.core.model.nodes import Exclusion
 from sailord.core.model.phases import Opening
@@ -15,7 +15,18 @@ from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.timeouts import stall_s
-from tests.sailord.core.states import NOW, G, act, active_of, proposal, state
+from tests.sailord.core.states import (
+    NOW,
+    A,
+    C,
+    G,
+    act,
+    active_of,
+    node,
+    proposal,
+    record,
+    state,
+)
 
 PREDICTED = replace(G, step_s=10.0, predicted_s=10.0)
 
@@ -75,3 +86,17 @@ def test_a_step_is_measured_anew_where_an_earlier_version_kept_no_prediction():
     assert progress_of(after).slower == 1.0
     old = state(generation=replace(PREDICTED, predicted_s=0.0), step_s=15.0)
     assert progress_of(old).slower == 1.5
+
+
+@pytest.mark.parametrize(("ends_s", "is_leaving"), [(7200.0, False), (REPLACED_S, True)])
+def test_another_instance_is_requested_a_boot_before_the_job_leaves_an_announced_one(
+    ends_s, is_leaving
+):
+    going = node(C, record=record(C, leaves_at=NOW + ends_s), draining_since=NOW - 9)
+    given = state(None, node(A), going, generation=replace(G, members=(A, C), next_move_s=10.0))
+    agents, in_use = agents_of(given)
+    name = going.record.name
+    assert agents[name].is_leaving is is_leaving
+    assert name in in_use
+    idle = state(None, node(A), going, generation=replace(G, members=(A,), next_move_s=10.0))
+    assert agents_of(idle)[0][name].is_leaving, "no job trains there"

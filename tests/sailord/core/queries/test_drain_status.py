@@ -22,6 +22,7 @@ from tests.sailord.core.states import (
     generation,
     job,
     node,
+    record,
     report,
     state,
 )
@@ -129,3 +130,15 @@ def test_a_drain_that_no_other_node_can_end_is_stuck(
     now, _ = act(before, Ticked(NOW))
     assert (A in stuck(now)) == is_stuck
     assert B not in stuck(now)
+
+
+def test_a_drain_is_not_stuck_before_the_job_has_to_leave_the_node() -> None:
+    member = node(A, record=record(A, leaves_at=NOW + 3600), draining_since=NOW - 3)
+    for move_s, is_stuck in ((10.0, False), (None, True)):
+        before = state(None, member, generation=generation(A, next_move_s=move_s))
+        now, _ = act(before, Ticked(NOW))
+        active = now.active
+        assert active is not None
+        refused = replace(active.asked, nodes=frozenset(), is_refused=True)
+        now = replace(now, active=replace(active, asked=refused))
+        assert (A in stuck(now)) == is_stuck

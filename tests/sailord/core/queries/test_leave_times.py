@@ -159,3 +159,9 @@ def test_a_notice_counts_as_the_cause_of_a_move_from_when_the_member_had_to_be_l
     asking, _ = act(given, Ticked(due_at))
     under_way, _ = follow(None, given, asking)
     assert (under_way.kind, under_way.sign_at) == ("notice", LEFT_AT)
+
+
+def test_a_job_that_waits_leaves_no_node_later() -> None:
+    given = with_notice()
+    over = replace(active_of(given), generation=replace(OFTEN, state="closed"))
+    assert left_later(given, over) == {}
