@@ -56,7 +56,7 @@ async def status(request: web.Request) -> web.Response:
     parts = api.cluster.led_parts
     if chosen is not None and chosen not in state.jobs:
         cure = nearest(chosen[:64], state.jobs)
-        return refusal(404, Problem(chosen[:64], "no such job", cure))
+        return refusal(404, Problem(chosen[:64] or "job=", "no such job", cure))
     if chosen is not None and (part.active is None or part.active.job != chosen):
         return refusal(404, Problem(f"job {chosen}", "does not run", "see `sailorctl jobs`"))
     plan, about = await plan_of(api, part)

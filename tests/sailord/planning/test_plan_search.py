@@ -12,7 +12,12 @@ from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
 from sailord.planning.messages import FoundPlan, MoveContext
-from sailord.planning.plan_search import answer, precompute_next, start_precomputing
+from sailord.planning.plan_search import (
+    HURRIED,
+    answer,
+    precompute_next,
+    start_precomputing,
+)
 from sailord.planning.precomputed import NoPlan, PrecomputedPlans
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
@@ -235,7 +240,7 @@ def test_urgent_answer_is_followed_by_the_whole_search():
         hurried = answer(question)
         assert isinstance(hurried, FoundPlan)
         assert hurried.proposal.ask_again_s == 25.0
-        assert any("found in a hurry" in said for said in hurried.about["why"])
+        assert HURRIED in hurried.about["why"]
     calm = answer(replace(lost, running=hurried.plan, ran_on=left))
     assert isinstance(calm, FoundPlan)
     assert calm.proposal.ask_again_s is None
