@@ -18,18 +18,20 @@ from sailord.local.paths import free_port
 ROOT = Path(__file__).resolve().parents[3]
 JOB = (ROOT / "examples" / "small.toml").read_text(encoding="utf-8").replace("steps = 20\n", "")
 TOKEN = "a-token-that-is-long-enough"
+ANSWER_S = 40.0
+"""Longest wait for an answer, on a machine that is busy otherwise."""
 
 
 class Over(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=ANSWER_S)
         self.path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(10)
+        self.sock.settimeout(ANSWER_S)
         self.sock.connect(str(self.path))
 
 
