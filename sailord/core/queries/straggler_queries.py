@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, NodeId
-from sailord.core.model.phases import Running
+from sailord.core.model.phases import Held, Running, Waiting
 from sailord.core.model.state import Active, Slowness, State
 from sailord.core.model.stragglers import NodeSpeeds, StepSample, Straggler
 from sailord.core.queries.straggler_detection import look, worst
@@ -116,13 +116,21 @@ def straggler_texts(state: State) -> dict[NodeId, SlowText]:
         id_: (node.exclusion.slow, None) for id_, node in state.nodes.items() if node.exclusion.slow
     }
     active = state.active
-    if active is None:
+    if active is None or not _is_measured(active):
         return told
     for id_, slow in active.slowness.speeds.told(state.now, state.options).items():
         kept = active.slowness.kept.get(id_)
         text = str(slow) if kept is None else f"{slow}; it stays: {kept.why}"
         told.setdefault(id_, (text, slow.since))
     return told
+
+
+def _is_measured(active: Active) -> bool:
+    """Return whether what was measured is of this generation, and it still trains or just did."""
+    generation = active.generation
+    if generation is None or active.slowness.speeds.generation != generation.number:
+        return False
+    return not isinstance(active.phase, Held | Waiting)
 
 
 def slow_job(state: State, active: Active) -> tuple[float, str] | None:

@@ -10,9 +10,10 @@ from sailord.core.decide import decide
 from sailord.core.model.commands import GiveOrder, Note, RequestPlan, WriteGeneration
 from sailord.core.model.events import OrderGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.model.options import Options
-from sailord.core.model.phases import Running, Stopping, Waiting
+from sailord.core.model.phases import Held, Running, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, State
 from sailord.core.model.stragglers import NodeSpeeds, Straggler
+from sailord.core.queries.straggler_queries import straggler_texts
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -96,6 +97,16 @@ def test_no_prediction_means_no_stragglers():
     unpredicted = replace(before, active=replace(active_of(before), generation=generation(*ALL)))
     after, _ = decide(unpredicted, Ticked(NOW))
     assert active_of(after).slowness.speeds == NodeSpeeds()
+
+
+def test_no_node_is_called_slow_by_what_a_generation_measured_that_no_longer_trains():
+    made = four(B)
+    assert straggler_texts(made) == {B: (str(CRAWLS), CRAWLS.since)}
+    for rests in (Held("its script failed", NOW), Waiting("no plan", NOW)):
+        assert straggler_texts(replace(made, active=replace(active_of(made), phase=rests))) == {}
+    unpredicted = replace(active_of(made), generation=generation(*ALL, number=4))
+    after, _ = decide(replace(made, active=unpredicted), Ticked(NOW))
+    assert straggler_texts(after) == {}, "it is never compared"
 
 
 def test_straggler_question_leaves_the_node_out():
