@@ -67,7 +67,8 @@ def look(
             slow[id_] = one
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
-    job = _still_slow(_of_the_job(grown, pace.grown, now, step), watch.job, options.slow_times)
+    of_job = _of_the_job(grown, pace.grown, now, step, options.slow_times)
+    job = _still_slow(of_job, watch.job, options.slow_times)
     return replace(
         watch,
         looked_at=now,
@@ -88,10 +89,12 @@ def _still_slow(found: Straggler, before: Straggler | None, slow_times: float) -
     return replace(found, since=before.since, since_step=before.since_step)
 
 
-def _of_the_job(grown: Sequence[float], steps: float, now: float, step: int) -> Straggler:
+def _of_the_job(
+    grown: Sequence[float], steps: float, now: float, step: int, slow_times: float
+) -> Straggler:
     """Return how slow the job is against its past: its nodes, most of them, or else its steps."""
     most = grown[len(grown) // 4] if grown else 1.0
-    if most > steps / 2:
+    if most >= steps or most > max(steps / 2, slow_times):
         return Straggler(most, "before on all nodes alike", now, step, step)
     against = "before for a step, and no node computes as much longer"
     return Straggler(steps, against, now, step, step, verb="takes")

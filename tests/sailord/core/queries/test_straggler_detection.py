@@ -196,6 +196,16 @@ def test_slower_steps_though_no_node_computes_longer_are_a_slowdown_of_the_job()
     assert watch.job.has_lasted(watch.job.since + 60.0, OPTIONS)
 
 
+def test_steps_are_slow_from_the_same_multiple_as_a_node_is():
+    assert paced(*[1.0] * 30, *[1.4] * 20).job is None
+    watch = paced(*[1.0] * 30, *[1.7] * 20)
+    assert watch.job is not None
+    assert (watch.job.verb, watch.job.times) == ("takes", pytest.approx(1.7))
+    less = paced(*[1.0] * 30, *[2.2] * 20, *[1.4] * 20)
+    assert less.job is not None, "a third of that has not gone"
+    assert less.job.since < 150
+
+
 def test_evaluations_and_snapshots_between_steps_slow_no_job():
     assert paced(*[*[1.0] * 9, 60.0] * 6).job is None
 
