@@ -31,9 +31,11 @@ class RentedNow:
         )
 
     def node_names(self) -> frozenset[str]:
-        """The names of the nodes that are rented instances."""
-        instances = () if self.state is None else self.state.instances.values()
-        return frozenset(each.instance.node for each in instances)
+        """The names of the nodes that are rented instances, or were: a lease ends later."""
+        if self.state is None:
+            return frozenset()
+        there = (each.instance.node for each in self.state.instances.values())
+        return frozenset((*there, *self.state.ended_nodes))
 
     def given_back(self) -> frozenset[str]:
         """The names of the nodes whose instances are deleted for sailord's own reasons."""

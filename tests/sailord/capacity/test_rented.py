@@ -38,6 +38,13 @@ def test_instances_that_sailord_deletes_are_given_back_and_preempted_ones_are_no
     assert RentedNow().given_back() == frozenset()
 
 
+def test_a_node_is_rented_also_after_its_instance_is_gone() -> None:
+    known = {"1": RentedInstance(instance(1), 1.0, 0.0, 0.0)}
+    state = CapacityState(instances=known, ended_nodes=("gone",))
+    assert RentedNow(state).node_names() == {"n1", "gone"}
+    assert RentedNow().node_names() == frozenset()
+
+
 def test_what_the_provider_charges_is_told_for_each_gpu() -> None:
     assert RentedNow().prices() == ()
     found = RentedNow(CapacityState(prices={B: 8.0, A: 12.0})).prices()
