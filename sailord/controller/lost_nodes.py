@@ -62,15 +62,19 @@ class LostNodes:
         is_expected = record.spot or node.is_draining or not record.machine
         if not is_expected and record.name not in self.rented():
             kind = record.zone, record.machine
-            self._found.setdefault(record.id, LostNode(record.id, record.name, at, why, kind))
+            lost = LostNode(record.id, record.name, at, why, kind, record.address)
+            self._found.setdefault(record.id, lost)
             self.of(at)
 
     def _forget_replaced(self, before: State, state: State) -> None:
         """Forget nodes that are back; another one that joins replaces one of its kind."""
         known = {node.record.name for node in before.nodes.values()}
         known |= {each.name for each in self._found.values()}
-        there = {node.record.name for node in state.nodes.values() if not node.is_lost}
-        self._found = {id_: each for id_, each in self._found.items() if each.name not in there}
+        up = [node.record for node in state.nodes.values() if not node.is_lost]
+        there = {record.name for record in up} | {record.address for record in up}
+        self._found = {  # At its address it has another name now.
+            id_: each for id_, each in self._found.items() if not {each.name, each.address} & there
+        }
         for id_ in sorted(state.nodes.keys() - before.nodes.keys()):
             record = state.nodes[id_].record
             kind = record.zone, record.machine

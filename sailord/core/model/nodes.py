@@ -166,6 +166,7 @@ class LostNode:
     why: str
     kind: tuple[str, str]
     """Its zone and machine type."""
+    address: str
 
 
 class Nodes(dict[NodeId, Node]):

@@ -47,6 +47,12 @@ def test_a_node_that_is_back_is_listed_no_more() -> None:
     assert names(seen((node(A),), (GONE, again))) == [], "its agent was restarted"
 
 
+def test_a_node_that_was_renamed_is_not_lost() -> None:
+    """It joins by its new name before the lease of the old one ends."""
+    renamed = node(D, record=record(D, address=record(A).address))
+    assert names(seen((node(A), node(B)), (node(A), node(B), renamed), (node(B), renamed))) == []
+
+
 def test_another_node_of_its_kind_replaces_one() -> None:
     both = (node(A), node(B), node(C)), (GONE, node(B, lost_at=NOW), node(C)), (node(C),)
     assert names(seen(*both)) == ["machine-a", "machine-b"]

@@ -127,7 +127,7 @@ def test_doctor_lists_each_problem_of_a_node(changes: dict[str, Any], words: str
 
 
 def test_a_lost_node_stays_a_problem_after_its_record_is_gone() -> None:
-    lost = LostNode(NodeId("b.1"), "b", 900.0, "its lease expired", ("z", "m"))
+    lost = LostNode(NodeId("b.1"), "b", 900.0, "its lease expired", ("z", "m"), "b:1")
     (problem,) = problems_of(replace(WELL, lost=(lost,)), None, (NODE,), 1000.0)
     assert problem.since == 900.0
     assert problem.text.startswith(
