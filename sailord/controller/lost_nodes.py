@@ -59,7 +59,8 @@ class LostNodes:
 
     def _note(self, node: Node, at: float, why: str) -> None:
         record = node.record
-        is_expected = record.spot or node.is_draining or not record.machine
+        was_ordered = node.exclusion.draining_since is not None  # It drained, not for another job.
+        is_expected = record.spot or was_ordered or not record.machine
         if not is_expected and record.name not in self.rented():
             kind = record.zone, record.machine
             lost = LostNode(record.id, record.name, at, why, kind, record.address)

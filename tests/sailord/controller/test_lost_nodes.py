@@ -69,6 +69,10 @@ def test_nodes_that_are_expected_to_go_are_not_listed() -> None:
     assert names(seen((node(A), node(B)), (GONE, node(B)), known=rented)) == []
 
 
+def test_a_node_that_is_lost_on_its_way_to_another_job_is_listed() -> None:
+    assert names(seen((node(A, yields_since=NOW), node(B)), (node(B),))) == ["machine-a"]
+
+
 def test_another_leader_lists_only_what_it_saw() -> None:
     known = seen((node(A), node(B)), (GONE, node(B)))
     known.observe(State())
