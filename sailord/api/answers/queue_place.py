@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from agents.protocol.records import JobId
+from sailord.core.model.phases import Held
 from sailord.core.model.state import State
-from sailord.core.queries.forecast import seconds_left
+from sailord.core.queries.forecast import done_in
 from sailord.core.queries.job_queue import in_queue, next_in_queue
 from sailord.core.queries.restore_choice import resume_point
 from sailord.text.causes import first_names
@@ -28,7 +29,7 @@ def place_text(state: State, id_: JobId) -> str:
     said = []
     if before := waits_for(state, id_):
         said.append(f"queued behind {first_names(before)}")
-        if active is not None and (left_s := seconds_left(state)) is not None:
+        if active is not None and (left_s := done_in(state)) is not None:
             said.append(f"{active.job} is done in about {duration(left_s)}")
     step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0
     if step and job.state == "queued" and not said:
@@ -42,5 +43,6 @@ def after_order(state: State, kind: str, id_: JobId) -> str:
     """Return what follows an order about a job, where it is not plain from its name; else empty."""
     following, active = next_in_queue(state), state.active
     if kind == "pause" and following is not None and active is not None and active.job == id_:
-        return f"once its last step is saved, {following.id} gets the cluster"
+        is_saved = "" if isinstance(active.phase, Held) else "once its last step is saved, "
+        return f"{is_saved}{following.id} gets the cluster"
     return place_text(state, id_) if kind in ("pause", "resume") else ""

@@ -21,7 +21,7 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
-from sailord.core.queries.forecast import seconds_left, usd_needed
+from sailord.core.queries.forecast import done_in, usd_needed
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
@@ -241,7 +241,7 @@ def jobs_view(state: State, parts: Iterable[State] = ()) -> types.Jobs:
     rows = [types.ListedJob(**fields_of(job)) for job in ordered]
     for place, row in enumerate(rows):
         if (part := running.get(row.id)) is not None and part.active is not None:
-            phase, left_s = phase_view(part, part.active), seconds_left(part)
+            phase, left_s = phase_view(part, part.active), done_in(part)
             rows[place] = replace(
                 row,
                 phase=phase.name,

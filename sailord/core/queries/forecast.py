@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sailord.core.model.phases import Running
+from sailord.core.model.phases import Held, Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.job_cost import billed, priced
 
@@ -27,6 +27,13 @@ def seconds_left(state: State) -> float | None:
     if steps is None or step_s is None or not has_speed:
         return None
     return max(steps - step, 0) * step_s
+
+
+def done_in(state: State) -> float | None:
+    """Return the same; ``None`` also while it does not train, since nobody knows for how long."""
+    active = state.active
+    is_resting = active is not None and isinstance(active.phase, Held | Waiting)
+    return None if is_resting else seconds_left(state)
 
 
 def usd_needed(state: State) -> float | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, JobId, Point
 from sailord.api.answers.queue_place import after_order, place_text, waits_for
-from sailord.api.answers.render import job_view, why_view
+from sailord.api.answers.render import job_view, jobs_view, why_view
 from sailord.cli.shared.server import ordered_text
-from sailord.core.model.phases import Held, Opening, Running
+from sailord.core.model.phases import Held, Opening, Running, Waiting
 from sailord.text.cluster_text import why_text
 from sailord.text.cures import spend_more
 from tests.sailord.core.states import (
@@ -91,6 +91,15 @@ def test_pause_and_resume_tell_who_gets_the_cluster() -> None:
     assert after_order(replace(ALMOST, jobs={JOB: ALMOST.job}), "pause", JOB) == ""
     assert ordered_text("resume j", {"id": "1", "then": told}) == f"resume j: ordered; {told}"
     assert ordered_text("resume j", {"id": "1"}) == "resume j: ordered"
+
+
+def test_no_end_is_promised_of_a_job_that_does_not_train() -> None:
+    for rests in (Held("its script failed", BEGAN), Waiting("no plan", BEGAN)):
+        known = replace(ALMOST, active=replace(active_of(ALMOST), phase=rests))
+        assert place_text(known, JobId("urgent")) == f"queued behind {JOB}"
+        assert [row.ends_at for row in jobs_view(known).jobs if row.id == JOB] == [None]
+    held = replace(ALMOST, active=replace(active_of(ALMOST), phase=Held("it failed", BEGAN)))
+    assert after_order(held, "pause", JOB) == "urgent gets the cluster", "nothing is saved"
 
 
 def test_active_job_waits_for_no_other() -> None:
