@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +11,8 @@ from sailord.core.model.options import Options
 TOLD_SHARE = 0.25
 """A node is told to be slow after this share of the time and steps after which it is left out."""
 SEEN_MAX = 8
-"""A step's seconds are the median of the last 8 looks, as a rank's are that of its last 8 steps."""
+"""A step's seconds are the second least of the last 8 looks: into many of them an evaluation or a
+snapshot may fall, and what slows steps slows all."""
 
 WorkKey = tuple[str, str]
 """A kind of GPU, and the predicted compute time of a rank."""
@@ -80,14 +80,14 @@ class StepPace:
         seen = (*self.seen, (at - self.at) / (step - self.step))[-SEEN_MAX:]
         if len(seen) < SEEN_MAX:
             return StepPace(at, step, seen)
-        now = statistics.median(seen)
+        now = sorted(seen)[1]
         past = Past.begun(now, step) if self.past is None else self.past.and_now(now, step, window)
         return StepPace(at, step, seen, past)
 
     @property
     def grown(self) -> float:
         """Return how many times as long steps take as they once did."""
-        return 1.0 if self.past is None else statistics.median(self.seen) / self.past.best
+        return 1.0 if self.past is None else sorted(self.seen)[1] / self.past.best
 
 
 @dataclass(frozen=True, slots=True)
