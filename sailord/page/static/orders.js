@@ -13,7 +13,7 @@ const NODE = {
 };
 const JOB = {
   pause: ["Pause", "It stops at the end of a step, after its state is saved; the next job gets the cluster."],
-  budget: ["Raise the budget of", "A job that is held as its budget is spent goes on at once, if this pays for it."],
+  budget: ["Raise the budget of", "The job does not go on by itself: resume it then."],
   resume: ["Resume", "It goes on from its last state."],
   replan: ["Plan again", "sailord looks for a better plan now."],
   checkpoint: ["Checkpoint", "The newest snapshot is made durable now."],

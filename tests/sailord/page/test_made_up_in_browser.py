@@ -250,6 +250,8 @@ def test_a_job_held_by_its_budget_draws_no_speed_says_so_on_its_nodes_and_can_be
         assert await tab.run("document.querySelector('[data-order=resume]')") is None
         await tab.run("document.querySelector('[data-order=budget]').click()")
         assert await tab.run("document.getElementById('usd-box').hidden") is False
+        told = await tab.run("document.getElementById('confirm-text').innerText")
+        assert told.endswith("resume it then."), "a larger budget alone ends no hold"
         await tab.run("document.getElementById('usd').value = '4.5'")
         await tab.run("document.getElementById('confirm-yes').click()")
         await tab.wait("!document.getElementById('confirm').open")
