@@ -18,6 +18,7 @@ from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import ActiveView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.job_cost import why_not_afforded
@@ -236,7 +237,8 @@ def _row_of(part: State, shown: JobId | None) -> dict[str, Any]:
         return row
     progress, members = active.progress, active.generation.members if active.generation else ()
     row |= {"step": progress.step, "steps": part.job.steps, "nodes": len(members)}
-    row |= {"step_s": _digits(progress.step_s, 2)}
+    if not isinstance(active.phase, Held | Waiting):
+        row |= {"step_s": _digits(progress.step_s, 2)}
     return {key: value for key, value in row.items() if value is not None}
 
 

@@ -11,7 +11,21 @@ from sailord.core.model.phases import Held, Running
 from sailord.core.sharing.parts import Parts, whole
 from sailord.goodput.core.ledger import Ledger
 from sailord.page.merge_patch import merge_patch
-from tests.sailord.core.states import BEGAN, JOB, A, B, C, D, generation, job, node, report, state
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    A,
+    B,
+    C,
+    D,
+    active_of,
+    generation,
+    grouped,
+    job,
+    node,
+    report,
+    state,
+)
 from tests.sailord.page.made_up import job_context, live_context
 
 OTHER, WAITS, ENDED = JobId("other"), JobId("waits"), JobId("ended")
@@ -67,6 +81,14 @@ def test_a_chosen_job_is_shown_with_its_own_plan_and_measured_times() -> None:
     assert found["busy"] == {"0": [0.2, None]}
     assert found["jobs"][OTHER] == {"state": "running"}
     assert found["jobs"][JOB] == {"state": "running", "step": 40, "nodes": 2}
+
+
+def test_a_job_beside_it_that_does_not_train_has_no_speed() -> None:
+    fast = replace(SECOND, active=grouped(active_of(SECOND), step_s=0.5))
+    rests = replace(fast, active=replace(active_of(fast), phase=Held("it failed", BEGAN)))
+    for part, seconds in ((fast, 0.5), (rests, None)):
+        found = document(None, replace(shared(), others={OTHER: part}))
+        assert found["jobs"][OTHER].get("step_s") == seconds
 
 
 def test_nodes_of_the_jobs_beside_the_first_say_so() -> None:
