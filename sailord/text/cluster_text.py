@@ -92,10 +92,10 @@ def status_text(status: dict[str, Any]) -> str:
 
 def _counts(status: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of nodes by state, with drained ones apart from those that still drain."""
-    counts, drained = dict(status["nodes"]), sum(n["safe_to_stop"] for n in status["leaving"])
-    if drained:
-        counts["draining"] = counts.get("draining", 0) - drained
-        counts[DRAINED] = drained
+    counts, safe = dict(status["nodes"]), sum(n["safe_to_stop"] for n in status["leaving"])
+    draining = counts.get("draining", 0)
+    if drained := min(safe, draining):  # One whose agent has stopped counts as suspect.
+        counts |= {"draining": draining - drained, DRAINED: drained}
     return {state: count for state, count in counts.items() if count > 0}
 
 
@@ -210,7 +210,7 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
     """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
     if spent and spent["unpaid"]:
         return spend_more(job, spent.get("usd_needed"))
-    if OF_BUDGET in reason:
+    if spent and OF_BUDGET in reason:
         return f"its budget was raised since: sailorctl resume {job} goes on"
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 

@@ -41,6 +41,7 @@ from tests.sailord.core.states import (
     C,
     G,
     Planning,
+    changed,
     generation,
     grouped,
     job,
@@ -307,6 +308,12 @@ def test_slow_nodes_are_explained_below_the_table():
         " it stays: no plan is better",
         "machine-c is slow: it computes 4.2 times as long as others with the same work",
     ]
+
+
+def test_a_drained_node_whose_agent_has_stopped_is_counted_once():
+    stopped = changed(GONE, absent_since=NOW)
+    told = shown(Case(Running(NOW - 900), state=state(None, node(A, SAID), node(B), stopped)))
+    assert "nodes       2 ready, 1 suspect\n" in told
 
 
 def test_quarantined_node_counts_as_cordoned_and_says_why():

@@ -10,7 +10,7 @@ from sailord.api.answers.queue_place import after_order, place_text, waits_for
 from sailord.api.answers.render import job_view, jobs_view, why_view
 from sailord.cli.shared.server import ordered_text
 from sailord.core.model.phases import Held, Opening, Running, Waiting
-from sailord.text.cluster_text import why_text
+from sailord.text.cluster_text import cure_of_hold, why_text
 from sailord.text.cures import spend_more
 from tests.sailord.core.states import (
     BEGAN,
@@ -119,6 +119,7 @@ def test_cure_of_a_spent_budget_is_not_just_to_resume() -> None:
 
     assert spend_more(JOB) in told(usd_max=10.0)
     assert f"sailorctl resume {JOB}" in told(usd_max=11.0)
+    assert "was raised" not in cure_of_hold(JOB, None, "its budget of $10.00 is spent"), "unknown"
 
 
 def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
