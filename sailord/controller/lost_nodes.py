@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from agents.protocol.records import NodeId
@@ -37,14 +37,17 @@ class LostNodes:
             return
         if state.nodes is before.nodes:
             return
+        lost: list[tuple[Node, float, str]] = []
         for id_ in sorted(state.nodes.notable):
-            node = state.nodes[id_]
-            if isinstance(node.standing, Lost) and node is not before.nodes.get(id_):
-                self._note(node, node.standing.at, node.why_lost)
+            node, known = state.nodes[id_], before.nodes.get(id_)
+            if isinstance(node.standing, Lost) and not (known is not None and known.is_lost):
+                lost.append((node, node.standing.at, node.why_lost))
         has_come_or_gone = state.nodes.keys() != before.nodes.keys()
         for id_ in sorted(before.nodes.keys() - state.nodes.keys()) if has_come_or_gone else ():
             if not before.nodes[id_].is_lost:
-                self._note(before.nodes[id_], state.now, UNUSED)
+                lost.append((before.nodes[id_], state.now, UNUSED))
+        if lost:
+            self._note(lost)
         for id_ in [id_ for id_ in self._found if id_ in state.nodes]:
             if not state.nodes[id_].is_lost:  # It was given up by mistake.
                 del self._found[id_]
@@ -57,15 +60,17 @@ class LostNodes:
         self._found = {each.id: each for each in found[-LISTED_MAX:]}
         return tuple(self._found.values())
 
-    def _note(self, node: Node, at: float, why: str) -> None:
-        record = node.record
-        was_ordered = node.exclusion.draining_since is not None  # It drained, not for another job.
-        is_expected = record.spot or was_ordered or not record.machine
-        if not is_expected and record.name not in self.rented():
-            kind = record.zone, record.machine
-            lost = LostNode(record.id, record.name, at, why, kind, record.address)
-            self._found.setdefault(record.id, lost)
-            self.of(at)
+    def _note(self, lost: Iterable[tuple[Node, float, str]]) -> None:
+        """List those that were not expected to go, each with when and why it was lost."""
+        rented = self.rented()
+        for node, at, why in lost:
+            record = node.record
+            was_ordered = node.exclusion.draining_since is not None  # Not for another job alone.
+            if not (record.spot or was_ordered or not record.machine or record.name in rented):
+                kind = record.zone, record.machine
+                known = LostNode(record.id, record.name, at, why, kind, record.address)
+                self._found.setdefault(record.id, known)
+                self.of(at)
 
     def _forget_replaced(self, before: State, state: State) -> None:
         """Forget nodes that are back; another one that joins replaces one of its kind."""

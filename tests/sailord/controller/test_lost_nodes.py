@@ -61,6 +61,19 @@ def test_another_node_of_its_kind_replaces_one() -> None:
     assert names(seen(*both, (node(C), other))) == ["machine-a", "machine-b"]
 
 
+def test_a_node_that_was_replaced_is_not_listed_anew_when_its_lease_ends() -> None:
+    replaced = (node(A),), (GONE,), (GONE, node(D))
+    assert names(seen(*replaced, (changed(GONE, absent_since=NOW), node(D)))) == []
+
+
+def test_what_is_rented_is_asked_once_for_all_that_are_lost() -> None:
+    asked: list[int] = []
+    known = LostNodes(rented=lambda: asked.append(1) or {"machine-a"})
+    both = node(A, lost_at=NOW), node(B, lost_at=NOW)
+    assert names(seen((node(A), node(B)), both, known=known)) == ["machine-b"]
+    assert len(asked) == 1, "thousands of names are put together for it"
+
+
 def test_nodes_that_are_expected_to_go_are_not_listed() -> None:
     spot = node(A, record=record(A, spot=True))
     assert names(seen((spot, node(B)), (node(B),))) == []
