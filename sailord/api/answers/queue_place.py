@@ -35,7 +35,8 @@ def place_text(state: State, id_: JobId) -> str:
     if step and job.state == "queued" and not said:
         said.append("queued")
     if step:
-        said.append(f"{id_} goes on from step {step:,}")
+        resumed = "" if job.state == "queued" else "once it is resumed, "
+        said.append(f"{resumed}{id_} goes on from step {step:,}")
     return "; ".join(said)
 
 

@@ -77,6 +77,10 @@ def test_a_queued_job_is_told_how_long_it_waits_and_where_it_goes_on() -> None:
     assert place_text(known, JobId("urgent")) == f"{told}; urgent goes on from step 419"
     alone = replace(known, active=None)
     assert place_text(alone, JobId("urgent")) == "queued; urgent goes on from step 419"
+    paused = known.with_job(replace(URGENT, state="paused"))
+    told = "once it is resumed, urgent goes on from step 419"
+    assert place_text(paused, JobId("urgent")) == told, "by itself it does not"
+    assert after_order(paused, "pause", JobId("urgent")) == told
     assert place_text(known, JOB) == "", "it has the cluster"
     assert place_text(known, JobId("none")) == ""
 
