@@ -14,10 +14,9 @@ from typing import Any
 from planner.move_policy.decide_move import span
 from planner.move_policy.move_gain import pool_name
 from planner.move_policy.node_lifetimes import LifetimeHistory
-from planner.replan.move_cost import cost_of_move
+from planner.replan.next_move import seconds_to
 from planner.replan.nodes import PlannerNode
 from planner.replan.replan_tables import ReplanTables
-from planner.replan.transfers import transfers_of
 from simulator.cluster.cluster import Cluster
 from simulator.estimate.result import Estimate
 from simulator.spec.plan import Plan
@@ -127,19 +126,7 @@ def expected_losses(
         return None
 
     def down_s(running: Plan | None) -> float:
-        state, routes = tables.state, tables.routes
-        return cost_of_move(
-            plan,
-            transfers_of(plan, nodes, running=running, state=state, routes=routes),
-            nodes,
-            state=state,
-            network=tables.judge.network,
-            old_iteration_s=estimate.iteration_s,
-            new_iteration_s=estimate.iteration_s,
-            is_planned=False,
-            usd_per_hour=None,
-            times=tables.times,
-        ).seconds
+        return seconds_to(tables, plan, estimate, nodes, running=running, is_planned=False)
 
     return spot_losses(
         plan, estimate, nodes, history, now_s=now_s, down_s=down_s(plan), restore_s=down_s(None)

@@ -27,19 +27,32 @@ def replacement_s(
     going = replace(largest, id=f"{largest.id} before")
     there = (*nodes, going)
     before = _moved(plan, largest.id, going.id)
-    move = cost_of_move(
+    return seconds_to(tables, plan, estimate, there, running=before, is_planned=True)
+
+
+def seconds_to(
+    tables: ReplanTables,
+    plan: Plan,
+    estimate: Estimate,
+    nodes: Sequence[PlannerNode],
+    *,
+    running: Plan | None,
+    is_planned: bool,
+) -> float:
+    """Return how long a move to the plan takes at equal speed; ``None``: from a checkpoint."""
+    state = tables.state
+    return cost_of_move(
         plan,
-        transfers_of(plan, there, running=before, state=state, routes=tables.routes),
-        there,
+        transfers_of(plan, nodes, running=running, state=state, routes=tables.routes),
+        nodes,
         state=state,
         network=tables.judge.network,
         old_iteration_s=estimate.iteration_s,
         new_iteration_s=estimate.iteration_s,
-        is_planned=True,
+        is_planned=is_planned,
         usd_per_hour=None,
         times=tables.times,
-    )
-    return move.seconds
+    ).seconds
 
 
 def _moved(plan: Plan, node: str, to: str) -> Plan:

@@ -188,7 +188,7 @@ class Run:
     def perform(self, command: model.CapacityCommand) -> None:
         match command:
             case model.Create():
-                assert command.ask.pool.zone not in self._unseen, "nobody sees what it makes"
+                assert command.ask.pool.zone not in self._unseen, "the request cannot be followed"
                 self.count_doubles(command.ask.pool)
                 if not self.loses_power() or self.outages.random() < 0.5:
                     self.create(command.ask)

@@ -1,4 +1,4 @@
-"""Where a job that has no nodes stands in the queue, as a sentence for people."""
+"""Says whom a job in the queue waits for, for how long, and where it goes on."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def seconds_left(state: State) -> float | None:
 
 
 def done_in(state: State) -> float | None:
-    """Return the same; ``None`` also while it does not train, since nobody knows for how long."""
+    """Return the same; ``None`` also while it does not train, since that may take any time."""
     active = state.active
     is_resting = active is not None and isinstance(active.phase, Held | Waiting)
     return None if is_resting else seconds_left(state)

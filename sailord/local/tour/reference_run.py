@@ -32,7 +32,7 @@ class ReferenceRun:
 
     def losses(self, last: int) -> dict[int, float]:
         """Wait until step ``last`` is done; return the loss of each step."""
-        # Whoever waits times nothing any more, and idle priority may get no core at all.
+        # The timed part is over, and a process with idle priority may get no core at all.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
         found: dict[int, float] = {}

@@ -122,15 +122,20 @@ def test_what_one_job_may_not_spend_pauses_no_other():
     assert [each.reason for each in given] == ["budget of next", "budget of "]
 
 
+def loop_that_gives(given) -> CapacityLoop:
+    """A loop of a leader whose orders are kept in a list."""
+    gateway = Gateway(lambda: False, given.append)
+    gateway.term = 1
+    cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
+    clock = SimpleNamespace(now=lambda: 100.0)
+    return CapacityLoop(None, Warner(), CapacityPolicy(), cluster, None, gateway, clock)
+
+
 def test_a_provider_notice_drains_the_node_under_one_id():
     given = []
 
     async def play() -> None:
-        gateway = Gateway(lambda: False, given.append)
-        gateway.term = 1
-        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
-        clock = SimpleNamespace(now=lambda: 100.0)
-        hands = CapacityLoop(None, Warner(), CapacityPolicy(), cluster, None, gateway, clock)
+        hands = loop_that_gives(given)
         work = asyncio.create_task(hands.run())
         await asyncio.sleep(20.0)
         work.cancel()
@@ -150,11 +155,7 @@ def test_an_instance_that_is_replaced_before_its_end_is_drained_at_once():
     given = []
 
     async def play() -> None:
-        gateway = Gateway(lambda: False, given.append)
-        gateway.term = 1
-        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
-        clock = SimpleNamespace(now=lambda: 100.0)
-        loop = CapacityLoop(None, Warner(), CapacityPolicy(), cluster, None, gateway, clock)
+        loop = loop_that_gives(given)
         loop._term = 1
         loop._save = AsyncMock(return_value=True)
         await loop._drain(Drain("sailor-7", "the provider will soon delete it", 3700.0))

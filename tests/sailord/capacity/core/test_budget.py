@@ -40,7 +40,7 @@ def test_the_rest_of_a_total_budget_limits_the_hourly_cost():
     assert usd_per_hour_limit(state(CapacityPolicy(), hours=1.0)) is None
 
 
-def test_a_request_that_nobody_sees_pauses_the_job_once_it_may_have_spent_the_budget():
+def test_a_request_in_an_unseen_zone_pauses_the_job_once_it_may_have_spent_the_budget():
     in_use, hidden = instance(pool=B, request=SECOND, at=0.0), (A.zone,)
     story = Story(CapacityPolicy(usd_max=10.0)).hear(TargetSet(1.0, {B: 1}))
     story.see(1.0, in_use).hear(TargetSet(2.0, {A: 2, B: 1}))

@@ -84,7 +84,7 @@ def test_others_are_left_at_once(given: State) -> None:
 
 
 def test_the_earliest_of_several_notices_counts() -> None:
-    """Whoever gives it, in whatever order, and also once the node's record is seen again."""
+    """In whatever order they come, and also after a new record of the node."""
     soon, late = (order("preempt", C, f"in {s}", leaves_at=NOW + s) for s in (60, 3600))
     nodes = record(A), record(B), record(C, state="draining", leaves_at=NOW + 3600)
     given = state(None, node(A), node(B), node(C), generation=OFTEN)
