@@ -66,6 +66,8 @@ class PossibleMove:
     """What the loss of a node in use costs, in ``unit``."""
     tied: str | None = None
     """Why the new plan cannot be told apart from the old one, if it cannot."""
+    with_idle: str | None = None
+    """What is told of plans with idle nodes if there is no better one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def judge_move(
     if offer.needed is not None:
         return verdict(True, offer.needed)
     if offer.gain_per_s <= 0:
-        return verdict(False, "no better plan found")
+        said = "no better plan found"
+        return verdict(False, said if offer.with_idle is None else f"{said}: {offer.with_idle}")
     if offer.tied is not None:
         return verdict(False, f"the best plan is {offer.tied}")
     rate, price = _amount(offer.gain_per_s, offer.unit), _amount(cost, offer.unit)

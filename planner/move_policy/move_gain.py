@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.move_policy.decide_move import PossibleMove, Unit
-from planner.problem.preference import PlanEstimate, why_tied
+from planner.problem.preference import PlanEstimate, objective_of, why_tied
 from planner.replan.damage import RunningPlan
 from planner.replan.move_cost import MoveCost
 from planner.replan.nodes import PlannerNode, nodes_used
@@ -64,7 +64,20 @@ def offer_of(
         full=full,
         loss_cost=loss_s * worth_per_s,
         tied=tied,
+        with_idle=_with_idle(running, next_plan, goal),
     )
+
+
+def _with_idle(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | None:
+    """How much worse the best plan with idle nodes is than the running one, if that is known."""
+    other = next_plan.with_idle
+    if other is None:
+        return None
+    now, then = objective_of(running, goal), objective_of(other, goal)
+    if not 0 < now <= then < math.inf:
+        return None
+    worse = "dearer" if goal == "cost" else "slower"
+    return f"the best one with idle nodes is {then / now - 1:.1%} {worse}"
 
 
 def full_pools(cluster: Cluster, nodes: Sequence[PlannerNode]) -> frozenset[str]:

@@ -15,7 +15,14 @@ from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, LimitedFigures
 from planner.replan.assign_nodes import assign, keeping_places
 from planner.replan.damage import RunningPlan, damage, template_size
-from planner.replan.nodes import PlannerNode, lots_on, paid_first, spot_by_id, unplaced
+from planner.replan.nodes import (
+    PlannerNode,
+    lots_on,
+    nodes_used,
+    paid_first,
+    spot_by_id,
+    unplaced,
+)
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.state_map import placed_groups
@@ -29,6 +36,9 @@ ROUGH_OTHER_CUTS = 1.1
 """Factor on the rough time of a mix whose boundaries differ from those of the running pipelines."""
 ROUGH_WORSE_MAX = 1.5
 """A mix whose rough time exceeds that of the survivors by this factor is not judged."""
+
+WITH_IDLE_BUDGET = 4
+"""Mixes judged to tell how much worse it is to use idle nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +66,7 @@ class ReplanSearch:
     _seen: set[PipelineMix] = field(default_factory=set)
     _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
     _simple: Plan | None = None
+    _judged_plans: list[PlacedPlan] = field(default_factory=list)
     _refused: list[Breach] = field(default_factory=list)
     """Of each plan that breaks limits, the limit that it exceeds most."""
 
@@ -143,7 +154,29 @@ class ReplanSearch:
             if breaches:  # Else its price is unknown.
                 self._refused.append(max(breaches, key=lambda breach: breach.excess))
             return None
-        return PlacedPlan((*score, len(plan.pipelines)), plan, estimate)
+        self._judged_plans.append(PlacedPlan((*score, len(plan.pipelines)), plan, estimate))
+        return self._judged_plans[-1]
+
+    def best_with_idle_nodes(self) -> PlacedPlan | None:
+        """The best judged plan that uses nodes which the running plan leaves idle.
+
+        If none was judged, a few mixes are that looked too slow by rough times.
+        """
+        in_use, base = nodes_used(self.running.plan), self._base()
+        if all(node.id in in_use for node in self.nodes):
+            return None
+        if (best := self._best_beyond(in_use)) is not None:
+            return best
+        drafted = dict.fromkeys(self._drafts.around(base, ()))
+        more = [mix for mix in drafted if base.pipelines < mix.pipelines <= self._total]
+        for mix in self._ranked(more, base, worse_max=math.inf)[:WITH_IDLE_BUDGET]:
+            if list(self._placed_of(mix)) and (best := self._best_beyond(in_use)) is not None:
+                return best
+        return None
+
+    def _best_beyond(self, in_use: frozenset[str]) -> PlacedPlan | None:
+        others = (one for one in self._judged_plans if not nodes_used(one.plan) <= in_use)
+        return min(others, key=by_worth, default=None)
 
     def why_none(self) -> Problem:
         """Why no plan was found on these nodes."""
@@ -228,17 +261,24 @@ class ReplanSearch:
             if self.evaluations >= self.budget:
                 return
             self._seen.add(mix)
-            for plan in self._plans_of(mix):
-                if not self._has_allowed_sizes(plan):
-                    continue
-                # Templates are of plans with sequence parallelism if the running plan has it.
-                shares = self.running.plan.sequence_parallel
-                found = self.placed(replace(plan, sequence_parallel=shares))
-                if found is not None:
-                    self._mix_by_plan_id[id(found.plan)] = mix
-                    yield found
+            yield from self._placed_of(mix)
 
-    def _ranked(self, mixes: Sequence[PipelineMix], base: PipelineMix) -> list[PipelineMix]:
+    def _placed_of(self, mix: PipelineMix) -> Iterator[PlacedPlan]:
+        """The judged plans of a mix."""
+        for plan in filter(self._has_allowed_sizes, self._plans_of(mix)):
+            # Templates are of plans with sequence parallelism if the running plan has it.
+            shares = self.running.plan.sequence_parallel
+            found = self.placed(replace(plan, sequence_parallel=shares))
+            if found is not None:
+                self._mix_by_plan_id[id(found.plan)] = mix
+                yield found
+
+    def _ranked(
+        self,
+        mixes: Sequence[PipelineMix],
+        base: PipelineMix,
+        worse_max: float = ROUGH_WORSE_MAX,
+    ) -> list[PipelineMix]:
         """Most promising first: two mixes on the pools in use for one that uses others.
 
         Rough times compare well only between mixes on the same pools, so the two groups are ranked
@@ -252,7 +292,7 @@ class ReplanSearch:
             return []
         seconds = rough_seconds(some, [self._total] * len(some)).tolist()
         roughly = list(map(self._templates.rough, some, seconds))
-        most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
+        most = worse_max * roughly.pop() if base.templates else math.inf
         now = dict(base.pairs)
         order: tuple[list[tuple[float, int, int, PipelineMix]], ...] = ([], [])
         for number, (mix, rough) in enumerate(zip(mixes, roughly, strict=True)):

@@ -9,7 +9,7 @@ placed on the nodes and judged, always including the simplest: drop the broken p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.api import plan_job
 from planner.problem.preference import are_tied, objective_of, preferred
@@ -46,6 +46,8 @@ class Replan:
     problems: tuple[Problem, ...] = ()
     nodes: frozenset[str] = frozenset()
     """Ids of the nodes that the plan uses."""
+    with_idle: PlacedPlan | None = None
+    """If the job stays: the best plan found on nodes that are idle now."""
 
     @property
     def found(self) -> tuple[Plan, Estimate, Transfers, MoveCost]:
@@ -118,7 +120,10 @@ class Replanner(ReplanTables):
         if best is None:
             problems = problems or (search.why_none(),)
             return Replan(None, None, None, None, search.needed, search.evaluations, problems)
-        return self._result(running, best, search)
+        found = self._result(running, best, search)
+        if best.plan != running.plan:
+            return found
+        return replace(found, with_idle=search.best_with_idle_nodes())
 
     def _preferred(
         self,

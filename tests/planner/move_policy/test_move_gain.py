@@ -6,11 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from planner.api import plan_job
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import full_pools, offer_of
 from planner.move_policy.node_lifetimes import LifetimeHistory
+from planner.problem.question import Question
 from planner.replan.damage import RunningPlan
-from planner.replan.nodes import PlannerNode, nodes_of
+from planner.replan.nodes import PlannerNode, cluster_with, nodes_of
 from planner.replan.replanner import Replan, Replanner
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
@@ -82,3 +84,27 @@ def test_a_pool_is_full_once_its_machines_of_all_types_are_up() -> None:
         full_pools(replace(cluster, pools=(replace(small, obtainable_gpus=1),)), everything[:2])
         == frozenset()
     )
+
+
+def test_a_job_that_stays_says_how_much_worse_it_is_to_use_the_idle_nodes() -> None:
+    """A machine of T4s in another region makes every plan with it slower."""
+    slow = Pool("europe-west4-b", "T4", "n1-standard-32-t4-4", 4, 4)
+    cluster = Cluster((replace(POOL, gpus=4), slow), load_catalogue())
+    replanner, nodes = Replanner(JOB, cluster, Measurements()), nodes_of(cluster)
+    fast = tuple(node for node in nodes if node.zone == POOL.zone)
+    answer = plan_job(Question(JOB, cluster_with(cluster, fast), Measurements()))
+    assert answer.plan is not None
+    placed = replanner.place(answer.plan, fast)
+    assert placed is not None
+    running = replanner.prepare(placed, fast)
+    found = replanner.improve(running, nodes)
+    assert found.plan == running.plan
+    assert found.with_idle is not None
+    longer = found.with_idle.estimate.iteration_s / running.estimate.iteration_s - 1
+    age_s = {node.id: 1e6 for node in nodes}
+    offer = offer_of(running, found, nodes, goal="throughput", age_s=age_s)
+    verdict = judge_move(offer, LifetimeHistory(), now_s=1e6)
+    assert longer > 0
+    told = f"no better plan found: the best one with idle nodes is {longer:.1%} slower"
+    assert verdict.reason == told
+    assert replanner.improve(running, fast).with_idle is None
