@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.fidelity_moves import LATER
 from sailord.text.table import table
 from simulator.documents.files import load_document
 
@@ -155,8 +156,10 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float:
 def moves_table(moves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each move, and how far predictions are off by phase."""
     rows = []
-    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    first: defaultdict[str, list[float]] = defaultdict(list)
+    later: defaultdict[str, list[float]] = defaultdict(list)
     for move in moves:
+        ratios = later if move["change"] in LATER else first
         seen, told = (dict(_pairs(move[key])) for key in ("phases", "predicted"))
         seen["downtime"], told["downtime"] = move["downtime_s"], move["predicted_s"]
         cells = []
@@ -170,9 +173,11 @@ def moves_table(moves: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([move["change"], *cells])
     text = table(("move", "downtime", *MOVE_PHASES), rows).splitlines()
     text.append("seconds measured (predicted); predicted over measured, geometric mean and range:")
-    for name, found in ratios.items():
-        mean = statistics.geometric_mean(found)
-        text.append(f"  {name:<12}{mean:>6.2f}  {min(found):.2f} to {max(found):.2f}")
+    for title, ratios in (("first moves", first), ("later moves, by earlier ones", later)):
+        text += [title] if ratios else []
+        for name, found in ratios.items():
+            mean = statistics.geometric_mean(found)
+            text.append(f"  {name:<12}{mean:>6.2f}  {min(found):.2f} to {max(found):.2f}")
     return text
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.fidelity_moves import LATER
 from benchmarks.fidelity_report import (
     DOCUMENT,
     MOVES,
@@ -35,13 +36,18 @@ def test_every_phase_of_a_move_is_shown_and_zeros_have_a_ratio():
         "phases": {"detect": 4.4, "plan": 0.0, "quiesce": 0.1, "rebuild": 0.2},
         "predicted": [("plan", 0.0), ("quiesce", 0.4), ("rebuild", 0.0)],
     }
-    heading, _, row, _, *ratios = moves_table([move])
+    heading, _, row, _, title, *ratios = moves_table([move])
+    assert title == "first moves"
     phases = ["detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"]
     assert heading.split()[2:] == phases
     cells = "2.00 (1.00) 4.40 (-) 0.00 (0.00) 0.10 (0.40) - 0.20 (0.00) - -"
     assert row.removeprefix("loss of a").split() == cells.split()
     found = {line.split()[0]: float(line.split()[1]) for line in ratios}
     assert found == {"downtime": 0.5, "plan": 1.0, "quiesce": 4.0, "rebuild": 0.01}
+    again = {**move, "change": LATER[0], "predicted_s": 2.0}
+    *_, title, downtime, _, _, _ = moves_table([move, again])
+    assert title == "later moves, by earlier ones"
+    assert downtime.split()[:2] == ["downtime", "1.00"]
 
 
 def test_timelines_are_drawn_of_chunks_and_of_records_from_before_them():
