@@ -126,7 +126,8 @@ def load_config(path: Path, *, opens_store: bool = True) -> Config:
     listen.finish()
     rest["mounts"] = read_allowed(top.section("mounts"), MOUNTS)
     rest["tls"] = read_tls(
-        top, path.parent, None if state is None else path.parent / state, by="enrol", store=store,
+        top, path.parent, None if state is None else path.parent / state, may_sign=False,
+        store=store,
         named={"listen.host": rest["host"], "listen.address": rest["address"]},
     )  # fmt: skip
     options = top.section("options")

@@ -244,7 +244,7 @@ class Authority:
                 _replace(folder / name, (self.folder / name).read_bytes())
 
     def enrol(self, request: bytes, owner: Identity | None, *, instance: str = "") -> bytes:
-        """Sign an agent's request for a certificate.
+        """Sign the request for a certificate of an agent, or of a sailord that has a valid one.
 
         ``owner``: the holder of the valid certificate that it shows, if any; ``instance``: the
         number of the rented instance that it proved to be. Raises ``InputError`` for a request
@@ -252,9 +252,13 @@ class Authority:
         """
         asked = SigningRequest.read(request)
         wanted = asked.wanted
-        if wanted.role != "agent" or wanted.cluster != self.cluster:
+        if wanted.role not in ("agent", "sailord") or wanted.cluster != self.cluster:
             what = f"asks for {wanted.uri}"
             raise InputError(Problem("body", what, f"ask for an agent of {self.cluster}"))
+        if wanted.role == "sailord" and owner is None:
+            # The cluster's key, which every agent has, must not make a sailord.
+            what = "shows no valid certificate, and renews only by one"
+            raise InputError(Problem(str(wanted), what, f"sailorctl ca issue {wanted} --out DIR"))
         if owner is not None and owner != wanted:
             raise InputError(Problem("body", f"asks for {wanted}, and is of {owner}"))
         with self._locked():

@@ -158,7 +158,7 @@ def load_config(path: Path, *, reads_secrets: bool = True) -> Config:
             problems.take(error)
     listen.finish()
     tls = read_tls(
-        top, path.parent, state, by="authority", store=store,
+        top, path.parent, state, may_sign=True, store=store,
         named={"listen.host": host, "listen.address": address},
     )  # fmt: skip
     named_key = top.text("key", required=True)
@@ -255,7 +255,7 @@ def _with_tls(provider: GceConfig, tls: TlsSettings | None, address: str, top: T
     if tls is None:
         return provider
     place = top.place_of("provider")
-    if tls.by is None:
+    if tls.authority is None:
         cure = "set authority under [tls] (docs/security.md)"
         top.problems.add(place, "rents machines, but nothing signs their certificates", cure)
         return provider

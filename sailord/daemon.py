@@ -117,8 +117,8 @@ class Daemon:
             self.books.save_often(lambda: self.election.term),
             self.curves.save_often(lambda: self.election.term),
         ]
-        if self.config.tls is not None:
-            works.append(keep_certificate(self.config))
+        if self.api.tls is not None:
+            works.append(keep_certificate(self.config, self.api.key, self.api.tls))
         if self.capacity is not None:
             works.append(self.capacity.run())
         async with asyncio.TaskGroup() as group:
@@ -371,7 +371,7 @@ def _assemble(
     )
     capacity = None
     if config.provider is not None:
-        authority = None if config.tls is None else config.tls.by
+        authority = None if config.tls is None else config.tls.authority
         capacity = CapacityLoop(
             config,
             open_provider(config.provider, config.cluster, clock.now),

@@ -1,6 +1,7 @@
 """sailord's own certificate, which it makes and renews if it has the authority.
 
-It also revokes those of rented instances that are no more.
+A standby without it has its certificate renewed by the sailord that has it. Certificates of rented
+instances that are no more are revoked.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import socket
 import time
 from pathlib import Path
 
+import aiohttp
 import structlog
 
 from agents.protocol.names import NAME
 from agents.rpc.certificates import is_pair, share_of_life_left
-from agents.rpc.enrolment import LOOK_S, RENEW_AT
+from agents.rpc.enrolment import LOOK_S, RENEW_AT, Enrolment, take_next_key
+from agents.rpc.signing import ClusterKey
 from agents.rpc.tls import Tls, TlsFiles, read_certificate
 from sailord.authority import Authority
 from sailord.config import Config
@@ -32,10 +35,12 @@ def open_tls(config: Config) -> Tls | None:
     settings = config.tls
     if settings is None:
         return None
+    if settings.enrol is not None:
+        return _enrolled(config, settings.files)
     try:
         _renew(config)
     except InputError as error:
-        if settings.by is not None and not _is_usable(settings.files):
+        if settings.authority is not None and not _is_usable(settings.files):
             raise
         # As on a full disk, which must not keep sailord from its start; keep_certificate goes on.
         log.warning(NOT_NOW, error=str(error))
@@ -45,14 +50,22 @@ def open_tls(config: Config) -> Tls | None:
 def check_certificate(config: Config) -> None:
     """Raise ``InputError`` if the files of ``[tls]`` cannot be used; make none."""
     settings = config.tls
-    if settings is not None and settings.by is not None:
-        _authority(config.cluster_name, settings.by)
-    elif settings is not None:
+    if settings is None:
+        return
+    if settings.authority is not None:
+        _authority(config.cluster_name, settings.authority)
+    elif settings.enrol is not None:
+        _enrolled(config, settings.files)
+    else:
         Tls(settings.files, config.cluster_name, "sailord")
 
 
-async def keep_certificate(config: Config) -> None:
+async def keep_certificate(config: Config, key: ClusterKey, tls: Tls) -> None:
     """Renew the certificate before it expires; warn on its last day if an operator should have."""
+    if config.tls is not None and config.tls.enrol is not None:
+        assert tls.own is not None
+        async with aiohttp.ClientSession() as session:
+            await Enrolment(config.tls, tls.own, key, session).keep(tls)
     while True:
         await asyncio.sleep(LOOK_S)
         try:
@@ -65,6 +78,20 @@ def end_instance(authority: str, name: str, number: str) -> None:
     """Revoke the certificate of a rented instance that is no more."""
     if Authority.open(Path(authority)).end_instance(name, number):
         log.info("revoked the certificate of an instance that is no more", node=name)
+
+
+def _enrolled(config: Config, files: TlsFiles) -> Tls:
+    """Open the certificate of a standby; an operator issues the first one, and one that expired."""
+    try:
+        take_next_key(files)
+        return Tls(files, config.cluster_name, "sailord")
+    except InputError as error:
+        (problem,) = error.problems
+        assert files.certificate is not None
+        folder = files.certificate.parent
+        command = "sailorctl ca issue sailord/NAME --out DIR"
+        cure = f"where the authority is: {command}; copy DIR to {folder} (docs/operations.md)"
+        raise InputError(Problem(problem.place, problem.what, cure)) from None
 
 
 def _check_end(certificate: Path) -> None:
@@ -97,11 +124,11 @@ def _renew(config: Config) -> None:
         return
     certificate = settings.files.certificate
     assert certificate is not None
-    if settings.by is None:
+    if settings.authority is None:
         _check_end(certificate)
         return
     if _is_usable(settings.files, RENEW_AT):
         return
-    authority = _authority(config.cluster_name, settings.by)
+    authority = _authority(config.cluster_name, settings.authority)
     host = socket.gethostname().partition(".")[0].lower()
     authority.issue("sailord", host if NAME.match(host) else "head", certificate.parent)

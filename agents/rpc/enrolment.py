@@ -1,4 +1,7 @@
-"""An agent's certificate: it makes the key itself, and a sailord signs it, again and again."""
+"""The certificate of an agent, or of a standby sailord, and its renewal.
+
+It makes the key itself, and a sailord with an authority signs it, again and again.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ COPY_S = 5.0
 
 @dataclass(eq=False)
 class Enrolment:
-    """Fetches, and renews, one agent's certificate."""
+    """Fetches, and renews, one certificate."""
 
     settings: TlsSettings
     owner: Identity
@@ -58,9 +61,9 @@ class Enrolment:
     async def first(self) -> Tls:
         """Return the TLS of this process, once it has a certificate; wait for a sailord if not."""
         files, backoff = self.settings.files, Backoff(RETRY_S, RETRY_S_MAX)
-        if self.settings.by is not None:
-            self._take_next_key()
-        while self.settings.by is not None and not self._has_certificate():
+        if self.settings.enrol is not None:
+            take_next_key(files)
+        while self.settings.enrol is not None and not self._has_certificate():
             if not await self._tried(self._enrol(self._stranger)):
                 # systemd would end a start that takes longer than TimeoutStartSec.
                 notify("STATUS=waiting for a certificate\nEXTEND_TIMEOUT_USEC=60000000")
@@ -86,7 +89,7 @@ class Enrolment:
         """Renew the certificate in time, and fetch the revoked ones, forever."""
         files = self.settings.files
         assert files.certificate is not None
-        while self.settings.by is not None:
+        while self.settings.enrol is not None:
             await self._tried(self._fetch_revoked(tls))
             left = share_of_life_left(files.certificate)
             if left < RENEW_AT:
@@ -110,33 +113,17 @@ class Enrolment:
             files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # One whose answer was lost is signed again: a name that has a certificate gets none for
             # another key.
-            key, proof = read_key(self._next_key) or new_key(), None
+            key, proof = read_key(_next_key(files)) or new_key(), None
             if tls.own is None and self.prove is not None:
                 proof = await self.prove(proof_audience(self.owner, key.public_key()))
             private, request = request_of(self.owner, key, proof)
-            replace_file(self._next_key, private, mode=OWNER_ONLY)
+            replace_file(_next_key(files), private, mode=OWNER_ONLY)
             self._unsaved = await self._ask(tls, "POST", request)
         self._write_revoked(self._unsaved)
         replace_file(files.certificate, self._unsaved["certificate"])
-        self._take_next_key()
+        take_next_key(files)
         self._unsaved = None
         log.info("got a certificate", certificate=str(self.owner))
-
-    @property
-    def _next_key(self) -> Path:
-        """The key of the requested certificate, until that has replaced the present one."""
-        key = self.settings.files.key
-        assert key is not None
-        return key.with_name(f".{key.name}.next")
-
-    def _take_next_key(self) -> None:
-        """Use the next key if it is the certificate's, also after a crash between both writes."""
-        files = self.settings.files
-        assert files.key is not None
-        assert files.certificate is not None
-        if is_pair(files.certificate, self._next_key):
-            self._next_key.rename(files.key)
-            sync_folder(files.key.parent)
 
     async def _fetch_revoked(self, tls: Tls) -> None:
         answer = await self._ask(tls, "GET", b"")
@@ -150,10 +137,10 @@ class Enrolment:
             replace_file(path, answer["revoked"])
 
     async def _ask(self, tls: Tls, method: str, body: bytes) -> dict[str, str]:
-        assert self.settings.by is not None
+        assert self.settings.enrol is not None
         client = SignedClient(self.session, self.key, tls=tls)
         status, answer = await client.call(
-            self.settings.by, method, PATH, body, to="sailord", timeout_s=CALL_S
+            self.settings.enrol, method, PATH, body, to="sailord", timeout_s=CALL_S
         )
         try:
             reply = json.loads(answer)
@@ -162,7 +149,22 @@ class Enrolment:
             why = "; ".join(f"{p['place']}: {p['what']}; {p['cure']}" for p in reply["problems"])
         except (ValueError, KeyError, TypeError):
             why = f"it answered {status}"
-        raise CallFailed(f"{self.settings.by}: {why}")
+        raise CallFailed(f"{self.settings.enrol}: {why}")
+
+
+def take_next_key(files: TlsFiles) -> None:
+    """Use the next key if it is the certificate's, also after a crash between both writes."""
+    assert files.key is not None
+    assert files.certificate is not None
+    if is_pair(files.certificate, _next_key(files)):
+        _next_key(files).rename(files.key)
+        sync_folder(files.key.parent)
+
+
+def _next_key(files: TlsFiles) -> Path:
+    """The key of the requested certificate, until that has replaced the present one."""
+    assert files.key is not None
+    return files.key.with_name(f".{files.key.name}.next")
 
 
 async def keep_copies(files: TlsFiles, folder: Path) -> None:

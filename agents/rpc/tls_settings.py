@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from agents.rpc.tls import TlsFiles, is_this_machine
@@ -21,15 +20,20 @@ class TlsSettings:
     """The settings of the section ``[tls]``."""
 
     files: TlsFiles
-    by: str | None = None
-    """Who signs and renews this process's certificate: sailord's folder of an authority, or the
-    address that an agent enrols at. ``None``: an operator."""
+    authority: str | None = None
+    """sailord's folder of an authority, which signs its certificate and others'."""
+    enrol: str | None = None
+    """The address of a sailord with an authority that renews this process's certificate.
+
+    Without either an operator does.
+    """
 
     @property
     def made_in(self) -> Path | None:
         """The folder in which this process makes its certificate."""
         certificate = self.files.certificate
-        return None if self.by is None or certificate is None else certificate.parent
+        is_made = self.authority is not None or self.enrol is not None
+        return certificate.parent if is_made and certificate is not None else None
 
 
 def read_tls(
@@ -37,20 +41,23 @@ def read_tls(
     folder: Path,
     state: Path | None,
     *,
-    by: Literal["authority", "enrol"],
+    may_sign: bool,
     named: Mapping[str, str | None],
     store: str | None,
 ) -> TlsSettings | None:
     """Read the section; ``None``: plain HTTP.
 
-    ``named`` holds addresses that the file listens on or names, by what they are called.
+    ``may_sign``: it is sailord's, which may have an authority. ``named`` holds addresses that the
+    file listens on or names, by what they are called.
     """
     section = top.section("tls")
     insecure = section.flag("insecure", default=False)
     paths = {key: section.text(key) for key in ("ca", "certificate", "key", "revoked")}
-    signer = section.text(by)
+    authority = section.text("authority") if may_sign else None
+    enrol = section.text("enrol")
     section.finish()
-    given = [key for key, value in (*paths.items(), (by, signer)) if value is not None]
+    every = {**paths, "authority": authority, "enrol": enrol}
+    given = [key for key, value in every.items() if value is not None]
     if insecure and given:
         section.report("insecure", f"contradicts {given[0]}", "leave one of them out")
         return None
@@ -59,25 +66,31 @@ def read_tls(
             _require(top, named, store)
         return None
     _require(top, {}, store)
-    if by == "authority" and signer is not None:
-        signer = str(folder / signer)
-        paths["ca"] = paths["ca"] or f"{signer}/ca.pem"
-        paths["revoked"] = paths["revoked"] or f"{signer}/revoked.pem"
+    if authority is not None and enrol is not None:
+        section.report("enrol", "contradicts authority", "leave one of them out")
+        return None
+    if authority is not None:
+        authority = str(folder / authority)
+        paths["ca"] = paths["ca"] or f"{authority}/ca.pem"
+        paths["revoked"] = paths["revoked"] or f"{authority}/revoked.pem"
+    signer = "authority" if authority is not None else "enrol" if enrol is not None else None
     own = {"certificate": "certificate.pem", "key": "key.pem"}
     for key, name in own.items():
         if signer is not None and paths[key] is not None:
-            section.report(key, f"contradicts {by}", "leave it out: it is made in the state folder")
+            cure = "leave it out: it is made in the state folder"
+            section.report(key, f"contradicts {signer}", cure)
         elif signer is not None and state is not None:
             paths[key] = str(state / "tls" / name)
-    if by == "enrol" and signer is not None:
+    if enrol is not None:
         paths["revoked"] = paths["revoked"] or str((state or folder) / "tls" / "revoked.pem")
     for key in ("ca", *own):
         if paths[key] is None:
-            section.report(key, "is missing", f"name a file, or give {by}")
+            others = "authority or enrol" if may_sign else "enrol"
+            section.report(key, "is missing", f"name a file, or give {others}")
             return None
     found = {key: None if text is None else folder / text for key, text in paths.items()}
     assert found["ca"] is not None
-    return TlsSettings(TlsFiles(found["ca"], *list(found.values())[1:]), signer)
+    return TlsSettings(TlsFiles(found["ca"], *list(found.values())[1:]), authority, enrol)
 
 
 def _require(top: Table, named: Mapping[str, str | None], store: str | None) -> None:

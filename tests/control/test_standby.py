@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.rpc.certificates import share_of_life_left
 from sailord.authority import Authority
 from tests.agents.store.places import NEEDS_ETCD
 from tests.agents.store.places import Cluster as Etcd
@@ -21,20 +21,13 @@ from tests.sailord.daemon.running import ROOT, Place
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, NEEDS_ETCD]
 HEAD = '[tls]\nauthority = "ca"\n'
-FILES = {"ca": "ca", "certificate": "certificate", "key": "key", "revoked": "revoked"}
-STANDBY = "[tls]\n" + "".join(f'{key} = "two/tls/{file}.pem"\n' for key, file in FILES.items())
+STANDBY = '[tls]\nca = "two/tls/ca.pem"\nenrol = "127.0.0.1:{port}"\n'
 
 
-def ca(folder: Path, *words: str) -> None:
-    """Run ``sailorctl ca`` on the head node."""
-    command = [*SAILORCTL, "ca", *words, "--folder", folder / "ca"]
+def ca(folder: Path, *words: str, authority: str = "ca") -> None:
+    """Run ``sailorctl ca`` where the authority is."""
+    command = [*SAILORCTL, "ca", *words, "--folder", folder / authority]
     subprocess.run(command, cwd=ROOT, check=True)
-
-
-def copied(folder: Path) -> None:
-    """Copy to the standby what the head node issued, as the timer does."""
-    ca(folder, "renew", str(folder / "standby"))
-    shutil.copytree(folder / "standby", folder / "two" / "tls", dirs_exist_ok=True)
 
 
 def log_of(cluster: Cluster, name: str) -> str:
@@ -69,14 +62,15 @@ def store(tmp_path) -> Iterator[str]:
 @pytest.fixture(params=[STANDBY])
 def cluster(tmp_path, store, request) -> Iterator[Cluster]:
     """The head node with the authority, which leads, and a standby with a certificate of it."""
-    heads = [
-        Place(tmp_path, name=name, store=store.replace("STATE", f"{tmp_path}/{name}"), webhooks=tls)
-        for name, tls in (("one", HEAD), ("two", request.param))
-    ]
+    heads: list[Place] = []
+    for name, tls in (("one", HEAD), ("two", request.param)):
+        text = tls.format(port=heads[0].port if heads else None)
+        own = store.replace("STATE", f"{tmp_path}/{name}")
+        heads.append(Place(tmp_path, name=name, store=own, webhooks=text))
     made = Cluster(tmp_path, heads, agents_lease_s=30.0)
-    ca(tmp_path, "issue", "sailord/two", "--out", str(tmp_path / "standby"))
+    # Most of its life is over, as after a while.
+    ca(tmp_path, "issue", "sailord/two", "--days", "0.003", "--out", str(tmp_path / "two" / "tls"))
     ca(tmp_path, "issue", "user/alice", "--out", str(tmp_path / "alice"))
-    copied(tmp_path)
     try:
         heads[0].start()
         wait_until(lambda: is_leader(heads[0]))
@@ -98,6 +92,10 @@ def test_a_standby_takes_over_and_becomes_the_head_node(cluster, store):
     folder, (head, standby) = cluster.folder, cluster.heads
     start_agents(cluster, store, "a", "b")
     cluster.begin(heads=False)
+    # It renewed its certificate by itself, and fetched the list of revoked ones.
+    wait_until(lambda: "got a certificate" in log_of(cluster, "two"))
+    assert share_of_life_left(folder / "two" / "tls" / "certificate.pem") > 0.9
+    wait_until(lambda: "certificates reloaded" in log_of(cluster, "two"))
     assert status_by(cluster, standby) == 0  # The leader answers.
     with recording(cluster) as recorded:
         head.processes[-1].kill()
@@ -105,12 +103,6 @@ def test_a_standby_takes_over_and_becomes_the_head_node(cluster, store):
         step = cluster.count()[1]
         wait_until(lambda: standby.status()["job"]["step"] > step)
         assert status_by(cluster, standby) == 0
-        # The timer's copy of a renewed certificate, and of the list of revoked ones, is used.
-        ca(folder, "renew", "--now", str(folder / "standby"))
-        ca(folder, "revoke", "user/alice")
-        copied(folder)
-        wait_until(lambda: "certificates reloaded" in log_of(cluster, "two"))
-        wait_until(lambda: status_by(cluster, standby) != 0)
         # Nothing signs for a new node, until the standby has the lost head node's authority.
         start_agents(cluster, store, "c")
         wait_until(lambda: "the certificate cannot be renewed now" in log_of(cluster, "c"))
@@ -120,7 +112,8 @@ def test_a_standby_takes_over_and_becomes_the_head_node(cluster, store):
         wait_until(lambda: "this sailord signs no certificates" in log_of(cluster, "c"))
         (folder / "ca").rename(folder / "backup")
         toml = standby.config.read_text()
-        standby.config.write_text(toml.replace(STANDBY, HEAD.replace("ca", "backup")))
+        begin = toml.index("[tls]")
+        standby.config.write_text(toml[:begin] + HEAD.replace("ca", "backup"))
         standby.processes[-1].send_signal(signal.SIGTERM)
         standby.processes[-1].wait()
         standby.start()
@@ -128,6 +121,8 @@ def test_a_standby_takes_over_and_becomes_the_head_node(cluster, store):
         wait_until(lambda: cluster.is_running() and len(cluster.job()["members"]) == 3)
         cluster.wait_steps()
     recorded.check()
+    ca(folder, "revoke", "user/alice", authority="backup")
+    wait_until(lambda: status_by(cluster, standby) != 0)
     assert "agent/c" in [str(each.owner) for each in Authority.open(folder / "backup").issued()]
 
 

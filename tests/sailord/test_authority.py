@@ -73,6 +73,22 @@ def test_a_second_authority_in_a_folder_is_refused(tmp_path):
         Authority.open(tmp_path / "none").issued()
 
 
+def test_a_sailord_renews_by_its_certificate_and_by_nothing_else(authority, tmp_path):
+    """The cluster's key, which every agent has, makes no sailord; nor does an agent's
+    certificate."""
+    standby = Identity("test", "sailord", "two")
+    authority.issue("sailord", "two", tmp_path / "two")
+    assert authority.enrol(request_of(standby)[1], standby)
+    with pytest.raises(InputError, match="sailord/two: shows no valid certificate"):
+        authority.enrol(request_of(standby)[1], None)
+    for other in (NODE, Identity("test", "sailord", "three")):
+        with pytest.raises(InputError, match=f"is of {other}"):
+            authority.enrol(request_of(standby)[1], other)
+    authority.revoke("sailord/two")
+    with pytest.raises(InputError, match="was revoked"):
+        authority.enrol(request_of(standby)[1], standby)
+
+
 def test_an_enrolled_name_is_not_given_to_another(authority):
     _, request = request_of(NODE)
     authority.enrol(request_of(NODE)[1], None)
@@ -183,7 +199,6 @@ def test_certificates_that_expired_long_ago_leave_the_list_unless_shut_out(autho
 
 def test_only_agents_of_this_cluster_are_enrolled(authority):
     for wrong in (
-        Identity("test", "sailord", "head"),
         Identity("test", "user", "eve"),
         Identity("other", "agent", "n1"),
     ):

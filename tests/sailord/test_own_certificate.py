@@ -68,6 +68,28 @@ def test_a_certificate_that_nobody_renews_is_warned_of_on_its_last_day(
     )
 
 
+def test_a_standby_that_enrols_needs_a_first_certificate_and_takes_one_signed_before_a_crash(
+    authority, tmp_path
+):
+    """Its ``enrol`` answers only who shows a certificate."""
+    own = tmp_path / "head" / "tls"
+    tls = f'ca = "{authority.folder}/ca.pem"\nenrol = "10.0.0.1:7077"\n'
+    code, told = check(tmp_path, tls)
+    assert code == 2
+    assert f"sailorctl ca issue sailord/NAME --out DIR; copy DIR to {own}" in told
+    authority.issue("sailord", "two", own)
+    assert check(tmp_path, tls)[0] == 0
+    # Its next certificate is saved, and its key is not in its place yet.
+    authority.issue("sailord", "two", tmp_path / "next")
+    (tmp_path / "next" / "key.pem").rename(own / ".key.pem.next")
+    (tmp_path / "next" / "certificate.pem").rename(own / "certificate.pem")
+    assert check(tmp_path, tls)[0] == 0
+    assert not (own / ".key.pem.next").exists()
+    authority.issue("sailord", "two", own, days=1e-9)
+    code, told = check(tmp_path, tls)
+    assert (code, "has expired; where the authority is: " in told) == (2, True)
+
+
 def test_a_certificate_that_has_expired_is_refused(authority, tmp_path):
     authority.issue("sailord", "standby", tmp_path / "tls", days=1e-9)
     config: Any = SimpleNamespace(tls=TlsSettings(files_in(tmp_path / "tls")), cluster_name="test")

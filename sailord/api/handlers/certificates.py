@@ -46,11 +46,11 @@ async def certificates(request: web.Request) -> web.StreamResponse:
 
 async def _answer(request: web.Request) -> web.Response:
     settings = request.app[CONTEXT].config.tls
-    if settings is None or settings.by is None:
+    if settings is None or settings.authority is None:
         cure = "ask one that has authority under [tls], or run sailorctl ca renew"
         return Refusal(404, Problem("tls", "this sailord signs no certificates", cure)).response
     body = await request.read() if request.method == "POST" else None
-    owner, folder = peer_of(request.transport), Path(settings.by)
+    owner, folder = peer_of(request.transport), Path(settings.authority)
     # The connection may have been made before the certificate was revoked.
     if owner is not None and (why := why_refused(request.transport)):
         return Refusal(401, Problem(str(owner), why, "enrol on a new connection")).response

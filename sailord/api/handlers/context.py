@@ -87,7 +87,7 @@ class ApiContext:
         self.pubsub_keys = None if keys is None else KeySet(keys)
         provider, tls = self.config.provider, self.config.tls
         self.instance_keys = None
-        if isinstance(provider, GceConfig) and tls is not None and tls.by is not None:
+        if isinstance(provider, GceConfig) and tls is not None and tls.authority is not None:
             self.instance_keys = KeySet(provider.identity_keys)
         self.tokens = AccessTokenFile(self.config.tokens, self.config.token)
 

@@ -80,7 +80,7 @@ class Agent:
 
     def started(self) -> Enrolment:
         any_: Any = None
-        return Enrolment(TlsSettings(self.files, "sailord:1"), NODE, any_, any_)
+        return Enrolment(TlsSettings(self.files, enrol="sailord:1"), NODE, any_, any_)
 
     @property
     def opens(self) -> bool:

@@ -14,11 +14,13 @@ NOTHING = "other = 1"
 ETCD = "etcd://10.0.0.1:2379"
 
 
-def read(tmp_path, text, *, host=HERE, address=None, store=None, by="enrol") -> TlsSettings | None:
+def read(
+    tmp_path, text, *, host=HERE, address=None, store=None, may_sign=False
+) -> TlsSettings | None:
     problems = Problems()
     top = open_table(parse_document(f"{text or NOTHING}\n".encode(), name="agent.toml"), problems)
     found = read_tls(
-        top, tmp_path, tmp_path / "state", by=by, store=store,
+        top, tmp_path, tmp_path / "state", may_sign=may_sign, store=store,
         named={"listen.host": host, "listen.address": address},
     )  # fmt: skip
     problems.raise_if_any()
@@ -56,14 +58,24 @@ def test_an_agent_that_enrols_makes_its_files_in_its_state_folder(tmp_path):
     assert (files.ca, files.certificate, files.key, files.revoked) == (
         tmp_path / "ca.pem", made / "certificate.pem", made / "key.pem", made / "revoked.pem",
     )  # fmt: skip
-    assert (found.by, found.made_in) == (THERE, made)
+    assert (found.enrol, found.made_in) == (THERE, made)
 
 
 def test_sailord_with_an_authority_needs_nothing_else(tmp_path):
-    found = read(tmp_path, '[tls]\nauthority = "ca"', address=THERE, by="authority")
+    found = read(tmp_path, '[tls]\nauthority = "ca"', address=THERE, may_sign=True)
     assert found is not None
     assert found.files.ca == tmp_path / "ca" / "ca.pem"
     assert found.files.revoked == tmp_path / "ca" / "revoked.pem"
+    assert (found.authority, found.enrol) == (str(tmp_path / "ca"), None)
+
+
+def test_a_standby_enrols_as_agents_do_and_has_no_authority_beside(tmp_path):
+    found = read(tmp_path, f'[tls]\nca = "ca.pem"\nenrol = "{THERE}"', may_sign=True)
+    assert found is not None
+    assert (found.authority, found.enrol) == (None, THERE)
+    assert found.files.certificate == tmp_path / "state" / "tls" / "certificate.pem"
+    with pytest.raises(InputError, match=r"enrol.*contradicts authority"):
+        read(tmp_path, f'[tls]\nauthority = "ca"\nenrol = "{THERE}"', may_sign=True)
 
 
 @pytest.mark.parametrize(
