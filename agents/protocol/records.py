@@ -470,7 +470,7 @@ class JobRecord:
 
 OrderKind = Literal[
     "preempt", "withdraw", "drain", "cordon", "uncordon", "quarantine",
-    "cancel", "pause", "resume", "budget", "replan", "checkpoint", "rollback",
+    "cancel", "pause", "resume", "budget", "priority", "replan", "checkpoint", "rollback",
 ]  # fmt: skip
 
 
@@ -495,3 +495,5 @@ class Order:
     """For a withdrawal: a notice was taken back; drains that were ordered still hold."""
     usd_max: float | None = None
     """For a budget: the most that the job may cost in all, with what it has cost."""
+    priority: int = 0
+    """For a priority: the job's new one."""

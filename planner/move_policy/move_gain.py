@@ -76,8 +76,10 @@ def _with_idle(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | Non
     now, then = objective_of(running, goal), objective_of(other, goal)
     if not 0 < now <= then < math.inf:
         return None
-    worse = "dearer" if goal == "cost" else "slower"
-    return f"the best one with idle nodes is {then / now - 1:.1%} {worse}"
+    better, worse = ("cheaper", "dearer") if goal == "cost" else ("faster", "slower")
+    share = f"{then / now - 1:.1%}"
+    how = f"no {better}" if share == "0.0%" else f"{share} {worse}"
+    return f"the best one with idle nodes is {how}"
 
 
 def full_pools(cluster: Cluster, nodes: Sequence[PlannerNode]) -> frozenset[str]:

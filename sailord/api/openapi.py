@@ -18,6 +18,7 @@ BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
 _NAME = {"type": "string", "pattern": rf"^{JOB_ID_PATTERN}\Z"}
+_PRIORITY = {"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000}
 _MOMENT = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 4e9}
 
 
@@ -48,7 +49,7 @@ BODIES: dict[str, Any] = {
         },
         id=_NAME,
         resume={"type": "string", "description": "A durable step, or newest."},
-        priority={"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
+        priority=_PRIORITY,
         weight={"type": "number", "minimum": 0.001, "maximum": 1000},
     ),
     "Order": _object(
@@ -63,6 +64,7 @@ BODIES: dict[str, Any] = {
         reason=_TEXT,
         max_usd_total={"type": "number", "exclusiveMinimum": 0},
     ),
+    "Priority": _object(("priority",), id=_NAME, reason=_TEXT, priority=_PRIORITY),
     "Rollback": _object(id=_NAME, reason=_TEXT),
     "Report": _object(is_open=True),
     "CertificateRequest": {"type": "string", "description": "A request in PEM."},

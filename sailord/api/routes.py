@@ -85,6 +85,8 @@ ROUTES: tuple[Route, ...] = (
           refuses=(409, 503)),
     _post(f"{_JOB}/budget", "budget", jobs.set_budget, types.Taken, body="Budget", success=202,
           refuses=(409, 503)),
+    _post(f"{_JOB}/priority", "priority", jobs.set_priority, types.Taken, body="Priority",
+          success=202, refuses=(409, 503)),
     _get(f"{_JOB}/moves", "moves", checkpoints.list_moves, checkpoints.Moves, refuses=(503,)),
     _get(f"{_JOB}/checkpoints", "checkpoints", checkpoints.list_checkpoints,
          checkpoints.CheckpointsView, refuses=(502,)),

@@ -77,6 +77,7 @@ SECTIONS: Sections = {
             "cluster.jobs",
             "Set the most that a job may cost in all, with what it has cost so far.",
         ),
+        "priority": ("cluster.jobs", "Set a job's priority in the queue."),
         "cancel": ("cluster.jobs", "End a job for good; its checkpoints stay in storage."),
         "checkpoint": (
             "checkpoints.checkpoint",

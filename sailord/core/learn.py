@@ -214,6 +214,9 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
             case "budget":
                 state, settled = _set_budget(state, order)
                 commands += settled
+            case "priority":
+                state, settled = _set_priority(state, order)
+                commands += settled
             case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
                 state, settled = _order(state, order)
                 commands += settled
@@ -278,6 +281,16 @@ def _set_budget(state: State, order: Order) -> Step:
     if active is not None and active.job == job.id and active.asked.is_refused:
         asked = replace(active.asked, nodes=frozenset(), is_refused=False)
         state = replace(state, active=replace(active, asked=asked))
+    return Step(state, (*written, settle))
+
+
+def _set_priority(state: State, order: Order) -> Step:
+    """Change a job's place in the queue at once; the job that has the cluster keeps it."""
+    settle = SettleOrder(order.id)
+    job = state.jobs.get(JobId(order.target))
+    if job is None or job.state in ("done", "cancelled"):
+        return Step(state, (settle,))
+    state, written = write_job(state, replace(job, priority=order.priority))
     return Step(state, (*written, settle))
 
 

@@ -35,6 +35,8 @@ def why_without_effect(state: State, order: Order) -> Problem | None:
         return _of_node(state, order)
     if order.kind == "budget":
         return _of_budget(state, order)
+    if order.kind == "priority":
+        return _of_priority(state, order)
     if active is not None and active.job == order.target:
         return _of_active(state, active, order.kind, why_not_afforded(state, active.job))
     job = state.jobs.get(JobId(order.target))
@@ -68,6 +70,17 @@ def _of_budget(state: State, order: Order) -> Problem | None:
         return Problem(job.id, what, "give more, or pause or cancel it")
     if order.usd_max == bill.usd_max:
         return _nothing(job.id, order.kind, "it has that budget", "give another one")
+    return None
+
+
+def _of_priority(state: State, order: Order) -> Problem | None:
+    job = state.jobs.get(JobId(order.target))
+    if job is None:
+        return None
+    if job.state in {"done", "cancelled"}:
+        return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
+    if order.priority == job.priority:
+        return _nothing(job.id, order.kind, "it has that priority", "sailorctl jobs lists all")
     return None
 
 

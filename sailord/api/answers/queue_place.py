@@ -46,4 +46,4 @@ def after_order(state: State, kind: str, id_: JobId) -> str:
     if kind == "pause" and following is not None and active is not None and active.job == id_:
         is_saved = "" if isinstance(active.phase, Held) else "once its last step is saved, "
         return f"{is_saved}{following.id} gets the cluster"
-    return place_text(state, id_) if kind in ("pause", "resume") else ""
+    return place_text(state, id_) if kind in ("pause", "resume", "priority") else ""

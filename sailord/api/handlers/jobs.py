@@ -145,14 +145,19 @@ async def submit_job(request: web.Request) -> web.Response:
 
 def _priority_and_weight(body: Mapping[str, Any]) -> tuple[int, float]:
     """Return the priority and the weight that a submission gives its job."""
-    priority, weight = body.get("priority", 0), float(body.get("weight", 1.0))
-    if abs(priority) > PRIORITY_MAX:
-        cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
-        raise InputError(Problem("priority", "out of range", cure))
+    weight = float(body.get("weight", 1.0))
     if not WEIGHT_MIN <= weight <= 1 / WEIGHT_MIN:
         cure = f"give a number from {WEIGHT_MIN:g} to {1 / WEIGHT_MIN:g}"
         raise InputError(Problem("weight", "out of range", cure))
-    return priority, weight
+    return _priority(body), weight
+
+
+def _priority(body: Mapping[str, Any]) -> int:
+    priority: int = body.get("priority", 0)
+    if abs(priority) > PRIORITY_MAX:
+        cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
+        raise InputError(Problem("priority", "out of range", cure))
+    return priority
 
 
 def _gpus_of(state: State) -> Counter[str]:
@@ -298,6 +303,18 @@ async def set_budget(request: web.Request) -> web.Response:
     why = f": {body['reason']}" if body.get("reason") else ""
     body["reason"] = f"at most ${usd:,.2f} in all{why}"
     order = replace(read_order("budget", job.id, body), usd_max=usd)
+    return await store_order(api, named(request, order))
+
+
+async def set_priority(request: web.Request) -> web.Response:
+    """Set a job's priority in the queue."""
+    api, job = request.app[CONTEXT], job_of(request)
+    kinds: dict[str, type] = {"id": str, "reason": str, "priority": int}
+    body = await read_object(request, kinds, ("priority",))
+    priority = _priority(body)
+    why = f": {body['reason']}" if body.get("reason") else ""
+    body["reason"] = f"priority {priority}{why}"
+    order = replace(read_order("priority", job.id, body), priority=priority)
     return await store_order(api, named(request, order))
 
 

@@ -12,6 +12,7 @@ from sailord.cli.shared.server import (
     job_question,
     order_command,
     order_options,
+    ordered_text,
     question,
     server_command,
 )
@@ -70,6 +71,24 @@ def budget(client: Client, job: str, usd: float, order: dict[str, Any], as_json:
         client, "job", job, lambda each: client.order(path.format(each), body), is_order=True
     )
     show(answer, as_json, lambda _: f"budget {full}: ordered, at most ${usd:,.2f} in all")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # `-5` is no option.
+@click.argument("job")
+@click.argument("number", type=int)
+@order_options
+@server_command
+def priority(client: Client, job: str, number: int, order: dict[str, Any], as_json: bool) -> None:
+    """Set a job's priority: of the queued jobs the one with the highest NUMBER runs first.
+
+    The job that has the cluster keeps it; pause it to let the next one run.
+    """
+    body = {**order, "priority": number}
+    path = "/v1/jobs/{}/priority"
+    full, answer = ask_about(
+        client, "job", job, lambda each: client.order(path.format(each), body), is_order=True
+    )
+    show(answer, as_json, lambda value: ordered_text(f"priority {full} {number}", value))
 
 
 cancel = order_command("job", "cancel", "End a job for good; its checkpoints stay in storage.")

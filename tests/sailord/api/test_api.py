@@ -86,6 +86,7 @@ def test_requests_over_tcp_need_the_token(head):
         ("POST", "/v1/nodes/a/drain", {"notice_s": -1}, 422),
         ("POST", "/v1/nodes/a/drain", {"notice_s": 9, "leaves_at": 1e9}, 422),
         ("POST", "/v1/jobs/none/budget", {"max_usd_total": 9}, 404),
+        ("POST", "/v1/jobs/none/priority", {"priority": 9}, 404),
         ("POST", "/v1/jobs", {"job": JOB, "weight": 10**400}, 422),
         ("POST", "/v1/jobs", {"job": JOB, "weight": float("nan")}, 422),
         ("POST", "/v1/nodes/a/drain", {"id": "../leader"}, 422),

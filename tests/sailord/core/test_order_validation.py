@@ -14,6 +14,7 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.state import State
 from sailord.core.order_validation import why_without_effect
+from sailord.core.queries.job_queue import in_queue
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -218,6 +219,26 @@ def test_a_budget_below_what_the_job_has_cost_is_refused() -> None:
     assert same is not None
     assert "it has that budget" in same.what
     ended = why_without_effect(waits("done"), budget(5.0, OTHER))
+    assert ended is not None
+    assert "it is done" in ended.what
+
+
+def test_a_priority_moves_a_job_in_the_queue_and_takes_the_cluster_from_none() -> None:
+    before = state()
+    for number, name in enumerate(("one", "two")):
+        before = before.with_job(job(id=JobId(name), state="queued", submitted_at=NOW + number))
+    given = replace(order("priority", "two", "up"), priority=5)
+    assert why_without_effect(before, given) is None
+    after, commands = decide(before, OrderGiven(NOW, given))
+    assert [job.id for job in in_queue(after)] == ["two", "one"]
+    assert active_of(after).job == JOB
+    assert WriteJob(after.jobs[JobId("two")]) in commands
+    assert SettleOrder("up") in commands
+    again = replace(order("priority", "two", "again"), priority=5)
+    same = why_without_effect(after, again)
+    assert same is not None
+    assert "it has that priority" in same.what
+    ended = why_without_effect(waits("done"), replace(given, target=OTHER))
     assert ended is not None
     assert "it is done" in ended.what
 
