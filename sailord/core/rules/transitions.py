@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import JobState, NodeId, Order, Point, Restore
+from agents.protocol.records import GenerationRecord, JobState, NodeId, Order, Point, Restore
 from sailord.core.model.commands import (
     Command,
     Note,
@@ -210,7 +210,24 @@ def open_next(
         *written,
         WriteGeneration(record=record, replaces=active.generation, lowers=lowers, settles=settles),
         note(active, text, is_transition=True, is_detail=True),
+        *_unfinished_checkpoint(state, active, record),
     )
+
+
+def _unfinished_checkpoint(
+    state: State, active: Active, record: GenerationRecord
+) -> tuple[Note, ...]:
+    """Say that a checkpoint was due in the last generation whose upload ends with it."""
+    last, durable, point = active.generation, state.durables.get(active.job), record.restore.point
+    if last is None or not last.persist_every or record.restore.source != "memory":
+        return ()
+    due = point.step // last.persist_every * last.persist_every
+    if due <= max(last.restore.point.step, 0 if durable is None else durable.point.step):
+        return ()
+    text = f"the checkpoint of step {due} was not finished before the job left its nodes"
+    if (every := record.persist_every) is not None:
+        text += f"; the next one is due at step {(point.step // every + 1) * every}"
+    return (note(active, text),)
 
 
 def fail(state: State, active: Active) -> Step:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobId, Point, Restore
+from agents.protocol.records import Durable, JobId, Point, Restore
+from sailord.core.decide import decide
 from sailord.core.model.commands import (
     AbortGeneration,
     Command,
+    Note,
     ProbeAgent,
     RequestPlan,
     Resign,
@@ -35,6 +37,7 @@ from tests.sailord.core.states import (
     Planning,
     Row,
     act,
+    active_of,
     node,
     opened,
     parked,
@@ -304,3 +307,21 @@ def test_reports_about_another_job_are_ignored() -> None:
     assert phase(act(begun, Ticked(NOW + 0.1))[0]) == STARTING
     heard, _ = act(begun, Reported(NOW + 0.2, report(A, step=41, number=6)))
     assert isinstance(phase(heard), Running)
+
+
+@pytest.mark.parametrize(
+    ("every", "reached", "due"), [(20, None, 40), (20, 20, 40), (20, 40, None), (50, None, None)]
+)
+def test_a_checkpoint_that_the_job_leaves_unfinished_is_told(
+    every: int, reached: int | None, due: int | None
+) -> None:
+    """Uploads end with their generation; the next checkpoint comes at the next multiple."""
+    before = parked(41, 41)
+    running = replace(active_of(before), generation=replace(STOPPED, persist_every=every))
+    before = replace(before, active=running, durables={})
+    if reached is not None:
+        before = replace(before, durables={JOB: Durable(Point(reached, 3), "m", "sha")})
+    _, commands = decide(before, Ticked(NOW))
+    told = [each.text for each in commands if isinstance(each, Note) and "checkpoint" in each.text]
+    expected = f"the checkpoint of step {due} was not finished before the job left its nodes"
+    assert [text.partition(";")[0] for text in told] == ([] if due is None else [expected])
