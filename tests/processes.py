@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import sailord.client
 from agents.daemon.process_cleanup import cluster_pids
 from sailord.client import ServerProblem
 from sailord.local.paths import LocalFolders
 
 SAILORCTL = (sys.executable, "-m", "sailord.cli.main")
+sailord.client.TIMEOUT_S = 60.0
+"""A machine that is busy otherwise may need longer for an answer than a person waits."""
 
 
 def wait_until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
