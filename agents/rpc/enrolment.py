@@ -137,10 +137,20 @@ class Enrolment:
             replace_file(path, answer["revoked"])
 
     async def _ask(self, tls: Tls, method: str, body: bytes) -> dict[str, str]:
+        """Ask the first of the addresses that answers as it should."""
         assert self.settings.enrol is not None
+        refused = []
+        for address in self.settings.enrol.split(","):
+            try:
+                return await self._ask_at(address.strip(), tls, method, body)
+            except (CallFailed, OSError) as error:
+                refused.append(str(error))
+        raise CallFailed("; ".join(refused))
+
+    async def _ask_at(self, address: str, tls: Tls, method: str, body: bytes) -> dict[str, str]:
         client = SignedClient(self.session, self.key, tls=tls)
         status, answer = await client.call(
-            self.settings.enrol, method, PATH, body, to="sailord", timeout_s=CALL_S
+            address, method, PATH, body, to="sailord", timeout_s=CALL_S
         )
         try:
             reply = json.loads(answer)
@@ -149,7 +159,7 @@ class Enrolment:
             why = "; ".join(f"{p['place']}: {p['what']}; {p['cure']}" for p in reply["problems"])
         except (ValueError, KeyError, TypeError):
             why = f"it answered {status}"
-        raise CallFailed(f"{self.settings.enrol}: {why}")
+        raise CallFailed(f"{address}: {why}")
 
 
 def take_next_key(files: TlsFiles) -> None:

@@ -23,10 +23,8 @@ class TlsSettings:
     authority: str | None = None
     """sailord's folder of an authority, which signs its certificate and others'."""
     enrol: str | None = None
-    """The address of a sailord with an authority that renews this process's certificate.
-
-    Without either an operator does.
-    """
+    """The addresses of sailords, with commas between, of which the one with the authority renews
+    this process's certificate. Without either an operator does."""
 
     @property
     def made_in(self) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from worker.atomic_file import OWNER_ONLY, replace_file
 
 NODE = Identity("test", "agent", "n1")
 CERTIFICATE = "certificate.pem"
+REAL_ASK = Enrolment._ask
 
 
 class Crash(BaseException):
@@ -247,3 +249,28 @@ async def test_a_full_disk_does_not_end_the_copies_for_workers(agent, tmp_path):
     assert not copying.done()
     copying.cancel()
     assert (tmp_path / "tls" / "ca.pem").read_bytes() == agent.files.ca.read_bytes()
+
+
+async def test_the_addresses_are_asked_in_turn(agent, monkeypatch):
+    """The head node is lost, and its authority is on another machine by now."""
+    asked: list[str] = []
+    answer = {"certificate": "", "revoked": "list"}
+
+    async def call(_: Any, address: str, *__: Any, **___: Any) -> tuple[int, bytes]:
+        asked.append(address)
+        if address == "down:1":
+            raise CallFailed("down:1 did not answer")
+        if address == "standby:1":
+            problem = {"place": "tls", "what": "this sailord signs no certificates", "cure": "no"}
+            return 404, json.dumps({"problems": [problem]}).encode()
+        return 200, json.dumps(answer).encode()
+
+    monkeypatch.setattr(Enrolment, "_ask", REAL_ASK)
+    monkeypatch.setattr(module.SignedClient, "call", call)
+    enrolment = agent.started()
+    enrolment.settings = TlsSettings(agent.files, enrol="down:1, standby:1,new:1")
+    assert await enrolment._ask(enrolment._stranger, "GET", b"") == answer
+    assert asked == ["down:1", "standby:1", "new:1"]
+    enrolment.settings = TlsSettings(agent.files, enrol="down:1,standby:1")
+    with pytest.raises(CallFailed, match=r"down:1 did not answer; standby:1: tls: this sailord"):
+        await enrolment._ask(enrolment._stranger, "GET", b"")
