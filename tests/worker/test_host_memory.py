@@ -1,10 +1,34 @@
-"""Free memory is the least of the machine's and of what a container's limit leaves."""
+"""Free memory is the least of the machine's and of what a container leaves; freed pages go back."""
 
 from __future__ import annotations
+
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from worker.host_memory import free_host_bytes
+
+FRAGMENTS = """
+import ctypes
+from pathlib import Path
+from worker.host_memory import return_freed_memory
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def touched(size):
+    ctypes.memset(place := c.malloc(size), 1, size)
+    return place
+pairs = [(touched(100_000), touched(5_000)) for _ in range(640)]
+for large, _ in pairs:
+    c.free(large)
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+"""Frees 64 MB between small pieces that stay, and prints what the system got back."""
 
 
 @pytest.mark.parametrize(
@@ -22,3 +46,10 @@ def test_a_containers_limit_leaves_what_is_not_used_or_only_cached(tmp_path, lim
         kinds = {"anon": 700, "file": 150, "shmem": 100, "inactive_file": 30, "active_file": 20}
         (tmp_path / "memory.stat").write_text("".join(f"{k} {n}\n" for k, n in kinds.items()))
     assert free_host_bytes(tmp_path / "meminfo", tmp_path) == left
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_freed_pages_between_pieces_in_use_go_back_to_the_system():
+    code = [sys.executable, "-c", FRAGMENTS]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 32_000_000

@@ -41,6 +41,7 @@ from worker.distributed.rendezvous import RankStore, join_store, open_store, ope
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
+from worker.host_memory import return_freed_memory
 from worker.layout.tensor_table import holdings_for
 from worker.profiling.fault_injection import FAIL_POINT, Milestone, parse_fail_point
 from worker.profiling.kept_steps import timer_of_rank
@@ -451,6 +452,7 @@ class GenerationRun:
             self._give_up_process("a read of the state does not end")
         self._fetch = self._snapshots = self._trainer = self._transport = self._rank_store = None
         gc.collect()
+        return_freed_memory()
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
         self._milestone("left")
