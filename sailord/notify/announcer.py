@@ -209,7 +209,9 @@ class Announcer:
     def risks(self, state: State) -> dict[EventKind, str]:
         """Return why the active job's budget or deadline is at risk, without a deadline that the
         capacity loop watches."""
-        found, active = at_risk(state), state.active
+        active = state.active
+        known = () if active is None else [r for r in RISKS if (active.job, r) in self._at_risk]
+        found = at_risk(state, known)
         is_kept = active is not None and self.keeps_deadline(active.job)
         return {
             kind: found[kind] for kind in RISKS if kind in found and (kind == BUDGET or not is_kept)

@@ -17,12 +17,11 @@ from sailord.screen.zone_map import zone_map
 from sailord.text.causes import short_cause
 from sailord.text.cluster_text import (
     cure_of_hold,
-    eta_s,
     headline_of,
     number,
     share_of_prediction,
-    usd_to_come,
 )
+from sailord.text.end_text import eta_s, paid_s, usd_to_come
 from sailord.text.event_lines import EventLine, fold
 from sailord.text.plan_text import StageGroup, pipeline_kinds
 from sailord.text.printable import printable
@@ -169,8 +168,9 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
         after += f"  ETA {duration(left_s)}"
         if width >= 80 and left_s < YEAR_S:
             after += f", {datetime.fromtimestamp(at + left_s).strftime('%a %H:%M')}"
-        usd = usd_to_come(job)
+        usd, budget_s = usd_to_come(job), paid_s(job)
         after += f", {dollars(usd)} more" if usd else ""
+        after = after if budget_s is None else f" {share:.0%}  budget ends in {duration(budget_s)}"
     cells = min(max(width - line.cell_len - len(after), 6), 40)
     full = int(share * cells)
     line.append("━" * full, "green").append("─" * (cells - full), "dim")

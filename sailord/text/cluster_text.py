@@ -8,12 +8,13 @@ from typing import Any
 
 from sailord.text.causes import short_cause
 from sailord.text.cures import spend_more
+from sailord.text.end_text import end_text
 from sailord.text.event_lines import fold, line_text
 from sailord.text.node_text import DRAINED, SAFE_TO_STOP
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
-from sailord.text.units import YEAR_S, counted, dollars, duration, memory, timestamp
+from sailord.text.units import counted, dollars, duration, memory, timestamp
 
 NAMES_MAX = 6
 CAUSES_MAX = 5
@@ -188,7 +189,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
-    lines += [f"end         {end}"] if (end := _end(job, at)) else []
+    lines += [f"end         {end}"] if (end := end_text(job, at)) else []
     before = job.get("earlier")  # An older sailord does not say it.
     was = f"; {duration(at - before['at'])} ago {number(before['per_s'])}" if before else ""
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}{was}")
@@ -231,32 +232,6 @@ def next_texts(coming: Mapping[str, Any] | None, at: float | None) -> list[str]:
             when = f"in {duration(asked_at - at)}: {coming['question']}"
         texts.append(f"the planner is asked {when}")
     return texts
-
-
-def eta_s(job: Mapping[str, Any]) -> float | None:
-    """Return the seconds until the job's end at its present speed; ``None``: unknown."""
-    step_s = job["measured"]["iteration_s"]
-    if job["steps"] is None or not step_s:
-        return None
-    return float(max(job["steps"] - job["step"], 0) * step_s)
-
-
-def usd_to_come(job: Mapping[str, Any]) -> float | None:
-    """Return what the job costs until its end, at its present speed and price."""
-    left_s, rate = eta_s(job), job["spent"]["usd_per_hour"]
-    return None if left_s is None or rate is None else float(rate * left_s / 3600)
-
-
-def _end(job: dict[str, Any], at: float) -> str:
-    left_s, usd = eta_s(job), usd_to_come(job)
-    if job["steps"] is None:
-        budget = " or its budget is spent" * (job["spent"]["usd_max"] is not None)
-        return f"none: it trains until it is cancelled{budget}"
-    if left_s is None:
-        return ""
-    when = f", {timestamp(at + left_s)}" if left_s < YEAR_S else ""
-    more = "" if usd is None else f", {dollars(usd)} more"
-    return f"done in {duration(left_s)}{when}{more}"
 
 
 def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) -> str:
@@ -311,9 +286,9 @@ def _cost(spent: dict[str, Any], all_usd_per_hour: float | None) -> str:
     rate = spent["usd_per_hour"]
     text = "no price known" if rate is None else f"${rate:,.2f}/h"
     text = f"this plan {text}" if rate else text
-    text += f", ${spent['usd']:,.2f} so far"
+    text += f", {dollars(spent['usd'])} so far"
     if spent["usd_max"] is not None:
-        text += f" of at most ${spent['usd_max']:,.2f}"
+        text += f" of at most {dollars(spent['usd_max'])}"
     if spent["unpriced_s"]:
         text += f", without {duration(spent['unpriced_s'])} at unknown prices"
     is_more = all_usd_per_hour is not None and all_usd_per_hour - (rate or 0.0) >= SMALL_USD

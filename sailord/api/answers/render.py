@@ -242,12 +242,16 @@ def jobs_view(state: State, parts: Iterable[State] = ()) -> types.Jobs:
     for place, row in enumerate(rows):
         if (part := running.get(row.id)) is not None and part.active is not None:
             phase, left_s = phase_view(part, part.active), done_in(part)
+            usd, usd_max = usd_needed(part), part.job.bill.usd_max
+            is_paid = usd is None or usd_max is None or usd <= usd_max
             rows[place] = replace(
                 row,
                 phase=phase.name,
                 reason=phase.reason,
                 step=part.active.progress.step,
-                ends_at=None if left_s is None or left_s > YEAR_S else part.now + left_s,
+                ends_at=part.now + left_s
+                if left_s is not None and left_s < YEAR_S and is_paid
+                else None,
             )
         elif row.state not in ENDED:
             rows[place] = replace(row, step=resume_point(state, row.id).step)

@@ -80,7 +80,7 @@ class ListedJob(JobRecord):
     step: int | None = None
     """The step that it reached or would go on from; null: it has ended."""
     ends_at: float | None = None
-    """When it will be done at its present speed; null: not known."""
+    """When it will be done at its present speed; null: not known, or its budget ends before."""
 
 
 @dataclass(frozen=True, slots=True)

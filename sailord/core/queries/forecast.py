@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
+from agents.protocol.records import GenerationRecord
 from sailord.core.model.phases import Held, Running, Waiting
-from sailord.core.model.state import State
+from sailord.core.model.state import Active, State
 from sailord.core.queries.job_cost import billed, priced
 
 BUDGET: Literal["budget_at_risk"] = "budget_at_risk"
@@ -46,25 +48,51 @@ def usd_needed(state: State) -> float | None:
     return None if rate is None else bill.usd + rate * left_s / 3600
 
 
-def at_risk(state: State) -> dict[str, str]:
-    """Return why the job's budget or its deadline is at risk, by the kind of event."""
-    active, left_s = state.active, seconds_left(state)
-    if active is None or left_s is None or not isinstance(active.phase, Running):
+def at_risk(state: State, known: Container[str] = ()) -> dict[str, str]:
+    """Return why the job's budget or its deadline is at risk, by the kind of event.
+
+    One that is ``known`` from an earlier generation lasts until a speed shows that it is over: in a
+    young generation, and while the job moves, the speed that is expected counts.
+    """
+    active = state.active
+    if active is None or active.generation is None or isinstance(active.phase, Held | Waiting):
         return {}
-    assert active.generation is not None, "it has a speed"
-    job = state.job
+    sure_s = seconds_left(state) if isinstance(active.phase, Running) else None
     found: dict[str, str] = {}
-    ran = priced(state, active.generation)
-    bill, usd = billed(job, ran, state.now), usd_needed(state)
-    if bill.usd_max is not None and usd is not None and usd > bill.usd_max * MARGIN:
-        found[BUDGET] = (
-            f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
-            f"${bill.usd_max:,.2f}; raise it with `sailorctl budget {job.id} USD`"
-        )
-    if job.deadline is not None:
-        late_s = state.now + left_s - job.deadline
-        if late_s > left_s * (MARGIN - 1):
-            found[DEADLINE] = (
-                f"at its present speed it will be done {late_s / 3600:,.1f} h after its deadline"
-            )
+    for kind, told in ((BUDGET, _budget_at_risk), (DEADLINE, _deadline_at_risk)):
+        left_s = _expected_s(state, active) if sure_s is None and kind in known else sure_s
+        if left_s is not None and (text := told(state, active.generation, left_s)):
+            found[kind] = text
     return found
+
+
+def _expected_s(state: State, active: Active) -> float | None:
+    """Return about the seconds until the job is done, before its generation shows its speed."""
+    last, steps = active.generation, state.job.steps
+    step_s = active.progress.step_s or (0.0 if last is None else last.step_s)
+    return None if steps is None or not step_s else max(steps - active.progress.step, 0) * step_s
+
+
+def _budget_at_risk(state: State, last: GenerationRecord, left_s: float) -> str:
+    ran, job = priced(state, last), state.job
+    bill = billed(job, ran, state.now)
+    if bill.usd_max is None or last.usd_per_hour is None:
+        return ""
+    usd = bill.usd + last.usd_per_hour * left_s / 3600
+    if usd <= bill.usd_max * MARGIN or state.active is None or job.steps is None:
+        return ""
+    step = state.active.progress.step
+    paid = max(bill.usd_max - bill.usd, 0.0) / (usd - bill.usd)
+    return (
+        f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
+        f"${bill.usd_max:,.2f}, which ends at about step {step + int((job.steps - step) * paid):,} "
+        f"of {job.steps:,}; raise it with `sailorctl budget {job.id} USD`"
+    )
+
+
+def _deadline_at_risk(state: State, _: GenerationRecord, left_s: float) -> str:
+    deadline = state.job.deadline
+    late_s = 0.0 if deadline is None else state.now + left_s - deadline
+    if late_s <= left_s * (MARGIN - 1):
+        return ""
+    return f"at its present speed it will be done {late_s / 3600:,.1f} h after its deadline"

@@ -231,6 +231,18 @@ function secondsLeft(job) {
   return job?.steps && seconds ? Math.max(job.steps - job.step, 0) * seconds : undefined;
 }
 
+/** What the job cost until now, and for how long its budget pays; undefined unless it ends before the job is done. */
+function spentNow(job) {
+  const spent = job?.spent;
+  const rate = spent?.usd_per_hour;
+  const since = spent ? Math.max(now() - (spent.until ?? now()), 0) : 0;
+  const soFar = (spent?.usd ?? 0) + ((rate ?? 0) * since) / 3600;
+  const paid = spent?.usd_max && rate ? (Math.max(spent.usd_max - soFar, 0) * 3600) / rate : undefined;
+  const left = secondsLeft(job);
+  const isFirst = left === undefined ? !job?.steps : paid < left;
+  return { soFar, since, paid: isFirst ? paid : undefined };
+}
+
 function renderNow(doc) {
   const { job } = doc;
   const queue = doc.queued ? ` ${plural(doc.queued, "job")} queued.` : "";
@@ -244,12 +256,14 @@ function renderNow(doc) {
   byId("progress-box").hidden = !job?.steps || !isKnown;
   if (job?.steps && isKnown) byId("progress").value = Math.min(job.step / job.steps, 1);
   const left = secondsLeft(job) ?? NaN;
+  const { paid } = spentNow(job);
   const rate = rateNow(doc);
   const predicted = job?.predicted?.tokens_per_s;
   fillPairs(byId("figures"), (job && !job.phase ? restingFigures(job) : job ? [
     ["step", count(job.step), (job.steps ? `of ${count(job.steps)}` : "no end is set") + stalledNote(job)],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
+    paid !== undefined ? ["budget ends in", duration(paid), paid < YEAR_S ? `at ${moment(now() + paid)}${Number.isFinite(left) ? `, at about step ${count(job.step + Math.floor(paid / job.measured.iteration_s))}` : ""}` : "at this price"] :
     ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : Number.isFinite(left) ? "at this speed" : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
@@ -405,8 +419,7 @@ function renderMoney(doc) {
   const { job, capacity, goodput } = doc;
   const spent = job?.spent;
   const rate = spent?.usd_per_hour;
-  const since = spent ? Math.max(now() - (spent.until ?? now()), 0) : 0;
-  const soFar = (spent?.usd ?? 0) + ((rate ?? 0) * since) / 3600;
+  const { soFar, since, paid } = spentNow(job);
   const unpriced = (spent?.unpriced_s ?? 0) + (rate === undefined ? since : 0);
   const seconds = secondsLeft(job);
   const left = seconds !== undefined && rate !== undefined ? (seconds * rate) / 3600 : undefined;
@@ -414,7 +427,7 @@ function renderMoney(doc) {
   fillPairs(byId("money"), [
     ["this job so far", job ? knownUsd(soFar, unpriced > 0 || rate === undefined) : "",
       (spent?.usd_max ? `of ${usd(spent.usd_max)}` : "no budget is set") + (unpriced >= 1 ? `; without ${duration(unpriced)} at unknown prices` : "")],
-    ["to come", job ? knownUsd(left) : "", left !== undefined ? `${usd(soFar + left)} in all, at its last step, at this speed` : rate === undefined ? "a price is unknown" : "not known yet"],
+    ["to come", job ? knownUsd(left) : "", left !== undefined ? `${usd(soFar + left)} in all, at its last step, at this speed${paid === undefined ? "" : `; its budget ends before, in ${duration(paid)}`}` : rate === undefined ? "a price is unknown" : "not known yet"],
     ["its plan", job ? knownUsd(rate) : "", rate === undefined ? "a price is unknown" : "an hour"],
     ["all nodes", goodput ? knownUsd(goodput.usd, isUnpriced) : "", `since ${goodput?.since ? moment(goodput.since) : "the start"}${unpricedNote(goodput)}`],
     ["all nodes now", goodput ? knownUsd(goodput.usd_per_hour, isUnpriced) : "", isUnpriced ? "an hour, where the price is known" : "an hour"],

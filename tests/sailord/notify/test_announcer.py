@@ -34,6 +34,7 @@ from tests.sailord.core.states import (
     JOB,
     NOW,
     QUESTION,
+    STARTING,
     WAITING,
     A,
     B,
@@ -274,6 +275,20 @@ def test_a_risk_is_reported_once_and_kept_in_the_history() -> None:
     later.announcer.observe(state(Running(BEGAN)), now)
     assert later.texts("budget_at_risk") == [said], "restored, with its kind, and not told again"
     assert not later.announcer.outbox.at_of
+
+
+def test_a_risk_is_named_as_long_as_it_lasts_also_after_a_rollback_and_a_change_of_leader() -> None:
+    published, now = Published(), costly()
+    published.announcer.observe(now, now)
+    young = replace(now, active=replace(now.active, progress=Progress(1, NOW, 3.6)))
+    moving = replace(young, active=replace(young.active, phase=STARTING))
+    later = Published()
+    lines = [published.announcer._lines.get_nowait()[1] for _ in range(2)]
+    later.announcer.restore(JOB, lines)
+    for told in (published, later):
+        for each in (young, moving):
+            assert told.announcer.risks(each).keys() == {"budget_at_risk", "deadline_at_risk"}
+    assert Published().announcer.risks(young) == {}, "a first alarm needs a trusted speed"
 
 
 def test_a_risk_outlasts_a_thousand_lines_that_wait_for_the_store() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,26 @@ def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
             assert words[words.index(name) + 1] == "\N{EN DASH}"
 
     watch(tmp_path, Stopped(8), play)
+
+
+def test_a_budget_that_ends_before_the_job_is_told_beside_what_is_to_come(tmp_path: Path) -> None:
+    class Poor(MadeUp):
+        def document(self, chosen: JobId | None = None) -> dict[str, Any]:
+            found = super().document(chosen)
+            spent = {"usd": 5.0, "usd_per_hour": 3.6, "usd_max": 5.36, "until": time.time()}
+            told = {"steps": 4000, "step": 1000, "measured": {"iteration_s": 10.0}, "spent": spent}
+            return {**found, "job": {**found["job"], **told}}
+
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.getElementById('figures').innerText.includes('budget ends in')")
+        figures = await tab.run("document.getElementById('figures').innerText")
+        assert "at about step 1,03" in figures, "360 s of 10 s each"
+        assert "done in" not in figures
+        money = await tab.run("document.getElementById('money').innerText")
+        assert "$30.00" in money
+        assert "its budget ends before, in 6 min" in money
+
+    watch(tmp_path, Poor(8), play)
 
 
 def test_a_job_held_by_its_budget_draws_no_speed_says_so_on_its_nodes_and_can_be_raised(

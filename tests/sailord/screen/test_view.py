@@ -182,7 +182,7 @@ def test_headline_newest_event_and_keys_are_on_every_screen(of, size):
     lines = shown(of(), *size)
     assert lines[0].startswith("tale  running")
     assert lines[1].startswith("step ")
-    assert "ETA" in lines[1]
+    assert "ETA" in lines[1] or "budget ends in" in lines[1]
     assert "loss" in lines[2]
     assert ("$8.80/h" if of is eight else "$9,440.00/h") in lines[2]
     assert "a node's loss costs" in lines[3]

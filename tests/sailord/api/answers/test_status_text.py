@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Bill, Durable, GenerationRecord, Hang, JobId, JobPast, Point
+from agents.protocol.records import (
+    FIRST,
+    Bill,
+    Durable,
+    GenerationRecord,
+    Hang,
+    JobId,
+    JobPast,
+    Point,
+)
 from sailord.api.answers import render
 from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView, Told
@@ -26,10 +35,8 @@ from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
     _job_lines,
     _some,
-    eta_s,
     jobs_text,
     status_text,
-    usd_to_come,
 )
 from sailord.text.node_text import nodes_text
 from sailord.text.units import timestamp
@@ -253,19 +260,6 @@ def test_status_screen_equals_its_golden_file(name):
     assert text == file.read_text(encoding="utf-8")
 
 
-def test_the_end_and_its_price_need_a_speed_an_end_and_a_price():
-    job = {
-        "steps": 200, "step": 50, "measured": {"iteration_s": 2.0},
-        "spent": {"usd_per_hour": 12.0},
-    }  # fmt: skip
-    assert (eta_s(job), usd_to_come(job)) == (300.0, 1.0)
-    assert eta_s(job | {"step": 210}) == 0.0
-    assert eta_s(job | {"steps": None}) is None
-    assert eta_s(job | {"measured": {"iteration_s": None}}) is None
-    assert usd_to_come(job | {"steps": None}) is None
-    assert usd_to_come(job | {"spent": {"usd_per_hour": None}}) is None
-
-
 def test_jobs_are_listed_with_their_steps_and_the_end_of_the_one_that_trains():
     running = state(Running(NOW - 60), job=job(steps=100), step_s=2.0)
     known = running.with_job(job(id=JobId("other"), state="paused", steps=2000))
@@ -278,6 +272,15 @@ def test_jobs_are_listed_with_their_steps_and_the_end_of_the_one_that_trains():
     assert third.split()[:4] == ["over", "done", "-", "-"]
     older = [{k: v for k, v in row.items() if k not in ("step", "ends_at")} for row in found]
     assert "40" not in jobs_text(older).splitlines()[2]
+
+
+def test_a_job_whose_budget_ends_before_its_steps_has_no_end():
+    poor = job(steps=10_000, bill=Bill(usd=1.0, until=NOW, usd_max=1.5))
+    runs = generation(restore=FIRST, usd_per_hour=10.0)
+    running = state(Running(NOW - 60), job=poor, generation=runs, step_s=2.0)
+    assert render.jobs_view(running).jobs[0].ends_at is None
+    rich = running.with_job(replace(poor, bill=replace(poor.bill, usd_max=1000.0)))
+    assert render.jobs_view(rich).jobs[0].ends_at == NOW + 2.0 * (10_000 - 40)
 
 
 def test_the_last_order_is_told_whatever_job_it_was_about():
