@@ -12,8 +12,10 @@ import binascii
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
+import structlog
 from aiohttp import web
 
 from agents.protocol.records import Order, OrderKind
@@ -22,11 +24,19 @@ from sailord.api.answers.types import Accepted
 from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import OTHER_ID
-from sailord.api.handlers.webhook_message import ALERTS_MAX, SEE, read_message
+from sailord.api.handlers.webhook_message import ALERTS_MAX, SEE, MessageForm, read_message
 from simulator.documents.problems import InputError, Problem
+
+log = structlog.get_logger("sailord.api")
 
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
 PREEMPTED = "compute.instances.preempted"
+SENDERS: dict[MessageForm, str] = {
+    "plain": "the preemption webhook, signed",
+    "pubsub": "the preemption webhook, Pub/Sub",
+    "alertmanager": "the preemption webhook, Alertmanager",
+}
+"""Who sent a notice. Each form has one secret or account, so that no more is known."""
 
 
 async def preemption(request: web.Request) -> web.Response:
@@ -39,11 +49,22 @@ async def preemption(request: web.Request) -> web.Response:
         orders = _from_alerts(body)
     else:
         orders = [await _from_plain(request)]
+    orders = [_from(SENDERS[form], order) for order in orders]
     given = await asyncio.gather(*(api.gateway.give_order(order) for order in orders))
+    for order, is_new in zip(orders, given, strict=True):
+        if is_new == "new":
+            api.cluster.tell_order(order)
     api.cluster.read_store_soon()
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(orders), given.count("new")), status=202)
+
+
+def _from(sender: str, notice: Order) -> Order:
+    """Add to the reason who sent a notice, as an operator's order names its giver."""
+    reason = notice.reason or f"{notice.kind} was ordered"
+    log.info("notice", by=sender, order=notice.kind, target=notice.target, reason=notice.reason)
+    return replace(notice, reason=f"{reason} (by {sender})")
 
 
 async def _from_plain(request: web.Request) -> Order:

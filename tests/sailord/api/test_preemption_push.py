@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import re
 import socket
 import time
 
@@ -66,12 +67,36 @@ def push(head, body, bearer):
     return post(head, PUSH, body, {"Authorization": f"Bearer {bearer}"})
 
 
+def told_of(head, sender):
+    """The events that tell of a notice by a sender."""
+    events = head.ask("GET", "/v1/events?follow=false")[1]["events"]
+    end = f"(by the preemption webhook, {sender})"
+    return [each for each in events if each["kind"] == "order" and each["text"].endswith(end)]
+
+
+def test_a_signed_notice_is_told_with_its_time_its_reason_and_its_origin(head):
+    until = time.time() + 60
+    said = {"id": "n1", "node": "a", "leaves_at": until, "reason": "test notice"}
+    body = json.dumps(said).encode()
+    signed = {"Sailor-Webhook": sign(SECRET.encode(), body, time.time())}
+    assert post(head, PUSH, body, signed) == (202, {"accepted": 1, "new": 1})
+    (notice,) = told_of(head, "signed")
+    said = r"preempt a was ordered \(ends in [0-9.]+ s\): test notice \(by the .*"
+    assert re.fullmatch(said, notice["text"])
+    assert head.ask("POST", "/v1/nodes/a/withdraw", {"id": "over"})[0] == 202
+    wait_until(lambda: head.status()["nodes"].get("ready") == 1)
+
+
 def test_push_of_a_preempted_machine_drains_its_node(head, pubsub_key):
     known = token(pubsub_key)
     assert push(head, pushed("a", "m1"), known) == (202, {"accepted": 1, "new": 1})
     wait_until(lambda: head.status()["nodes"].get("draining") == 1)
+    (notice,) = told_of(head, "Pub/Sub")
+    assert notice["text"].startswith("preempt a was ordered: compute.instances.preempted (by ")
+    assert notice["node"] == "a"
     # Pub/Sub delivers at least once.
     assert push(head, pushed("a", "m1"), known) == (202, {"accepted": 1, "new": 0})
+    assert len(told_of(head, "Pub/Sub")) == 1, "a repeat is no news"
     # What else the sink sends is acknowledged, or it would come again and again.
     other = pushed("a", "m2", "compute.instances.insert")
     assert push(head, other, known) == (202, {"accepted": 0, "new": 0})
