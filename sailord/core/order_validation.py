@@ -11,6 +11,7 @@ from sailord.core.model.state import Active, State
 from sailord.core.queries.job_cost import bill_now, why_not_afforded
 from sailord.core.queries.replan_triggers import last_steering_order, why_waiting
 from sailord.text.cures import spend_more
+from sailord.text.units import dollars
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {
@@ -66,7 +67,10 @@ def _of_budget(state: State, order: Order) -> Problem | None:
         return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
     bill = bill_now(state, job)
     if order.usd_max <= bill.usd:
-        what = f"${order.usd_max:,.2f} is not more than the ${bill.usd:,.2f} that it has cost"
+        asked, cost = dollars(order.usd_max), dollars(bill.usd)
+        if asked == cost:
+            asked, cost = f"${order.usd_max:,.6f}", f"${bill.usd:,.6f}"
+        what = f"{asked} is not more than the {cost} that it has cost"
         return Problem(job.id, what, "give more, or pause or cancel it")
     if order.usd_max == bill.usd_max:
         return _nothing(job.id, order.kind, "it has that budget", "give another one")

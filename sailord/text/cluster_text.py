@@ -14,7 +14,7 @@ from sailord.text.node_text import DRAINED, SAFE_TO_STOP
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
-from sailord.text.units import counted, dollars, duration, memory, timestamp
+from sailord.text.units import clock, counted, dollars, duration, memory, timestamp
 
 NAMES_MAX = 6
 CAUSES_MAX = 5
@@ -172,6 +172,9 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     until = (
         "" if phase["deadline"] is None else f", times out in {duration(phase['deadline'] - at)}"
     )
+    if phase.get("trains"):  # An older sailord does not say it.
+        left = duration(max(phase["deadline"] - at, 0.0))
+        until = f", it trains meanwhile; without an answer in {left} its plan stays for now"
     of = "" if job["steps"] is None else f" of {job['steps']}"
     lines = [f"job         {job['id']}: {phase['name']}{since}{until}"]
     if phase["reason"] and phase["name"] != "running":  # The last move tells that.
@@ -185,7 +188,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     for kind in ("move", "order"):
         if told := job[f"last_{kind}"]:
-            lines.append(_told_line(kind, told))
+            lines.append(_told_line(kind, told, "ended " * (kind == "move")))
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
@@ -203,8 +206,8 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     return lines
 
 
-def _told_line(kind: str, told: Mapping[str, Any]) -> str:
-    return f"last {kind:6} {timestamp(told['at'])}: {told['text']}"
+def _told_line(kind: str, told: Mapping[str, Any], label: str = "") -> str:
+    return f"last {kind:6} {label}{timestamp(told['at'])}: {told['text']}"
 
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
@@ -370,7 +373,8 @@ def moves_text(found: dict[str, Any]) -> str:
 
 
 def _move_lines(move: dict[str, Any]) -> list[str]:
-    begin = f"{timestamp(move['at'])}  {move['kind']} → generation {move['generation']}"
+    until = f"began {timestamp(move['at'])}, ended {clock(move['at'] + move['total_s'])}"
+    begin = f"{until}  {move['kind']} → generation {move['generation']}"
     cost = [f"{move['total_s']:.2f} s in all"]
     if move["kind"] != "start":  # A start interrupts nothing.
         usd = move["usd"]
@@ -400,7 +404,7 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(cure_of_hold(why["job"], why["spent"], (why["phase"] or why)["reason"]))
     # Before the next generation is open, and while there is none, all this is about the last one.
     which = "this" if phase in ("starting", "running", "planning", "stopping") else "last"
-    if why["generation_reason"]:
+    if why["generation_reason"] and why["generation_reason"] != (why["phase"] or why)["reason"]:
         lines.append(f"{which} generation: {why['generation_reason']}")
     if why["deadline"]:
         lines.append(f"deadline: {why['deadline']}")
@@ -409,7 +413,11 @@ def why_text(why: dict[str, Any]) -> str:
     if why["iteration_s"] is not None:
         step = f"predicted to take {number(why['iteration_s'])} s a step"
         lines.append(f"{which} plan: {step}")
-    lines += [f"{which} plan: {sentence}" for sentence in why["plan"]]
+    # What was idle may be gone by now.
+    lines += [
+        f"{which} plan{', when it was made' * sentence.startswith('idle: ')}: {sentence}"
+        for sentence in why["plan"]
+    ]
     if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
     lines += [f"next: {said}" for said in next_texts(why.get("next"), why.get("at"))]

@@ -21,7 +21,9 @@ def clock(at: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it: s, min, h or days."""
+    """Return a duration in the unit that suits it: ms, s, min, h or days."""
+    if 0 < seconds < 0.05:
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 120:
         return f"{max(seconds, 0.0):.1f} s"
     if seconds < 7200:

@@ -306,15 +306,15 @@ def fields_of(job: JobRecord) -> dict[str, Any]:
 def phase_view(state: State, active: Active) -> types.PhaseView:
     """The job's phase and its deadline."""
     phase, question = active.phase, active.question
-    if question is not None:
-        why = with_answer(active, question.reason)
-        return types.PhaseView("planning", None, question.deadline, why)
+    if question is not None and not isinstance(phase, Starting):
+        why, trains = with_answer(active, question.reason), isinstance(phase, Running)
+        return types.PhaseView("planning", None, question.deadline, why, trains=trains)
     deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
     if isinstance(phase, Stopping) and active.checkpointing.securing is not None:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason: str | None = getattr(phase, "reason", None)
-    if isinstance(phase, Opening | Starting):  # The job's reason is of its start.
+    if isinstance(phase, Opening | Starting | Running):  # The job's reason is of its start.
         coming = phase.record if isinstance(phase, Opening) else active.generation
         reason = None if coming is None else coming.reason
     if isinstance(phase, Waiting):

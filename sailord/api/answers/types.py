@@ -59,6 +59,8 @@ class PhaseView:
     reason: str
     has_no_node: bool = False
     """It waits since no node is ready; the reason says why."""
+    trains: bool = False
+    """It is planning and trains meanwhile; without an answer in time its plan stays for now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import size_warnings, warnings_of
 from sailord.planning.messages import EndRequest
-from sailord.text.units import YEAR_S, duration, timestamp
+from sailord.text.units import YEAR_S, dollars, duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.spec.job import Work
 from worker.checkpoint.capacity_check import usual_room
@@ -301,7 +301,7 @@ async def set_budget(request: web.Request) -> web.Response:
     if not 0 < usd < math.inf:
         raise InputError(Problem("max_usd_total", "is no amount", "give dollars above 0"))
     why = f": {body['reason']}" if body.get("reason") else ""
-    body["reason"] = f"at most ${usd:,.2f} in all{why}"
+    body["reason"] = f"at most {dollars(usd)} in all{why}"
     order = replace(read_order("budget", job.id, body), usd_max=usd)
     return await store_order(api, named(request, order))
 

@@ -19,6 +19,7 @@ from sailord.cli.shared.server import (
 from sailord.client import Client
 from sailord.text import cluster_text as text
 from sailord.text.schedule_text import schedule_text
+from sailord.text.units import dollars
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")
 
@@ -70,7 +71,7 @@ def budget(client: Client, job: str, usd: float, order: dict[str, Any], as_json:
     full, answer = ask_about(
         client, "job", job, lambda each: client.order(path.format(each), body), is_order=True
     )
-    show(answer, as_json, lambda _: f"budget {full}: ordered, at most ${usd:,.2f} in all")
+    show(answer, as_json, lambda _: f"budget {full}: ordered, at most {dollars(usd)} in all")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # `-5` is no option.

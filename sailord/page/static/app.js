@@ -461,7 +461,7 @@ function renderMoves() {
         part.style.flexGrow = seconds / whole;
         return part;
       }));
-    return make("li", {}, make("time", { datetime: iso(move.at) }, moment(move.at)), make("b", {}, ` generation ${move.generation} `), cost,
+    return make("li", {}, "began ", make("time", { datetime: iso(move.at) }, moment(move.at)), make("b", {}, ` generation ${move.generation} `), cost,
       make("span", { class: "note" }, move.reason), bar);
   }));
 }

@@ -281,3 +281,11 @@ def test_a_drain_of_the_agents_own_is_not_withdrawn_by_an_order() -> None:
     assert said is not None
     assert "start sailor-agent there again" in said.cure
     assert why_without_effect(nodes(draining_since=NOW), order("withdraw", A)) is None
+
+
+def test_a_budget_below_a_cent_is_refused_with_all_its_digits():
+    spent = state(job=job(bill=Bill(usd=0.004, until=NOW)))
+    problem = why_without_effect(spent, budget(0.001))
+    assert "$0.001 is not more than the $0.004" in problem.what
+    equal = why_without_effect(spent, budget(0.0038))
+    assert "$0.003800 is not more than the $0.004000" in equal.what

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sailord.text.cluster_text import moves_text
-from sailord.text.units import timestamp
+from sailord.text.units import clock, timestamp
 
 PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
 LOSS: dict[str, Any] = {
@@ -21,7 +21,7 @@ def told(move: dict[str, Any]) -> str:
 
 def test_a_move_tells_its_cause_its_cost_and_its_phases():
     assert told(LOSS).splitlines() == [
-        f"{timestamp(0.0)}  loss → generation 2: a2 lost",
+        f"began {timestamp(0.0)}, ended {clock(5.0)}  loss → generation 2: a2 lost",
         "  1 step lost, $1.25, downtime 4.50 s (predicted 3.00 s), 5.00 s in all",
         "  took      detect 12.25, plan 12.25, quiesce 12.25, fetch 12.25, rebuild 12.25,"
         " verify 12.25, first",

@@ -11,6 +11,8 @@ from sailord.text.units import clock, counted, dollars, duration, memory, number
     ("seconds", "text"),
     [
         (-1.0, "0.0 s"),
+        (0.0, "0.0 s"),
+        (0.0274, "27 ms"),
         (119.9, "119.9 s"),
         (120.0, "2 min"),
         (7200.0, "2.0 h"),

@@ -41,8 +41,10 @@ from sailord.text.cluster_text import (
 from sailord.text.node_text import nodes_text
 from sailord.text.units import timestamp
 from tests.sailord.core.states import (
+    BEGAN,
     JOB,
     NOW,
+    STARTING,
     A,
     B,
     C,
@@ -272,6 +274,23 @@ def test_jobs_are_listed_with_their_steps_and_the_end_of_the_one_that_trains():
     assert third.split()[:4] == ["over", "done", "-", "-"]
     older = [{k: v for k, v in row.items() if k not in ("step", "ends_at")} for row in found]
     assert "40" not in jobs_text(older).splitlines()[2]
+
+
+def test_a_job_that_starts_after_a_failure_says_so_though_a_better_plan_is_looked_for():
+    asks = Planning(4, (A, B), "c could help again", False, NOW + 60)
+    failed = generation(reason="machine-b failed: rank 0 was killed")
+    starts = state(replace(asks, before=STARTING), generation=failed)
+    view = render.phase_view(starts, starts.active)
+    assert (view.name, view.reason, view.trains) == ("starting", failed.reason, False)
+    trains = state(asks, generation=failed)
+    view = render.phase_view(trains, trains.active)
+    assert (view.name, view.reason, view.trains) == ("planning", asks.reason, True)
+
+
+def test_a_job_that_runs_again_tells_the_reason_of_its_generation_not_of_its_last_order():
+    moved = generation(reason="a is lost: its lease expired")
+    runs = state(Running(BEGAN), job=job(reason="resume was ordered (by root)"), generation=moved)
+    assert render.jobs_view(runs).jobs[0].reason == moved.reason
 
 
 def test_a_job_whose_budget_ends_before_its_steps_has_no_end():

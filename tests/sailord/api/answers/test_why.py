@@ -139,3 +139,14 @@ def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
     assert "next: m in z gets no request for 43.0 s" in lines
     assert "this plan: predicted to take 0.5 s a step" in lines
     assert f"the planner's last answer: {stays}" in lines
+
+
+def test_what_was_idle_when_the_plan_was_made_is_not_told_as_of_now() -> None:
+    now = state(Running(NOW - 60), generation=generation(reason="a node came"))
+    view = job_view(now, JOB)
+    about = {"why": ["idle: 1 of 2 A100-40 in z; does not pay", "bottleneck: stage 1"]}
+    assert view is not None
+    text = why_text(plain(why_view(now, view, about, (), None)))
+    assert "this plan, when it was made: idle: 1 of 2 A100-40 in z" in text
+    assert "this plan: bottleneck: stage 1" in text
+    assert text.count("a node came") == 1, "the reason is told once"
