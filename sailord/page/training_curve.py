@@ -95,6 +95,11 @@ class TrainingCurve:
         known = (each for each in reversed(self.samples) if each.at <= at)
         return next((each for each in known if each.per_s is not None), None)
 
+    def first(self, until: float) -> CurvePoint | None:
+        """Return the first sample with a throughput, if it is not after a moment."""
+        found = next((each for each in self.samples if each.per_s is not None), None)
+        return found if found is not None and found.at <= until else None
+
     def columns(self) -> StoredCurve:
         """Return the samples as they are stored."""
         columns = zip(

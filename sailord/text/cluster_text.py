@@ -35,12 +35,15 @@ FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
 
 
-def status_text(status: dict[str, Any]) -> str:
-    """Return the cluster, its job, nodes, instances and plan, one line each."""
+def status_text(status: dict[str, Any], columns: int | None = None) -> str:
+    """Return the cluster, its job, nodes, instances and plan, one line each.
+
+    ``columns``: those of a small terminal, on which a problem is cut short.
+    """
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
     led += _elected_later(status)
-    lines = [f"cluster     {status['cluster']}, {led}", *problem_lines(status)]
+    lines = [f"cluster     {status['cluster']}, {led}", *problem_lines(status, columns)]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
         lines.append(f"store       does not answer for {away}; the job trains, commits wait")
@@ -78,6 +81,7 @@ def status_text(status: dict[str, Any]) -> str:
     for node in status["leaving"]:
         at = node["leaves_at"]
         ends = "" if at is None else f", ends in {duration(at - status['at'])}"
+        ends = ", its time is up" if at is not None and at <= status["at"] else ends
         state = SAFE_TO_STOP if node["safe_to_stop"] else "draining"
         if (left_at := node.get("left_at")) is not None:  # An older sailord does not say it.
             ends += f"; the job leaves it in {duration(max(left_at - status['at'], 0))}"
@@ -190,10 +194,12 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
         if told := job[f"last_{kind}"]:
             lines.append(_told_line(kind, told, "ended " * (kind == "move")))
     measured, predicted = job["measured"], job["predicted"]
+    before = job.get("earlier")  # An older sailord does not say it.
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
+    if loss and before and before["loss"] is not None:
+        loss += f" ({before['loss']:.4g} {duration(at - before['at'])} ago)"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
     lines += [f"end         {end}"] if (end := end_text(job, at)) else []
-    before = job.get("earlier")  # An older sailord does not say it.
     was = f"; {duration(at - before['at'])} ago {number(before['per_s'])}" if before else ""
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}{was}")
     lines += [f"            {drift}" for drift in job["drift"]]

@@ -29,7 +29,18 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
     idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
-    return "\n".join([table(header, rows), *unsound, *slow, *idle])
+    out = [f"{n['name']} is {said}" for n in nodes if (said := _cordon(n))]
+    return "\n".join([table(header, rows), *unsound, *slow, *idle, *out])
+
+
+def _cordon(node: dict[str, Any]) -> str:
+    """Return since when a node is cordoned, why, and the way back; empty if it is not."""
+    if node["state"] != "cordoned" or node["unsound"]:
+        return ""
+    at, why = node.get("cordoned_at"), node.get("cordoned_why")  # An older sailord has neither.
+    since = "" if at is None else f" since {timestamp(at)}"
+    cure = f"sailorctl uncordon {node['name']} lets plans use it again"
+    return f"cordoned{since}{f': {why}' if why else ''}; {cure}"
 
 
 def _loss_cell(node: dict[str, Any]) -> str:
@@ -62,6 +73,7 @@ def node_text(node: dict[str, Any]) -> str:
         "why lost": node["why_lost"],
         "failure": node["failure"],
         "unsound": node["unsound"],
+        "out": _cordon(node),
         "slow": node["slow"],
         "idle": node["idle"],
         "trouble": node["trouble"],

@@ -7,14 +7,40 @@ from typing import Any
 
 from sailord.text.units import duration
 
+INDENT = 12
 
-def problem_lines(status: dict[str, Any]) -> list[str]:
-    """Return the first thing that needs a person, and how many do."""
+
+LINES_MAX = 2
+"""Most lines of the first problem on a small terminal."""
+
+
+def problem_lines(status: dict[str, Any], columns: int | None = None) -> list[str]:
+    """Return the first thing that needs a person, and how many do.
+
+    With ``columns``, those of a small terminal, it is cut to ``LINES_MAX`` lines.
+    """
     problems = problem_texts(status)
     if not problems:
         return ["problems    none"]
     more = f" (1 of {len(problems)}: sailorctl doctor)" if len(problems) > 1 else ""
-    return [f"problems    {problems[0]}{more}"]
+    line = f"problems    {problems[0]}"
+    if columns is None:
+        return [line + more]
+    # Later lines are indented, and a word may not fit at the end of one.
+    room = LINES_MAX * columns - 2 * INDENT
+    if len(line) + len(more) <= room:
+        return [line + more]
+    more = more or " (sailorctl doctor)"
+    return [f"{line[: room - len(more) - 3].rstrip()}...{more}"]
+
+
+def doctor_text(status: Mapping[str, Any]) -> str:
+    """Return all that needs a person, and who is told of it by itself."""
+    lines, receivers = problem_texts(status) or ["no problems found"], status.get("receivers")
+    if receivers is not None:  # An older sailord does not say it.
+        told = ", ".join(receivers) or "none configured; see docs/api.md#webhooks-out"
+        lines = [*lines, f"notifications: {told}"]
+    return "\n".join(lines)
 
 
 def problem_texts(status: Mapping[str, Any]) -> list[str]:

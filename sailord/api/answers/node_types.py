@@ -72,6 +72,10 @@ class NodeView:
     """Since when it has been slow; null: it is not, or is left out."""
     idle: str = ""
     """Why no plan uses it though one could, and when it is looked at next."""
+    cordoned_why: str = ""
+    """The reason of the order that cordoned it, and who gave it; empty: not known."""
+    cordoned_at: float | None = None
+    """When that was ordered; null: too long ago to be known."""
     loss: LossView | None = None
     """Null: the node is lost, no job is active, or it has not begun."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import node_types, types
+from sailord.api.answers.cordon import cordon_of
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.api.answers.running_job import RunningJob
@@ -21,7 +22,7 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
-from sailord.core.queries.forecast import done_in, usd_needed
+from sailord.core.queries.forecast import ends_at, usd_needed
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, is_billed, priced, why_not_afforded
 from sailord.core.queries.job_queue import in_queue
@@ -55,6 +56,7 @@ def node_view(
     slow: SlowText = NOT_SLOW,
     idle: str = "",
     loss: node_types.LossView | None = None,
+    cordon: tuple[str, float | None] = ("", None),
 ) -> node_types.NodeView:
     """One node."""
     record, report = node.record, node.report
@@ -76,6 +78,8 @@ def node_view(
         slow_since=slow[1],
         idle=idle,
         loss=loss,
+        cordoned_why=cordon[0],
+        cordoned_at=cordon[1],
     )
 
 
@@ -106,8 +110,9 @@ def nodes_view(
     *,
     only: Container[NodeId] | None = None,
     parts: Iterable[State] = (),
+    feed: Reversible[FeedEvent] = (),
 ) -> node_types.NodeList:
-    """All nodes, or ``only`` these, by name.
+    """All nodes, or ``only`` these, by name; ``feed`` tells when one was cordoned.
 
     ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
     share the cluster, each with its nodes.
@@ -123,6 +128,7 @@ def nodes_view(
                 slow=slow.get(id_, NOT_SLOW),
                 idle=idle.get(id_, ""),
                 loss=losses.get(id_),
+                cordon=cordon_of(part, node, feed),
             )
             for id_, node in part.nodes.items()
             if only is None or id_ in only
@@ -241,17 +247,13 @@ def jobs_view(state: State, parts: Iterable[State] = ()) -> types.Jobs:
     rows = [types.ListedJob(**fields_of(job)) for job in ordered]
     for place, row in enumerate(rows):
         if (part := running.get(row.id)) is not None and part.active is not None:
-            phase, left_s = phase_view(part, part.active), done_in(part)
-            usd, usd_max = usd_needed(part), part.job.bill.usd_max
-            is_paid = usd is None or usd_max is None or usd <= usd_max
+            phase, end = phase_view(part, part.active), ends_at(part)
             rows[place] = replace(
                 row,
                 phase=phase.name,
                 reason=phase.reason,
                 step=part.active.progress.step,
-                ends_at=part.now + left_s
-                if left_s is not None and left_s < YEAR_S and is_paid
-                else None,
+                ends_at=None if end is None or end > part.now + YEAR_S else end,
             )
         elif row.state not in ENDED:
             rows[place] = replace(row, step=resume_point(state, row.id).step)

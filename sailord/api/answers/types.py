@@ -341,6 +341,8 @@ class Status:
     """What all nodes cost an hour, used or not; null: a price is not known."""
     last_order: Told | None = None
     """The last order about any job or node, and who gave it; null: none, or too long ago."""
+    receivers: tuple[str, ...] | None = None
+    """The hosts of the webhook receivers, with their format; null: not said."""
 
 
 @dataclass(frozen=True, slots=True)

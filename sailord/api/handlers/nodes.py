@@ -27,8 +27,8 @@ async def list_nodes(request: web.Request) -> web.Response:
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
     state, parts = api.cluster.last_led, api.cluster.led_parts
-    losses = losses_of_parts(parts, api.cluster.following)
-    return answer(render.nodes_view(state, unreadable, losses, parts=parts))
+    losses, feed = losses_of_parts(parts, api.cluster.following), api.cluster.feed.kept
+    return answer(render.nodes_view(state, unreadable, losses, parts=parts, feed=feed))
 
 
 async def show_node(request: web.Request) -> web.Response:
@@ -36,7 +36,8 @@ async def show_node(request: web.Request) -> web.Response:
     ids = {node.record.id for node in nodes_of(request)}
     cluster = request.app[CONTEXT].cluster
     losses = losses_of_parts(cluster.led_parts, cluster.following)
-    view = render.nodes_view(cluster.last_led, losses=losses, only=ids, parts=cluster.led_parts)
+    parts, feed = cluster.led_parts, cluster.feed.kept
+    view = render.nodes_view(cluster.last_led, losses=losses, only=ids, parts=parts, feed=feed)
     return answer(view)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from aiohttp import web
 
 from agents.protocol.records import JobId
@@ -15,8 +17,8 @@ from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.problems import service_of, since_of
 from simulator.documents.problems import Problem, nearest
 
-EARLIER_S = 600.0
-"""The present speed is shown beside that of so long ago."""
+EARLIER_S, EARLIER_S_MIN = 600.0, 60.0
+"""Present speed and loss are shown beside those of so long ago, of a younger job its first ones."""
 
 
 async def livez(request: web.Request) -> web.Response:
@@ -65,7 +67,7 @@ async def status(request: web.Request) -> web.Response:
     safe = api.cluster.safe_point(chosen)
     feed = api.cluster.feed.kept
     curve = api.curves.of(None if part.active is None else part.active.job)
-    earlier = curve.before(now - EARLIER_S)
+    earlier = curve.before(now - EARLIER_S) or curve.first(now - EARLIER_S_MIN)
     job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed, earlier)
     service = service_of(api)
     problems = problems_of(
@@ -101,5 +103,9 @@ async def status(request: web.Request) -> web.Response:
             problems_since=since_of(api, problems),
             usd_per_hour=usd_per_hour_of(api.goodput.ledger),
             last_order=render.last_told(feed, "order"),
+            receivers=tuple(
+                f"{urlsplit(each.url).hostname} ({each.format})"
+                for each in api.config.webhooks.receivers
+            ),
         )
     )

@@ -8,7 +8,7 @@ from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
 from sailord.cli.shared.server import server_command
 from sailord.client import Client
-from sailord.text.problem_text import problem_texts
+from sailord.text.problem_text import doctor_text
 
 
 @click.command()
@@ -19,7 +19,8 @@ def doctor(client: Client, as_json: bool) -> None:
     It also exits with 1 if sailord does not answer.
     """
     status = client.ask("GET", "/v1/status")
-    found = {key: status[key] for key in ("problems", "problems_since") if key in status}
-    show(found, as_json, lambda _: "\n".join(problem_texts(status)) or "no problems found")
+    keys = ("problems", "problems_since", "receivers")
+    found = {key: status[key] for key in keys if key in status}
+    show(found, as_json, lambda _: doctor_text(status))
     if found["problems"]:
         raise SystemExit(FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import Any
@@ -17,6 +18,8 @@ from sailord.text.event_lines import EndsOnce, fold, line_text
 from sailord.text.printable import printable
 
 WATCH_S = 1.0
+COLUMNS_SMALL, LINES_SMALL = 80, 24
+"""On a terminal that is smaller, ``status`` cuts its problem short."""
 
 
 @click.command()
@@ -31,13 +34,21 @@ def status(client: Client, watch: bool, job: str | None, as_json: bool) -> None:
         path = "/v1/status?job={}"
         job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", path.format(name)))
     if not watch:
-        show(client.ask("GET", status_path(job)), as_json, text.status_text)
+        answer = client.ask("GET", status_path(job))
+        show(answer, as_json, lambda each: text.status_text(each, _small_columns()))
     elif not as_json and _has_screen():
         from sailord.screen.watch import watch as watch_on_screen  # noqa: PLC0415 - see ADR 87
 
         click.echo(watch_on_screen(client, job))
     else:
         _print_repeatedly(client, job, as_json)
+
+
+def _small_columns() -> int | None:
+    """Return the width of a terminal with few columns or lines; ``None``: of any other output."""
+    size = shutil.get_terminal_size()
+    is_small = size.columns < COLUMNS_SMALL or size.lines < LINES_SMALL
+    return size.columns if is_small and sys.stdout.isatty() else None
 
 
 def _has_screen() -> bool:

@@ -48,6 +48,13 @@ def usd_needed(state: State) -> float | None:
     return None if rate is None else bill.usd + rate * left_s / 3600
 
 
+def ends_at(state: State) -> float | None:
+    """Return when the active job is done; ``None``: not known, or its budget ends before."""
+    left_s, usd, usd_max = done_in(state), usd_needed(state), state.job.bill.usd_max
+    is_paid = usd is None or usd_max is None or usd <= usd_max
+    return state.now + left_s if left_s is not None and is_paid else None
+
+
 def at_risk(state: State, known: Container[str] = ()) -> dict[str, str]:
     """Return why the job's budget or its deadline is at risk, by the kind of event.
 

@@ -310,7 +310,7 @@ function whyText(job, doc) {
   if (!job) return stopped.length ? `${stopped.join(", ")} ${stopped.length === 1 ? "is" : "are"} paused.` : "Nothing to train: submit a job with sailorctl submit.";
   if (job.state === "held") return `Held until an operator resumes it: ${job.reason}`;
   if (!job.phase) return `${words(job.state)}${job.place ? `, number ${job.place} of the queue` : ""}${job.reason ? `: ${job.reason}` : ""}.${job.place ? waitText(doc, job) : ""}`;
-  const last = job.generation ? `Generation ${job.generation.number} on ${plural(job.generation.members, "node")}: ${job.generation.reason}.` : "";
+  const last = job.generation ? `Generation ${job.generation.number} on ${plural(job.generation.members, "node")}; it began for this reason: ${job.generation.reason}.` : "";
   if (job.question) return `${last} Planning: ${job.question}.`;
   return job.phase?.reason && job.phase.name !== "running" ? `${last} ${words(job.phase.name)}: ${job.phase.reason}.` : last;
 }

@@ -38,7 +38,7 @@ from sailord.text.cluster_text import (
     jobs_text,
     status_text,
 )
-from sailord.text.node_text import nodes_text
+from sailord.text.node_text import node_text, nodes_text
 from sailord.text.units import timestamp
 from tests.sailord.core.states import (
     BEGAN,
@@ -55,6 +55,7 @@ from tests.sailord.core.states import (
     grouped,
     job,
     node,
+    order,
     proposal,
     report,
     state,
@@ -409,3 +410,43 @@ def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
 def test_a_few_names_more_than_usual_are_not_hidden():
     assert _some("abcdefgh") == "a, b, c, d, e, f, g, h"
     assert _some("abcdefghi") == "a, b, c, d, e, f and 3 more"
+
+
+def test_a_cordoned_node_says_since_when_why_and_the_way_back():
+    out = changed(node(A), is_cordoned=True)
+    known = replace(
+        state(None, out, node(B)), marks={A: (order("cordon", A, reason="disk noise (by root)"),)}
+    )
+    name = out.record.name
+    said = FeedEvent(1, NOW - 60, "order", f"cordon {name} was ordered: disk noise", node=name)
+    view = render.nodes_view(known, feed=(said,)).nodes[0]
+    (line,) = [each for each in nodes_text([plain(view)]).splitlines() if "uncordon" in each]
+    assert line == (
+        f"{name} is cordoned since {timestamp(NOW - 60)}: disk noise (by root); "
+        f"sailorctl uncordon {name} lets plans use it again"
+    )
+    assert "out             cordoned since" in node_text(plain(view))
+    forgotten = plain(render.nodes_view(known).nodes[0])
+    assert "is cordoned: disk noise (by root); " in nodes_text([forgotten])
+    back = changed(out, is_cordoned=False)
+    known = replace(known, nodes=known.nodes.with_({A: back}))
+    assert "uncordon" not in nodes_text([plain(render.nodes_view(known).nodes[0])])
+
+
+def test_a_notice_whose_time_is_up_ends_in_no_seconds():
+    leaves = changed(
+        node(B), draining_since=NOW - 60, record=replace(node(B).record, leaves_at=NOW - 2)
+    )
+    text = shown(replace(CASES["running"], state=state(Running(BEGAN), node(A, SAID), leaves)))
+    assert "machine-b is draining, its time is up" in text
+    assert "ends in 0.0 s" not in text
+
+
+def test_the_loss_of_a_while_ago_stands_beside_the_present_one():
+    view = plain(render.active_view(state(Running(BEGAN)), StepRate(), None, {}, {}, NOW))
+    then = {"at": NOW - 600, "step": 2, "loss": 3.051, "per_s": 1.0, "generation": 3}
+    view = json.loads(json.dumps(view)) | {"earlier": then}
+    view["measured"]["loss"] = 2.71
+    assert "loss 2.71 (3.051 10 min ago), " in "\n".join(_job_lines(view, NOW))
+    view["earlier"]["loss"] = None
+    assert "loss 2.71, " in "\n".join(_job_lines(view, NOW))

@@ -20,6 +20,7 @@ from sailord.api.handlers import problems
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.problems import look_at_problems
 from sailord.api.handlers.status import metrics, status
+from sailord.config import WebhookReceiver, Webhooks
 from sailord.controller.durations import Durations
 from sailord.controller.lost_nodes import LostNodes
 from sailord.controller.step_rate import StepRate
@@ -89,7 +90,7 @@ def served(parts: Parts) -> Any:
     return SimpleNamespace(
         cluster=cluster,
         clock=SimpleNamespace(now=lambda: NOW),
-        config=SimpleNamespace(cluster_name="prod"),
+        config=SimpleNamespace(cluster_name="prod", webhooks=Webhooks()),
         gateway=gateway,
         own_gateway=SimpleNamespace(unreadable=UnreadableRecords()),
         strangers=StrangerLimits(),
@@ -186,6 +187,25 @@ async def test_the_speed_of_ten_minutes_ago_stands_beside_the_present_one() -> N
     (line,) = [each for each in status_text(found).splitlines() if each.startswith("throughput")]
     assert line.endswith("; 12 min ago 1,865")
     assert json.loads((await status(asked(api, job=OTHER))).text or "")["job"]["earlier"] is None
+
+
+async def test_a_young_job_is_compared_with_its_first_sample() -> None:
+    api = served(Parts(FIRST, {OTHER: SECOND}))
+    samples = [CurvePoint(NOW - ago, 1, 3.5, 7.0, 3) for ago in (90, 30)]
+    api.curves.by_job[FIRST.job.id] = TrainingCurve(FIRST.job.id, samples)
+    assert json.loads((await status(asked(api))).text or "")["job"]["earlier"]["at"] == NOW - 90
+    samples.pop(0)
+    assert json.loads((await status(asked(api))).text or "")["job"]["earlier"] is None
+
+
+async def test_the_status_names_the_hosts_of_receivers_but_not_their_secret_addresses() -> None:
+    api = served(Parts(FIRST, {OTHER: SECOND}))
+    assert json.loads((await status(asked(api))).text or "")["receivers"] == []
+    slack = WebhookReceiver("https://hooks.slack.com/services/secret", format="slack")
+    api.config.webhooks = Webhooks(receivers=(slack,))
+    found = (await status(asked(api))).text or ""
+    assert json.loads(found)["receivers"] == ["hooks.slack.com (slack)"]
+    assert "services/secret" not in found
 
 
 async def test_an_unknown_job_is_answered_as_everywhere() -> None:
