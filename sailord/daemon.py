@@ -196,6 +196,7 @@ class Daemon:
         self._set_aside = records.set_aside
         about = {"nodes": len(records.nodes), "jobs": len(records.jobs)}
         log.info("elected leader", term=term, cause="Elected", **about)
+        self.controller.announcer.tell_election(self.election.told, term, self.clock.now())
         self._led = term
         self.controller.inbox.put(
             Elected(

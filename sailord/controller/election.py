@@ -76,6 +76,8 @@ class Election:
     """Our term; ``None`` while we are not the leader."""
     seen: Leader | None = None
     """The leader when we last read the key."""
+    former: Leader | None = None
+    """The leader before us, as far as we saw it."""
     refused: StoreRefused | None = None
     """Why the last renewal was refused for good."""
     _alive_s: float = field(default_factory=since_boot_s)
@@ -87,6 +89,17 @@ class Election:
     def is_valid(self) -> bool:
         """Whether we are the leader and our lease cannot have expired yet."""
         return self.term is not None and since_boot_s() < self._valid_until
+
+    @property
+    def told(self) -> str:
+        """Who leads now, in which term, and why it was elected if that is known."""
+        me, former = self._record(self._lease), self.former
+        text = f"sailord on {me.host} ({me.address}) was elected leader, term {self.term}"
+        if former is None:
+            return text
+        if self._is_dead(former):
+            return f"{text}: it began again, or its lease had ended"
+        return f"{text}: the lease of the leader on {former.host} ({former.address}) ended"
 
     def leads(self, term: int) -> bool:
         """Whether we lead in this term, and our lease cannot have expired yet."""
@@ -128,7 +141,8 @@ class Election:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(lease.id)
             return False
-        self.seen, self._lease, self._granted_s = me, lease.id, lease.ttl_s
+        self.former, self.seen = self.seen, me
+        self._lease, self._granted_s = lease.id, lease.ttl_s
         self._extend(asked)
         self.term = entry.created  # Last: another thread drops a term whose lease has expired.
         return True

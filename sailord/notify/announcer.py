@@ -268,6 +268,10 @@ class Announcer:
         if job is not None:
             self._keep(job, history_line(event))
 
+    def tell_election(self, text: str, term: int, at: float) -> None:
+        """Tell in the feed who was elected; the log has it already."""
+        self.feed.add(FeedEvent(self.feed.next_id(at), at, "note", text, term=term))
+
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:
         """Tell once of each record in the store that cannot be read; the log has it already."""
         for name in [name for name in records if name not in self._unreadable]:

@@ -270,6 +270,7 @@ function renderNow(doc) {
     ["at risk", plural(stepsSince(job, job.safe_step ?? job.durable_step), "step"), `if one node is lost; ${plural(stepsSince(job, job.durable_step), "step")} if all are`],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
   ] : []).concat(doc.problems ? [["problems", ...problemsFigure(doc.problems.length)]] : []));
+  setText(byId("leader"), doc.leads && doc.leader ? `Leader: ${doc.leader}${doc.led_since ? `, since ${moment(doc.led_since)}` : ""}.` : "");
   const troubles = [...(doc.problems ?? []).map((text, index) => `${text}${sinceNote(doc, index)}`), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
   const box = byId("troubles");
   box.hidden = troubles.length === 0;

@@ -195,3 +195,8 @@ def test_name_in_a_path_cannot_mean_another_path(head, path):
     code, value = head.ask("GET", path)
     assert code == 404
     assert value["problems"][0]["what"]
+
+
+def test_the_election_is_an_event(head):
+    events = head.ask("GET", "/v1/events?follow=false")[1]["events"]
+    assert [each for each in events if "was elected leader, term " in each["text"]]

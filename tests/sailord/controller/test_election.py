@@ -56,6 +56,19 @@ async def test_a_stuck_controller_loses_its_lease_and_another_leads(tmp_path):
             await asyncio.sleep(0.05)
         assert not stuck.is_valid
         task.cancel()
+        assert f"(127.0.0.1:1) was elected leader, term {other.term}: the lease of" in other.told
+        assert other.former is not None
+        assert other.former.daemon == stuck.daemon_id
+
+
+async def test_an_election_tells_who_led_before(tmp_path):
+    async with store_at(tmp_path) as store:
+        head = election_at(store, tmp_path / "one")
+        assert await store.run(head.campaign())
+        assert head.told.endswith(f"was elected leader, term {head.term}"), "nobody led before"
+        again = Election(store.inner, "/leader", head.folder, head.address, LEASE_S)
+        assert await store.run(again.campaign())
+        assert again.told.endswith(f"term {again.term}: it began again, or its lease had ended")
 
 
 async def test_a_copied_state_folder_does_not_depose_the_living_leader(tmp_path):

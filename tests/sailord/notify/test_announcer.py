@@ -277,6 +277,14 @@ def test_a_risk_is_reported_once_and_kept_in_the_history() -> None:
     assert not later.announcer.outbox.at_of
 
 
+def test_an_election_is_an_event_after_the_restored_history() -> None:
+    later = Published()
+    later.announcer.restore(JOB, [Transition(7, NOW - 60, "running", kind="transition")])
+    later.announcer.tell_election("sailord on head-2 was elected leader, term 8", 8, NOW)
+    last = later.announcer.feed.kept[-1]
+    assert (last.text[:18], last.term, last.kind) == ("sailord on head-2 ", 8, "note")
+
+
 def test_a_risk_is_named_as_long_as_it_lasts_also_after_a_rollback_and_a_change_of_leader() -> None:
     published, now = Published(), costly()
     published.announcer.observe(now, now)

@@ -240,6 +240,8 @@ def test_a_budget_that_ends_before_the_job_is_told_beside_what_is_to_come(tmp_pa
         money = await tab.run("document.getElementById('money').innerText")
         assert "$30.00" in money
         assert "its budget ends before, in 6 min" in money
+        led = await tab.run("document.getElementById('leader').innerText")
+        assert led.startswith("Leader: head"), "who leads, in one line"
 
     watch(tmp_path, Poor(8), play)
 
