@@ -88,6 +88,8 @@ class Storage:
         """All objects below a folder; none if it does not exist."""
         base = self._path(folder)
         try:
+            if isinstance(self.files, LocalFileSystem):  # It finds nothing where it cannot look.
+                self._tried(folder, "listed", lambda: os.scandir(base).close())
             self.files.invalidate_cache()
             found = self._tried(folder, "listed", lambda: self.files.find(base, detail=True))
         except Missing:

@@ -35,7 +35,7 @@ def checkpoints_text(value: dict[str, Any]) -> str:
         why = f"unreadable: {each['why']}"
         rows.append((str(each["step"]), str(each["generation"]), "-", "-", "-", why))
     header = ("step", "generation", "when", "bytes", "samples", "state")
-    lines = [table(header, rows) if rows else "no checkpoint yet"]
+    lines = [table(header, rows) if rows else _none_found(value.get("durable_step"))]
     if value["unreadable"]:
         lines.append("unreadable checkpoints are skipped when the job is restored")
     if in_memory is not None:
@@ -46,4 +46,19 @@ def checkpoints_text(value: dict[str, Any]) -> str:
         lines.append(f"the last {keep} are kept ([checkpoint] keep), and pinned ones")
     if value["unfinished_bytes"]:
         lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
-    return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])
+    lines += [value["trouble"]] if value["trouble"] else []
+    if rows:
+        job = value["job"]
+        lines.append(f"go back to one: sailorctl checkpoint rollback {job} STEP; "
+                     f"check its bytes: sailorctl checkpoint verify {job} STEP")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _none_found(durable_step: int | None) -> str:
+    """Return why there is no row; an older sailord does not say which step was durable."""
+    if durable_step is None:
+        return "no checkpoint yet"
+    return (
+        f"none is found there, though step {durable_step} was durable: "
+        "was it deleted, or is its storage not mounted at this host?"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aiohttp import web
@@ -19,7 +19,7 @@ from sailord.api.handlers.jobs import job_of
 from sailord.api.handlers.orders import REASON_MAX, named, store_order, tell_given
 from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of
-from sailord.checkpoints.object_storage import Missing
+from sailord.checkpoints.object_storage import Missing, StorageError
 from sailord.checkpoints.retention import Folder, discarded
 from sailord.checkpoints.verify import faults_of
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
@@ -28,6 +28,7 @@ from sailord.core.queries.restore_choice import newer_in_memory
 from sailord.notify.outbox import committed_id
 from simulator.documents.problems import InputError, Problem
 
+MEND = "mend the storage, or reach it from this host, then ask again"
 CheckpointRole = Literal["newest", "ordered", "older", "discarded"]
 
 
@@ -79,6 +80,8 @@ class CheckpointsView:
     step_in_memory: int | None = None
     """A step after all checkpoints that nodes keep in memory: the job would resume from it as long
     as they live; null: there is none, or the job has ended."""
+    durable_step: int | None = None
+    """The step of the last checkpoint that was committed, whether or not the storage has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,15 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, (), job.saving.keep))
     storage = api.cluster.checkpoints
-    folders, complete, broken = await storage.threads.run(
-        _look, storage, job.saving.uri, JobId(job.id)
-    )
     durable = api.cluster.last_led.durables.get(JobId(job.id))
+    step = None if job.state in ENDED else newer_in_memory(led, JobId(job.id))
+    try:
+        folders, complete, broken = await storage.threads.run(
+            _look, storage, job.saving.uri, JobId(job.id)
+        )
+    except StorageError as error:
+        what = f"cannot be read now: {error}; {_known_text(durable, step)}"
+        return refusal(502, Problem(f"the checkpoints of {job.id}", what, MEND))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     ordered = pending_rollback(led, JobId(job.id))
     at_of = api.cluster.outbox.at_of
@@ -135,8 +143,15 @@ async def list_checkpoints(request: web.Request) -> web.Response:
         for each in broken
     )
     uri, keep = job.saving.uri, max(job.saving.keep, 1)
-    step = None if job.state in ENDED else newer_in_memory(led, JobId(job.id))
-    return answer(CheckpointsView(job.id, uri, shown, unfinished, trouble, unreadable, keep, step))
+    durable_step = None if durable is None else durable.point.step
+    view = CheckpointsView(job.id, uri, shown, unfinished, trouble, unreadable, keep, step)
+    return answer(replace(view, durable_step=durable_step))
+
+
+def _known_text(durable: Durable | None, in_memory: int | None) -> str:
+    """Return from which steps the job could go on, as far as sailord knows without the storage."""
+    last = "no step is durable" if durable is None else f"step {durable.point.step} is durable"
+    return last if in_memory is None else f"{last}, and nodes keep step {in_memory} in memory"
 
 
 def _look(

@@ -101,3 +101,9 @@ def test_failed_write_leaves_no_file(tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         storage.write("j/1-10/a", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+def test_a_file_in_place_of_the_folder_is_no_empty_folder(tmp_path):
+    (tmp_path / "kept").write_bytes(b"")
+    with pytest.raises(StorageError, match="kept/j cannot be listed: Not a directory"):
+        open_storage(f"file://{tmp_path}/kept").entries("j")

@@ -57,7 +57,7 @@ def test_unreadable_checkpoints_of_its_id_are_in_a_new_jobs_way_too(tmp_path):
 
 def test_storage_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file/below cannot be created: Not a directory"):
+    with pytest.raises(InputError, match="file/below/j cannot be listed: Not a directory"):
         begin(tmp_path / "file" / "below", None)
 
 

@@ -51,3 +51,16 @@ def test_a_newer_step_in_memory_is_where_the_job_resumes() -> None:
 
 def test_list_of_checkpoints_shows_how_many_are_kept() -> None:
     assert "the last 3 are kept ([checkpoint] keep), and pinned ones" in listed(EACH)
+
+
+def test_no_row_means_no_checkpoint_only_if_none_was_durable() -> None:
+    assert listed()[0] == "no checkpoint yet"
+    said = "none is found there, though step 20 was durable: was it deleted, or is its storage not"
+    assert listed(durable_step=20)[0].startswith(said)
+
+
+def test_list_of_checkpoints_ends_with_what_can_be_done_with_one() -> None:
+    last = listed(EACH)[-1]
+    assert "sailorctl checkpoint rollback tale STEP" in last
+    assert "sailorctl checkpoint verify tale STEP" in last
+    assert "STEP" not in listed()[-1]
