@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agents.protocol.records import NodeId
 from sailord.api.answers.node_types import LossView
-from sailord.core.model.phases import Held
+from sailord.core.model.phases import Held, Running
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
 from sailord.core.queries.timeouts import scaled_step_s
@@ -28,9 +28,12 @@ def losses_view(
         seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
         text = _sentence(loss, names, seconds)
         then = None if loss.source is None or is_held else following(id_)
-        next_s = None
+        next_s = why_none = None
+        if isinstance(then, NoPlan) and _is_outdated(state, id_):
+            then = None
         if isinstance(then, NoPlan):
-            text += f"; then the job waits, for the nodes left have no plan: {then.why}"
+            why_none = "; ".join([then.why, *_kept_out(state, id_)])
+            text += f"; then the job waits, for the nodes left have no plan: {why_none}"
         elif then is not None:
             next_s, speed = _next_speed(state, then)
             on = f"{counted(then.nodes, 'node')} with {counted(then.gpus, 'GPU')}"
@@ -40,9 +43,32 @@ def losses_view(
             next_nodes=then.nodes if isinstance(then, NextPlan) else None,
             next_gpus=then.gpus if isinstance(then, NextPlan) else None,
             next_step_s=next_s,
-            why_no_plan=then.why if isinstance(then, NoPlan) else None,
+            why_no_plan=why_none,
         )
     return found
+
+
+def _is_outdated(state: State, lost: NodeId) -> bool:
+    """Return whether plans may use another node only since the job runs: none was computed."""
+    active = state.active
+    if active is None or not isinstance(active.phase, Running):
+        return False
+    others = (node for id_, node in state.nodes.items() if id_ != lost)
+    since = active.phase.since
+    return any(node.is_usable(is_member=False) and node.free_since > since for node in others)
+
+
+def _kept_out(state: State, lost: NodeId) -> list[str]:
+    """Return which other nodes are up that an order keeps out of plans, and what lets them in."""
+    others = [node for id_, node in state.nodes.items() if id_ != lost and node.absent_since is None]
+    ways = {
+        "is cordoned: sailorctl uncordon {} lets plans use it": [
+            node for node in others if node.exclusion.is_cordoned and not node.is_draining
+        ],
+        "is draining: sailorctl withdraw {} cancels that": [n for n in others if n.is_draining],
+    }
+    named = ((way, sorted(node.record.name for node in found)) for way, found in ways.items())
+    return [f"{names[0]} {way.format(names[0])}" for way, names in named if names]
 
 
 def _next_speed(state: State, then: NextPlan) -> tuple[float, str]:
@@ -77,10 +103,14 @@ def _sentence(loss: NodeLoss, names: Sequence[str], seconds: float | None) -> st
     match loss.source:
         case "memory":
             return f"{lost}, state is kept on {_joined(names, loss.keepers) or 'other nodes'}"
-        case "durable":
+        case "durable" if loss.is_only_keeper:
             return f"{lost}: after the checkpoint of step {loss.step}, only it keeps its state"
-        case "start":
+        case "durable":
+            return f"{lost}: the checkpoint of step {loss.step} is newer than what nodes keep"
+        case "start" if loss.is_only_keeper:
             return f"{lost}: only it keeps its state, and there is no checkpoint"
+        case "start":
+            return f"{lost}: no node keeps the job's state yet, and there is no checkpoint"
 
 
 def _joined(names: Sequence[str], count: int) -> str:

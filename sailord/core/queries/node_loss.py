@@ -36,6 +36,8 @@ class NodeLoss:
     most ``NAMED_MAX``, since with wide data parallelism there are hundreds for each node, ..."""
     keepers: int = 0
     """... and how many there are."""
+    is_only_keeper: bool = False
+    """Without its loss the job could go on from a later step."""
 
 
 NAMED_MAX = 8
@@ -66,16 +68,17 @@ def node_losses(state: State) -> dict[NodeId, NodeLoss]:
 
     found = {}
     for id_ in nodes:
-        if isinstance(active.phase, Running) and id_ not in last.members:
+        restore = restore_without(alone.get(id_, frozenset()))
+        is_only_keeper = restore != restore_without(frozenset())
+        if id_ not in last.members and (isinstance(active.phase, Running) or not is_only_keeper):
             found[id_] = NodeLoss(0, reached)
             continue
-        restore = restore_without(alone.get(id_, frozenset()))
         point, source = restore.point, restore.source
         together = keepers(point).get(id_, ()) if source == "memory" else ()
         others = tuple(NodeId(each) for each in together[: NAMED_MAX + 1] if each != id_)
         found[id_] = NodeLoss(
             max(reached - point.step, 0), point.step, source, others[:NAMED_MAX],
-            max(len(together) - 1, 0),
+            max(len(together) - 1, 0), is_only_keeper,
         )  # fmt: skip
     return found
 

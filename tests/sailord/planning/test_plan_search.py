@@ -285,7 +285,7 @@ def test_a_loss_that_leaves_no_plan_is_precomputed_as_such():
     start_precomputing(running)
     lost, used, why = precompute_next() or (None, frozenset(), None)
     assert lost == used == {NODES[0].id}
-    assert why == "cluster: no node is up; wait for a node, or add one"
+    assert why == "cluster: no node is up that may be used; wait for a node, or add one"
     ahead = PrecomputedPlans(running)
     ahead.add(lost, used, why)
     assert ahead.following == {lost: NoPlan(why)}

@@ -25,6 +25,7 @@ ALONE = keeps(A, (40, (0,))), keeps(B, (40, (1, 2)))
 LATE = keeps(A, (39, (0,)), (40, (0,))), keeps(B, (39, (0, 1, 2)), (40, (1, 2)))
 CROWD = RING[0], *(keeps(k, (40, (0,))) for k in SOME), *RING[1:]
 EMPTY = keeps(A), *RING[1:], keeps(D, (40, (0, 2)))
+NONE = keeps(A), keeps(B), keeps(C)
 UNKNOWN = RING[0], RING[1], replace(node(C), report=None)
 
 
@@ -39,9 +40,13 @@ UNKNOWN = RING[0], RING[1], replace(node(C), report=None)
         (ALONE, {JOB: durable(30)},
          "at most 10 steps lost: after the checkpoint of step 30, only it keeps its state"),
         (ALONE, {}, "at most 40 steps lost: only it keeps its state, and there is no checkpoint"),
+        (NONE, {}, "at most 40 steps lost: no node keeps the job's state yet, and there is no "
+         "checkpoint"),
+        (NONE, {JOB: durable(30)},
+         "at most 10 steps lost: the checkpoint of step 30 is newer than what nodes keep"),
         (UNKNOWN, {}, "not known yet: nodes have still to report what they keep"),
     ],
-    ids=["ring", "keeps none", "many keepers", "late", "durable", "start", "unknown"],
+    ids=["ring", "keeps none", "many keepers", "late", "durable", "start", "kept nowhere", "only durable", "unknown"],
 )  # fmt: skip
 def test_the_sentence_names_steps_and_keepers(
     nodes: tuple[Node, ...], durables: Mapping[JobId, Durable], text: str
@@ -109,6 +114,26 @@ def test_list_and_node_show_that_no_plan_would_follow() -> None:
     assert first.rstrip().endswith("0 steps lost, then it waits")
     assert second.rstrip().endswith("0 steps lost")
     assert "no plan: cluster: too small" in node_text(shown[0])
+
+
+def test_nodes_that_orders_keep_out_of_plans_are_named_with_the_cure() -> None:
+    none = NoPlan("cluster: no node is up that may be used; wait for a node, or add one")
+    cordoned, leaving = node(D, is_cordoned=True), node(NodeId("e"), draining_since=NOW)
+    text = losses_view(of_three_layers(*RING, cordoned, leaving), {A: none}.get)[A].text
+    assert text.endswith(
+        f"{none.why}; machine-d is cordoned: sailorctl uncordon machine-d lets plans use it; "
+        "machine-e is draining: sailorctl withdraw machine-e cancels that"
+    )
+    gone = node(D, is_cordoned=True, absent_since=NOW - 1)
+    assert losses_view(of_three_layers(*RING, gone), {A: none}.get)[A].text.endswith("or add one")
+
+
+def test_a_node_that_plans_may_use_since_then_makes_what_was_computed_outdated() -> None:
+    """Whether a plan would follow was computed when the generation began."""
+    none = {A: NoPlan("cluster: too small; add one")}.get
+    later, before = node(D, returned_at=NOW - 1), node(D)
+    assert losses_view(of_three_layers(*RING, later), none)[A].why_no_plan is None
+    assert losses_view(of_three_layers(*RING, before), none)[A].why_no_plan is not None
 
 
 def test_seconds_of_a_loss_are_shown_beside_the_steps() -> None:

@@ -75,15 +75,15 @@ def test_the_only_keeper_of_a_newer_piece_costs_the_steps_since_the_older_copy()
         keeps(C, (38, (2, 1)), (40, (2,))),
     )
     found = node_losses(of_three_layers(*nodes))
-    assert found[B] == NodeLoss(2, 38, "memory", (A, C), 2)
+    assert found[B] == NodeLoss(2, 38, "memory", (A, C), 2, is_only_keeper=True)
     assert found[A] == NodeLoss(0, 40, "memory", (B, C), 2)
 
 
 def test_without_another_copy_the_job_goes_back_to_its_checkpoint_or_its_start() -> None:
     alone = of_three_layers(*(keeps(id_, (40, (n,))) for n, id_ in enumerate((A, B, C))))
-    assert node_losses(alone)[B] == NodeLoss(40, 0, "start")
+    assert node_losses(alone)[B] == NodeLoss(40, 0, "start", is_only_keeper=True)
     kept = replace(alone, durables={JOB: durable(30)})
-    assert node_losses(kept)[B] == NodeLoss(10, 30, "durable")
+    assert node_losses(kept)[B] == NodeLoss(10, 30, "durable", is_only_keeper=True)
 
 
 def test_an_unused_node_costs_nothing_while_the_job_trains() -> None:
@@ -93,7 +93,15 @@ def test_an_unused_node_costs_nothing_while_the_job_trains() -> None:
     planning = state(QUESTION, *nodes, job=job(layers=3), generation=THREE)
     assert node_losses(planning)[D] == NodeLoss(0, 40), "it trains on while a plan is made"
     fetching = state(STARTING, *nodes, job=job(layers=3), generation=THREE)
-    assert node_losses(fetching)[D] == NodeLoss(40, 0, "start")
+    assert node_losses(fetching)[D] == NodeLoss(40, 0, "start", is_only_keeper=True)
+
+
+def test_a_node_that_keeps_nothing_of_the_job_costs_nothing_while_it_starts() -> None:
+    """No step is kept anywhere yet: that is no reason to keep an idle node."""
+    empty = of_three_layers(keeps(A), keeps(B), keeps(C), keeps(D))
+    starting = state(STARTING, *empty.nodes.values(), job=job(layers=3), generation=THREE)
+    assert node_losses(starting)[D] == NodeLoss(0, 40)
+    assert node_losses(starting)[A] == NodeLoss(40, 0, "start")
 
 
 def test_nothing_is_claimed_before_every_possible_keeper_has_reported() -> None:
