@@ -85,6 +85,7 @@ class Uploader:
             target = self.target(snapshot)
             if target is None:
                 return None
+            pause_s = backoff.next_s()
             try:
                 await self._send(snapshot, target, part)
             except snapshot_file.SnapshotError as error:
@@ -92,12 +93,13 @@ class Uploader:
                 return None
             except Exception as error:
                 # Each backend of fsspec raises errors of its own; none of them may end the agent.
-                self._report(snapshot, f"{target}: {reason_of(error)}")
+                tried = f"tried at {time.strftime('%H:%M:%S %Z')}, again in {pause_s:g} s"
+                self._report(snapshot, f"{target}: {reason_of(error)}; {tried}")
             else:
                 held = holdings([snapshot], lambda piece: piece.is_written)
                 checksum = head_checksum(part)
                 return Uploaded(snapshot.point, target, part.total_bytes, checksum, held)
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(pause_s)
         return None
 
     def _report(self, snapshot: SnapshotFile, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -206,6 +207,9 @@ async def test_a_failed_upload_is_reported_and_retried(tmp_path):
     await run.until(is_mended, snapshot)
     assert run.troubles[0].startswith(f"file://{tmp_path}/far/job/1-5/0-a.1.2.snap: ")
     assert "Not a directory" in run.troubles[0] or "File exists" in run.troubles[0]
+    tried = re.compile(r"; tried at \d\d:\d\d:\d\d \S+, again in (\S+) s\Z")
+    pauses = [float(found[1]) for each in run.troubles[:2] if (found := tried.search(each))]
+    assert pauses == [0.02, 0.04], "what is shown is what was found then, not now"
     assert len(run.votes) == 1
 
 
