@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -29,7 +29,7 @@ from agents.snapshots.http import SnapshotRoutes
 from agents.work.package import Package, read_part
 from agents.work.preparation import Preparation
 from agents.workers.kept_steps import read_kept_steps
-from agents.workers.logs import MARK, read_output
+from agents.workers.logs import MARK, read_ended, read_output
 from agents.workers.rendezvous import Rendezvous
 
 BODY_BYTES_MAX = 1 << 16
@@ -46,6 +46,8 @@ class AgentServer:
     state: Callable[[], State]
     outputs: Callable[[], Mapping[int, Path]]
     """The output file of each rank."""
+    ended_before: Callable[[], Sequence[Path]]
+    """The folders of workers that ended before this generation."""
     rank_folder: Callable[[JobId, int, int], Path | None]
     """The folder of a rank of this generation of this job, if it is the present one."""
     rendezvous: Rendezvous
@@ -78,6 +80,7 @@ class AgentServer:
         app.router.add_post("/v1/wake", self._wake)
         app.router.add_get("/v1/logs", self._log)
         app.router.add_get("/v1/logs/setup", self._setup_log)
+        app.router.add_get("/v1/logs/ended", self._ended_log)
         app.router.add_get("/v1/logs/{rank:[0-9]{1,5}}", self._log)
         generation = f"{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
         app.router.add_get(f"/v1/steps/{generation}/{{rank:[0-9]{{1,5}}}}", self._kept_steps)
@@ -162,7 +165,11 @@ class AgentServer:
 
     async def _log(self, request: web.Request) -> web.Response:
         rank = request.match_info.get("rank")
-        return _written(request, self.outputs(), None if rank is None else int(rank))
+        ended = len(self.ended_before())
+        return _written(request, self.outputs(), None if rank is None else int(rank), ended)
+
+    async def _ended_log(self, _: web.Request) -> web.Response:
+        return web.Response(body=encode(read_ended(self.ended_before())))
 
     async def _setup_log(self, request: web.Request) -> web.Response:
         log = self.preparation.log
@@ -197,9 +204,11 @@ def _callers(request: web.Request) -> tuple[CallerRole, ...]:
     return ("sailord", "agent") if request.path.startswith(FOR_AGENTS) else ("sailord",)
 
 
-def _written(request: web.Request, outputs: Mapping[int, Path], rank: int | None) -> web.Response:
+def _written(
+    request: web.Request, outputs: Mapping[int, Path], rank: int | None, ended: int = 0
+) -> web.Response:
     """Answer with what was written since the mark of an earlier answer, or last."""
     mark = request.query.get("after", "")
     if not MARK.match(mark):
         return web.Response(status=422, text="after is not a mark of an earlier answer\n")
-    return web.Response(body=encode(read_output(outputs, rank, mark)))
+    return web.Response(body=encode(replace(read_output(outputs, rank, mark), ended=ended)))

@@ -287,6 +287,7 @@ async def _listen(config: Config, parts: AgentParts, stack: contextlib.AsyncExit
         clock=loop.clock,
         state=lambda: loop.state,
         outputs=lambda: loop.gang.outputs,
+        ended_before=loop.gang.ended_before,
         rank_folder=loop.gang.rank_folder,
         rendezvous=loop.joiner.rendezvous,
         preparation=parts.preparation,

@@ -172,13 +172,15 @@ class Client:
         raise AssertionError("the last attempt returns or raises")
 
     def log(
-        self, node: str, rank: int | None, mark: str, *, is_setup: bool = False
-    ) -> tuple[str, str]:
-        """Logs of a node's workers or setup, since the mark or their end; and the next mark."""
+        self, node: str, rank: int | None, mark: str, which: str = ""
+    ) -> tuple[str, str, int]:
+        """Logs of a node's workers since the mark or their end, the next mark, and of how many
+        ended workers the node keeps logs. ``which``: ``setup`` or ``ended`` instead."""
         asked = {"after": mark} | ({} if rank is None else {"rank": rank})
-        asked |= {"setup": "true"} if is_setup else {}
+        asked |= {which: "true"} if which else {}
         text, headers = self._exchange("GET", f"/v1/nodes/{part(node)}/logs?{urlencode(asked)}")
-        return str(text), headers.get("Sailor-Log-Mark", "")
+        ended = headers.get("Sailor-Log-Ended", "0")  # An older sailord does not say it.
+        return str(text), headers.get("Sailor-Log-Mark", ""), int(ended)
 
     def _exchange(
         self, method: str, path: str, body: object = None

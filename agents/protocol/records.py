@@ -327,6 +327,8 @@ class OutputPart:
 
     rank: int
     text: str
+    ended: str = ""
+    """Of a process that has ended: which it was, and how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,8 @@ class Output:
     parts: tuple[OutputPart, ...]
     mark: str
     """Where the next request continues."""
+    ended: int = 0
+    """Processes that have ended and are not among these, whose output is kept."""
 
 
 TimedPass = tuple[Literal["F", "B"], float, float, int]

@@ -204,11 +204,18 @@ class WorkerGang:
         self._tasks.start(self._wait_end(member))
         return member
 
-    def _delete_old_homes(self) -> None:
+    def ended_before(self) -> list[Path]:
+        """Return the folders of processes that ended before this generation, oldest first."""
+        shown = {path.parent for path in self.outputs.values()}
+        return [home for home in self._ended() if home not in shown]
+
+    def _ended(self) -> list[Path]:
         living = {member.home for member in self.members}
         homes = [home for home in self.folder.glob("process/*") if home not in living]
-        homes.sort(key=lambda home: home.stat().st_mtime)
-        for home in homes[:-ENDED_KEPT]:
+        return sorted(homes, key=lambda home: home.stat().st_mtime)
+
+    def _delete_old_homes(self) -> None:
+        for home in self._ended()[:-ENDED_KEPT]:
             shutil.rmtree(home, ignore_errors=True)
 
     # ---- statuses -------------------------------------------------------------------------------

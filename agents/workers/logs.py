@@ -10,10 +10,11 @@ import codecs
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.protocol.records import Output, OutputPart
+from agents.workers.process import describe_exit
 from worker.plain_file import open_plain
 
 BYTES_MAX = 1 << 18
@@ -36,6 +37,17 @@ def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Out
         if text:
             parts.append(OutputPart(each, text))
     return Output(tuple(sorted(outputs)), tuple(parts), ",".join(marks))
+
+
+def read_ended(homes: Sequence[Path]) -> Output:
+    """Read the last lines of processes that have ended, by their folders."""
+    parts = []
+    for home in homes:
+        job, generation, rank = home.name.rsplit(".", 2)
+        text, _ = _read(home / "output", None, BYTES_MAX // len(homes))
+        how = f"rank {rank} of {job}, begun in generation {generation}, {describe_exit(home)}"
+        parts.append(OutputPart(int(rank), text, how))
+    return Output((), tuple(parts), "", len(parts))
 
 
 def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:

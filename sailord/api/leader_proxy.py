@@ -25,6 +25,7 @@ MARK = "Sailor-Passed-On"
 REQUEST_HEADERS = ("Authorization", "Content-Type", "Last-Event-ID", "Sailor-Webhook")
 REPLY_HEADERS = (
     "Content-Type", "Cache-Control", "Location", "Retry-After", "Sailor-Log-Mark",
+    "Sailor-Log-Ended",
     "X-Accel-Buffering",
 )  # fmt: skip
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=60.0)

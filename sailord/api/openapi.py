@@ -104,6 +104,7 @@ _QUERIES: dict[str, dict[str, Any]] = {
     "logs": {
         "rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"},
         "setup": {"type": "string", "enum": ["true", "false"]},
+        "ended": {"type": "string", "enum": ["true", "false"]},
         "after": {
             "type": "string",
             "pattern": r"^[A-Za-z0-9.:,_-]{0,4000}\Z",

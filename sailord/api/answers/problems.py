@@ -26,7 +26,7 @@ REFUSALS_MANY = 10
 CURES = {
     "suspect": "its lease has ended: unless its agent is heard soon it counts as lost; "
     "see whether it is up and reaches the store",
-    "lost": "if it is up, read the log of its sailor-agent and start it again",
+    "lost": "if it is up, start its sailor-agent; journalctl -u sailor-agent there says why it ended",
 }
 """Of a node's state."""
 LISTED = "listed until it or another one of its kind joins, for a day at most"
@@ -36,7 +36,7 @@ UNREADABLE = "docs/operations.md#troubleshooting says what to do"
 LATE = "it needs faster or more instances: allow more pools, or raise the budgets"
 FASTER = "it needs faster or more nodes"
 STORAGE = "mend the storage: it is tried again by itself"
-TROUBLE = "the log of its sailor-agent says more"
+TROUBLE = "journalctl -u sailor-agent there says more"
 SLOW = "look at its heat and load; sailorctl drain {name} moves the job off it"
 SLOW_LEFT_OUT = "it is left out; once it is mended, sailorctl uncordon {name} lets plans use it"
 SLOW_JOB = "sailorctl timeline shows where its steps wait"

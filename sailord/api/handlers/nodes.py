@@ -18,6 +18,12 @@ from sailord.core.model.nodes import Node
 from simulator.documents.problems import InputError, Problem, nearest
 
 MARK_HEADER = "Sailor-Log-Mark"
+ENDED_HEADER = "Sailor-Log-Ended"
+GONE = "if it comes back, it joins as a new node; see sailorctl events"
+KEPT_THERE = (
+    "its logs are on that machine: journalctl -u sailor-agent, and process/*/output in its agent's "
+    "state folder or worker_folder (of sailorctl up: NAME.log and NAME/process in its --folder)"
+)
 LOG_MARK = r"[A-Za-z0-9.:,_-]{0,4000}"
 
 
@@ -52,9 +58,10 @@ async def order_node(request: web.Request) -> web.Response:
     return await handle_order(request, request.match_info["node"])
 
 
-def nodes_of(request: web.Request) -> list[Node]:
+def nodes_of(request: web.Request, cure: str = GONE) -> list[Node]:
     """The node in the path, by id or name; answered with 404 if there is none.
 
+    ``cure``: what to do if it has left.
     Several nodes may have one name: a node that rejoined has a new id. The present one comes first.
     """
     name = request.match_info["node"]
@@ -64,7 +71,6 @@ def nodes_of(request: web.Request) -> list[Node]:
         events = request.app[CONTEXT].cluster.feed.kept
         last = next((each for each in reversed(events) if each.node == name), None)
         if last is not None:
-            cure = "if it comes back, it joins as a new node; see sailorctl events"
             raise Refusal(404, Problem(name, f"no such node any more: {last.text}", cure))
         known = nearest(name[:64], (node.record.name for node in nodes))
         raise Refusal(404, Problem(name[:64], "no such node", known))
@@ -74,7 +80,8 @@ def nodes_of(request: web.Request) -> list[Node]:
 async def logs(request: web.Request) -> web.Response:
     """Show the end of the workers' logs on a node, or what was written since a mark.
 
-    With ``setup=true`` show what the setup commands of the job wrote there.
+    With ``setup=true`` show what the setup commands of the job wrote there, with ``ended=true``
+    what processes wrote that have ended.
     """
     api, name = request.app[CONTEXT], request.match_info["node"]
     rank, mark = request.query.get("rank", ""), request.query.get("after", "")
@@ -82,8 +89,9 @@ async def logs(request: web.Request) -> web.Response:
         raise InputError(Problem("rank", "invalid rank", "give an integer"))
     if not re.fullmatch(LOG_MARK, mark, re.ASCII):
         raise InputError(Problem("after", "invalid mark", f"give a value of {MARK_HEADER}"))
-    which = "setup" if request.query.get("setup") == "true" else rank
-    for node in nodes_of(request):
+    others = [name for name in ("setup", "ended") if request.query.get(name) == "true"]
+    which = others[0] if others else rank
+    for node in nodes_of(request, KEPT_THERE):
         if node.record.address:
             path = f"/v1/logs/{which}".rstrip("/") + (mark and f"?after={mark}")
             try:
@@ -91,22 +99,29 @@ async def logs(request: web.Request) -> web.Response:
                 written = decode(Output, said)
             except (CallFailed, WireError) as error:
                 cure = "check that sailor-agent runs there and is reachable from this host"
+                cure = KEPT_THERE if node.is_lost else cure
                 what = f"its agent did not answer: {error}"
                 return refusal(502, Problem(node.record.name, what, cure))
             if which == "setup" and not written.parts and not mark:
                 cure = "its job has no setup commands, or the node has not begun"
                 raise Refusal(404, Problem(node.record.name, "no log of a setup", cure))
+            if which == "ended" and not written.parts:
+                cure = "no worker has ended there, or its folder was deleted: the last 8 are kept"
+                raise Refusal(404, Problem(node.record.name, "no log of an ended worker", cure))
             if which.isdecimal() and int(rank) not in written.ranks:
                 ranks = ", ".join(map(str, written.ranks))
                 cure = f"ranks on this node: {ranks}" if ranks else "no worker has started there"
                 raise Refusal(404, Problem(node.record.name, f"no log of rank {rank}", cure))
-            headers = {MARK_HEADER: written.mark}
+            headers = {MARK_HEADER: written.mark, ENDED_HEADER: str(written.ended)}
             text = _log_text(written, is_named=not rank and len(written.ranks) > 1)
             return web.Response(text=text, content_type="text/plain", headers=headers)
     raise Refusal(404, Problem(name, "the node has no address", "see sailorctl nodes"))
 
 
 def _log_text(written: Output, *, is_named: bool) -> str:
-    """The logs, each under the rank's name if there are several."""
-    parts = ((f"==> rank {part.rank} <==\n" if is_named else "", part) for part in written.parts)
-    return "".join(f"{name}{part.text}" for name, part in parts)
+    """The logs, each under the rank's name if there are several, or how its process ended."""
+    lines = []
+    for part in written.parts:
+        about = part.ended or (f"rank {part.rank}" if is_named else "")
+        lines.append(f"{f'==> {about} <==' + chr(10) if about else ''}{part.text}")
+    return "".join(lines)

@@ -22,7 +22,7 @@ from sailord.text.log_text import log_text, whole_lines
 from sailord.text.node_text import node_text, nodes_text
 from sailord.text.pools_text import cluster_file_text
 from sailord.text.printable import printable
-from sailord.text.units import duration
+from sailord.text.units import counted, duration
 
 FOLLOW_S = 1.0
 
@@ -63,33 +63,46 @@ def _known_places() -> tuple[dict[str, int], frozenset[str]]:
 @click.argument("node")
 @click.option("--rank", type=click.IntRange(0, 99_999), metavar="N", help="Only this rank.")
 @click.option("--setup", "is_setup", is_flag=True, help="The job's setup commands instead.")
+@click.option("--ended", "is_ended", is_flag=True, help="Those of workers that have ended.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @server_command
 def logs(
-    client: Client, node: str, rank: int | None, is_setup: bool, follow: bool, as_json: bool
+    client: Client,
+    node: str,
+    rank: int | None,
+    is_setup: bool,
+    is_ended: bool,
+    follow: bool,
+    as_json: bool,
 ) -> None:
     """Show the last output of a node's workers.
 
     A step is one line; --json has the output as it was written.
     """
+    if is_ended and (is_setup or follow or rank is not None):
+        raise click.UsageError("--ended shows all that is kept, without --rank, --setup and -f.")
+    which = "setup" if is_setup else "ended" if is_ended else ""
     mark, rest, reconnector = "", "", Reconnector(report_outage)
 
-    def ask() -> tuple[str, str]:
+    def ask() -> tuple[str, str, int]:
         nonlocal node
         node, found = ask_about(client, "node", node, ask_log)
         return found
 
-    def ask_log(name: str) -> tuple[str, str]:
-        return client.log(unquote(name), rank, mark, is_setup=is_setup)
+    def ask_log(name: str) -> tuple[str, str, int]:
+        return client.log(unquote(name), rank, mark, which)
 
     while True:
-        fresh, mark = reconnector.insist(ask) if follow else ask()
+        fresh, mark, ended = reconnector.insist(ask) if follow else ask()
         if as_json:
             click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
         else:
             lines, rest = whole_lines(rest + fresh) if follow else (fresh, "")
             click.echo(printable(log_text(lines)), nl=False)
         if not follow:
+            if ended and not which and not as_json:
+                said = f"logs of {counted(ended, 'worker')} that ended before are kept there"
+                click.echo(f"{said}: sailorctl logs {node} --ended", err=True)
             return
         sys.stdout.flush()
         if not fresh:

@@ -96,3 +96,17 @@ async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(
     (ended,) = told
     assert isinstance(ended, GangExited)
     assert gang.members == []
+
+
+def test_workers_that_ended_before_are_told_oldest_first_without_those_of_this_generation(
+    tmp_path: Path,
+):
+    gang = WorkerGang(tmp_path, cast("Any", None), Clock(), lambda _: None)
+    for at, name in enumerate(("j.3.0", "j.1.0", "j.4.0", "j.4.1")):
+        home = tmp_path / "process" / name
+        home.mkdir(parents=True)
+        os.utime(home, (at, at))
+    gang.outputs[0] = tmp_path / "process" / "j.4.0" / "output"  # It has just failed.
+    living = tmp_path / "process" / "j.4.1"
+    gang.members.append(WorkerProcess(living, cast("Any", None), {}))
+    assert [home.name for home in gang.ended_before()] == ["j.3.0", "j.1.0"]

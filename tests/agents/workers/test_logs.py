@@ -10,8 +10,8 @@ import pytest
 
 from agents.daemon import bounded_file
 from agents.daemon.bounded_file import BLOCK_BYTES, bound, own_log
-from agents.protocol.records import Output
-from agents.workers.logs import BYTES_MAX, MARK, read_output
+from agents.protocol.records import Output, OutputPart
+from agents.workers.logs import BYTES_MAX, MARK, read_ended, read_output
 
 
 def process(folder: Path, name: str, text: str | bytes = b"") -> Path:
@@ -144,3 +144,14 @@ def test_the_log_of_a_process_outside_systemd_is_bounded_too(tmp_path: Path, mon
     with open(os.devnull, "w") as nothing:
         monkeypatch.setattr(sys, "stderr", nothing)
         assert list(own_log()) == []
+
+
+def test_output_of_ended_workers_says_which_it_was_and_how_it_ended(tmp_path: Path) -> None:
+    homes = [process(tmp_path, name, "step 1\n").parent for name in ("a.job.2.0", "j.3.1")]
+    (homes[0] / "exit").write_text("-9")
+    first = "rank 0 of a.job, begun in generation 2, was killed by signal 9"
+    second = "rank 1 of j, begun in generation 3, ended with an unknown exit code"
+    assert read_ended(homes) == Output(
+        (), (OutputPart(0, "step 1\n", first), OutputPart(1, "step 1\n", second)), "", 2
+    )
+    assert read_ended([]) == Output((), (), "")

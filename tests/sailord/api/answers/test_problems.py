@@ -112,12 +112,12 @@ def test_doctor_names_machines_with_one_name() -> None:
         ({"state": "suspect"}, "a is suspect; its lease has ended: unless its agent is heard"),
         (
             {"state": "lost", "why_lost": "its agent is silent"},
-            "a is lost: its agent is silent; if it is up, read the log of its sailor-agent",
+            "a is lost: its agent is silent; if it is up, start its sailor-agent; journalctl -u",
         ),
         ({"failure": "out of memory"}, "a is ready: out of memory; sailorctl logs a shows more"),
         ({"unsound": "GPU 3 is broken: replace it"}, "a is not used: GPU 3 is broken: replace it"),
         ({"unsound": "setup `make` exited with 2"}, "with 2; sailorctl logs a --setup shows"),
-        ({"trouble": "no room"}, "a: no room; the log of its sailor-agent says more"),
+        ({"trouble": "no room"}, "a: no room; journalctl -u sailor-agent there says"),
         ({"leaves_at": 900.0}, "sailorctl withdraw a"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_lost_node_stays_a_problem_after_its_record_is_gone() -> None:
     (problem,) = problems_of(replace(WELL, lost=(lost,)), None, (NODE,), 1000.0)
     assert problem.since == 900.0
     assert problem.text.startswith(
-        "b was lost: its lease expired; if it is up, read the log of its sailor-agent and start it"
+        "b was lost: its lease expired; if it is up, start its sailor-agent; journalctl"
     )
     still = replace(NODE, id="b.1", name="b", state="lost", why_lost="its lease expired")
     (text,) = told(replace(WELL, lost=(lost,)), still)
