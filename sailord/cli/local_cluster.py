@@ -82,6 +82,8 @@ def _within(cluster: LocalCluster, act: Callable[[], int]) -> int:
             return act()
         except (ClusterError, ServerProblem) as failure:
             click.echo(f"error: {failure}", err=True)
+            if is_ours and (kept := cluster.place.keep_logs()) is not None:
+                click.echo(f"the logs are kept in {kept}", err=True)
             return FAILED
         except Ended as ended:
             return 0 if ended.number == signal.SIGINT else 128 + ended.number

@@ -26,7 +26,8 @@ from simulator.documents.problems import InputError, Problem
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
 """An address without a metadata server, so that no node takes itself to be in a cloud."""
-START_S = 60.0
+START_S = 180.0
+"""How long a part of the cluster may take to start; one that ends is noticed at once."""
 GUARD_S = 2.0
 """How long cleaning up after a killed launcher may take before its folder counts as in use."""
 SLOW = "SAILOR_SLOW"
@@ -165,7 +166,7 @@ class LocalCluster:
         for kind, zone in self.machines:
             self.add_node(kind, zone)
         self.wait("sailord", lambda: self.client.ask("GET", "/readyz"))
-        self.wait("the nodes", lambda: self.ready_nodes() >= set(self.nodes))
+        self.wait("the nodes", lambda: self.ready_nodes() >= set(self.nodes), self.ready_nodes)
 
     def _run_head(self) -> subprocess.Popen[bytes]:
         config = str(self.place.folder / "sailord.toml")
@@ -324,13 +325,18 @@ class LocalCluster:
             self.kill_node(name)
         return taken
 
-    def wait(self, what: str, holds: Callable[[], object]) -> None:
-        """Wait until ``holds`` returns true; raise ``ClusterError`` after ``START_S``."""
-        end = time.monotonic() + START_S
+    def wait(
+        self, what: str, holds: Callable[[], object], progress: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait until ``holds`` returns true; raise ``ClusterError`` if it does not within
+        ``START_S`` after ``progress`` last returned something new."""
+        end, last = time.monotonic() + START_S, None
         while time.monotonic() < end:
             with contextlib.suppress(ServerProblem):
                 if holds():
                     return
+                if (now := progress()) != last:
+                    end, last = time.monotonic() + START_S, now
             for told in self.look_after():
                 raise ClusterError(told)
             time.sleep(0.02)

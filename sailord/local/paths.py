@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,6 +209,21 @@ class LocalFolders:
     def forget_memory(self, name: str) -> None:
         """Delete the snapshots of a killed node; its logs stay."""
         shutil.rmtree(self.memory / name, ignore_errors=True)
+
+    def keep_logs(self) -> Path | None:
+        """Copy the logs to a new folder beside this one, and return it; ``None``: there are none,
+        or they cannot be copied."""
+        logs = sorted(self.folder.glob("*.log"))
+        if not logs:
+            return None
+        try:
+            near = self.folder.parent
+            kept = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.logs-", dir=near))
+            for log in logs:
+                shutil.copy(log, kept)
+        except OSError:
+            return None
+        return kept
 
     def remove(self) -> None:
         """Delete both folders, if they belong to a local cluster."""
