@@ -171,9 +171,7 @@ class Client:
                 time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def log(
-        self, node: str, rank: int | None, mark: str, which: str = ""
-    ) -> tuple[str, str, int]:
+    def log(self, node: str, rank: int | None, mark: str, which: str = "") -> tuple[str, str, int]:
         """Logs of a node's workers since the mark or their end, the next mark, and of how many
         ended workers the node keeps logs. ``which``: ``setup`` or ``ended`` instead."""
         asked = {"after": mark} | ({} if rank is None else {"rank": rank})

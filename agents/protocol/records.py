@@ -327,8 +327,6 @@ class OutputPart:
 
     rank: int
     text: str
-    ended: str = ""
-    """Of a process that has ended: which it was, and how it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,16 @@ def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Out
 
 
 def read_ended(homes: Sequence[Path]) -> Output:
-    """Read the last lines of processes that have ended, by their folders."""
+    """Read the last lines of processes that have ended, each under a line that says which it was.
+
+    ``homes``: their folders.
+    """
     parts = []
     for home in homes:
         job, generation, rank = home.name.rsplit(".", 2)
         text, _ = _read(home / "output", None, BYTES_MAX // len(homes))
         how = f"rank {rank} of {job}, begun in generation {generation}, {describe_exit(home)}"
-        parts.append(OutputPart(int(rank), text, how))
+        parts.append(OutputPart(int(rank), f"==> {how} <==\n{text}"))
     return Output((), tuple(parts), "", len(parts))
 
 

@@ -181,7 +181,9 @@ class ReplanSearch:
     def why_none(self) -> Problem:
         """Why no plan was found on these nodes."""
         if not self.nodes:
-            return Problem("cluster", "no node is up that may be used", "wait for a node, or add one")
+            return Problem(
+                "cluster", "no node is up that may be used", "wait for a node, or add one"
+            )
         unpriced = missing_price(lot for lot in self.lots if lot.gpus)
         if unpriced is not None and self.tables.limits.needs_prices:
             return unpriced

@@ -60,15 +60,16 @@ def _is_outdated(state: State, lost: NodeId) -> bool:
 
 def _kept_out(state: State, lost: NodeId) -> list[str]:
     """Return which other nodes are up that an order keeps out of plans, and what lets them in."""
-    others = [node for id_, node in state.nodes.items() if id_ != lost and node.absent_since is None]
-    ways = {
-        "is cordoned: sailorctl uncordon {} lets plans use it": [
-            node for node in others if node.exclusion.is_cordoned and not node.is_draining
-        ],
-        "is draining: sailorctl withdraw {} cancels that": [n for n in others if n.is_draining],
-    }
-    named = ((way, sorted(node.record.name for node in found)) for way, found in ways.items())
-    return [f"{names[0]} {way.format(names[0])}" for way, names in named if names]
+    said = {}
+    for id_, node in state.nodes.items():
+        name = node.record.name
+        if id_ == lost or node.absent_since is not None:
+            continue
+        if node.is_draining:
+            said["draining"] = f"{name} is draining: sailorctl withdraw {name} cancels that"
+        elif node.exclusion.is_cordoned:
+            said["cordoned"] = f"{name} is cordoned: sailorctl uncordon {name} lets plans use it"
+    return [said[state] for state in sorted(said)]
 
 
 def _next_speed(state: State, then: NextPlan) -> tuple[float, str]:

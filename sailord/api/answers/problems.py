@@ -26,7 +26,8 @@ REFUSALS_MANY = 10
 CURES = {
     "suspect": "its lease has ended: unless its agent is heard soon it counts as lost; "
     "see whether it is up and reaches the store",
-    "lost": "if it is up, start its sailor-agent; journalctl -u sailor-agent there says why it ended",
+    "lost": "if it is up, start its sailor-agent; journalctl -u sailor-agent there says why it "
+    "ended",
 }
 """Of a node's state."""
 LISTED = "listed until it or another one of its kind joins, for a day at most"

@@ -119,9 +119,6 @@ async def logs(request: web.Request) -> web.Response:
 
 
 def _log_text(written: Output, *, is_named: bool) -> str:
-    """The logs, each under the rank's name if there are several, or how its process ended."""
-    lines = []
-    for part in written.parts:
-        about = part.ended or (f"rank {part.rank}" if is_named else "")
-        lines.append(f"{f'==> {about} <==' + chr(10) if about else ''}{part.text}")
-    return "".join(lines)
+    """The logs, each under the rank's name if there are several."""
+    parts = ((f"==> rank {part.rank} <==\n" if is_named else "", part) for part in written.parts)
+    return "".join(f"{name}{part.text}" for name, part in parts)

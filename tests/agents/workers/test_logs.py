@@ -149,9 +149,7 @@ def test_the_log_of_a_process_outside_systemd_is_bounded_too(tmp_path: Path, mon
 def test_output_of_ended_workers_says_which_it_was_and_how_it_ended(tmp_path: Path) -> None:
     homes = [process(tmp_path, name, "step 1\n").parent for name in ("a.job.2.0", "j.3.1")]
     (homes[0] / "exit").write_text("-9")
-    first = "rank 0 of a.job, begun in generation 2, was killed by signal 9"
-    second = "rank 1 of j, begun in generation 3, ended with an unknown exit code"
-    assert read_ended(homes) == Output(
-        (), (OutputPart(0, "step 1\n", first), OutputPart(1, "step 1\n", second)), "", 2
-    )
+    first = "==> rank 0 of a.job, begun in generation 2, was killed by signal 9 <==\nstep 1\n"
+    second = "==> rank 1 of j, begun in generation 3, ended with an unknown exit code <==\nstep 1\n"
+    assert read_ended(homes) == Output((), (OutputPart(0, first), OutputPart(1, second)), "", 2)
     assert read_ended([]) == Output((), (), "")

@@ -46,7 +46,8 @@ UNKNOWN = RING[0], RING[1], replace(node(C), report=None)
          "at most 10 steps lost: the checkpoint of step 30 is newer than what nodes keep"),
         (UNKNOWN, {}, "not known yet: nodes have still to report what they keep"),
     ],
-    ids=["ring", "keeps none", "many keepers", "late", "durable", "start", "kept nowhere", "only durable", "unknown"],
+    ids=["ring", "keeps none", "many keepers", "late", "durable", "start", "kept nowhere",
+         "only durable", "unknown"],
 )  # fmt: skip
 def test_the_sentence_names_steps_and_keepers(
     nodes: tuple[Node, ...], durables: Mapping[JobId, Durable], text: str
