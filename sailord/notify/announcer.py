@@ -42,6 +42,22 @@ log = structlog.get_logger("sailord")
 
 _EVALUATION = "evaluation after"
 _UNFIT = "cannot run it"
+ORDERS: dict[OrderKind, str] = {
+    "preempt": "preempting {}",
+    "withdraw": "withdrawing the notice or drain of {}",
+    "drain": "draining {}",
+    "cordon": "cordoning {}",
+    "uncordon": "uncordoning {}",
+    "quarantine": "quarantining {}",
+    "cancel": "cancelling {}",
+    "pause": "pausing {}",
+    "resume": "resuming {}",
+    "budget": "a budget for {}",
+    "replan": "a new plan for {}",
+    "checkpoint": "a checkpoint of {}",
+    "rollback": "a rollback of {}",
+}
+"""What each order asks for, of a job or node."""
 _ORDERED = re.compile(
     rf"({'|'.join(get_args(OrderKind))}) \S+ was ordered"
     r"|the checkpoint of step \d+ was (un)?pinned"
@@ -251,7 +267,8 @@ class Announcer:
         The reason names who it was.
         """
         default = f"{order.kind} was ordered"
-        said = f"{order.kind} {order.target} was ordered{_aim(order, state.now)}"
+        what = ORDERS[order.kind].format(order.target)
+        said = f"{what}{_to_step(order)} was ordered{_end(order, state.now)}"
         if order.reason.startswith(default):
             said += order.reason.removeprefix(default)
         elif order.reason:
@@ -350,10 +367,13 @@ class Announcer:
         return True
 
 
-def _aim(order: Order, now: float) -> str:
-    """Say which step a rollback goes to, and when a node ends."""
-    if order.durable is not None:
-        return f" (to step {order.durable.point.step})"
+def _to_step(order: Order) -> str:
+    """Say which step a rollback goes to."""
+    return "" if order.durable is None else f" to step {order.durable.point.step}"
+
+
+def _end(order: Order, now: float) -> str:
+    """Say when a node ends."""
     return "" if order.leaves_at is None else f" (ends in {duration(order.leaves_at - now)})"
 
 

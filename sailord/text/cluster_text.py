@@ -213,7 +213,9 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
 
 
 def _told_line(kind: str, told: Mapping[str, Any], label: str = "") -> str:
-    return f"last {kind:6} {label}{timestamp(told['at'])}: {told['text']}"
+    result = told.get("result")  # An older sailord does not say it.
+    then = f"; {timestamp(told['result_at'])}: {result}" if result else ""
+    return f"last {kind:6} {label}{timestamp(told['at'])}: {told['text']}{then}"
 
 
 def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:

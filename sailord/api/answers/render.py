@@ -13,6 +13,7 @@ from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Repo
 from sailord.api.answers import node_types, types
 from sailord.api.answers.cordon import cordon_of
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
+from sailord.api.answers.last_told import last_told
 from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.api.answers.running_job import RunningJob
 from sailord.cluster_records import Transition
@@ -37,7 +38,7 @@ from sailord.core.queries.straggler_queries import (
     straggler_texts,
 )
 from sailord.core.queries.what_next import NOTHING_NEXT, what_next
-from sailord.notify.feed import EventKind, FeedEvent
+from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.page.training_curve import CurvePoint
 from sailord.text.causes import first_names
@@ -385,15 +386,6 @@ def active_view(
         earlier=earlier,
         slow=None if (slow := slow_job(state, active)) is None else types.Told(*slow),
     )
-
-
-def last_told(
-    feed: Reversible[FeedEvent], kind: EventKind, job: JobId | None = None
-) -> types.Told | None:
-    """The last event of a kind, about one job or about any."""
-    of_kind = (each for each in reversed(feed) if each.kind == kind)
-    found = next((each for each in of_kind if job is None or each.job == job), None)
-    return None if found is None else types.Told(found.at, found.text)
 
 
 def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:

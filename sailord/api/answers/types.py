@@ -204,6 +204,9 @@ class Told:
     text: str
 
 
+    result: str = ""
+    """Of an order: what came of it; empty: nothing yet, or that is not known."""
+    result_at: float | None = None
 @dataclass(frozen=True, slots=True)
 class PausedJob:
     """A job that waits for an operator and has no nodes."""

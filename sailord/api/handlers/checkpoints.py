@@ -24,8 +24,9 @@ from sailord.checkpoints.retention import Folder, discarded
 from sailord.checkpoints.verify import faults_of
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.core.queries.replan_triggers import pending_rollback
-from sailord.core.queries.restore_choice import newer_in_memory
+from sailord.core.queries.restore_choice import newer_in_memory, resume_point
 from sailord.notify.outbox import committed_id
+from sailord.text.units import counted
 from simulator.documents.problems import InputError, Problem
 
 MEND = "mend the storage, or reach it from this host, then ask again"
@@ -234,7 +235,28 @@ async def roll_back(request: web.Request) -> web.Response:
         or f"rolled back to step {durable.point.step} by an operator"
     )
     order = Order(id_, "rollback", job.id, None, reason, durable)
-    return await store_order(api, named(request, order))
+    led = api.cluster.led_of(job.id)
+    step = active.progress.step if active and is_active else resume_point(led, JobId(job.id)).step
+    storage = api.cluster.checkpoints
+    assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
+    _, complete, _ = await storage.threads.run(_look, storage, job.saving.uri, JobId(job.id))
+    then = given_up_text(step, durable, newest, [manifest for manifest, _ in complete])
+    return await store_order(api, named(request, order), then)
+
+
+def given_up_text(
+    reached: int, to: Durable, newest: Durable | None, known: Sequence[Manifest]
+) -> str:
+    """Return what a rollback costs: the steps that were done since, and their checkpoints."""
+    parents = {m.point: None if m.parent is None else m.parent.point for m in known}
+    before = frozenset[Point]() if newest is None else discarded(parents, newest.point)
+    steps = sorted({point.step for point in discarded(parents, to.point) - before})
+    lost = counted(max(reached - to.point.step, 0), "step")
+    said = f"it goes back from step {reached} to step {to.point.step}, {lost} lost"
+    if not steps:
+        return said
+    of = "the checkpoint of step" if len(steps) == 1 else "the checkpoints of steps"
+    return f"{said}; {of} {', '.join(map(str, steps))} will be discarded"
 
 
 async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manifest, Durable]:

@@ -300,7 +300,7 @@ async def set_budget(request: web.Request) -> web.Response:
     usd = float(body["max_usd_total"])
     if not 0 < usd < math.inf:
         raise InputError(Problem("max_usd_total", "is no amount", "give dollars above 0"))
-    why = f": {body['reason']}" if body.get("reason") else ""
+    why = f" ({body['reason']})" if body.get("reason") else ""
     body["reason"] = f"at most {dollars(usd)} in all{why}"
     order = replace(read_order("budget", job.id, body), usd_max=usd)
     return await store_order(api, named(request, order))

@@ -79,8 +79,11 @@ def tell_given(request: web.Request, said: str, job: JobId | None = None) -> Non
     api.cluster.tell_given(said, job)
 
 
-async def store_order(api: ApiContext, order: Order) -> web.Response:
-    """Store an order; refuse one that would change nothing, and say what would."""
+async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Response:
+    """Store an order; refuse one that would change nothing, and say what would.
+
+    ``then``: what follows, if the caller knows it.
+    """
     useless = why_without_effect(api.cluster.state_of(order.target), order)
     if useless is not None:
         return refusal(409, useless)
@@ -99,7 +102,7 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
     if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.cluster.state.known_orders)
-    then = after_order(api.cluster.last_led, order.kind, JobId(order.target))
+    then = then or after_order(api.cluster.last_led, order.kind, JobId(order.target))
     return answer(Taken(order.id, given == "new", then), status=202)
 
 

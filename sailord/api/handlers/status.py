@@ -9,6 +9,7 @@ from aiohttp import web
 from agents.protocol.records import JobId
 from sailord.api.answers import render, types
 from sailord.api.answers.goodput import usd_per_hour_of
+from sailord.api.answers.last_told import last_told
 from sailord.api.answers.problems import problems_of
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.context import CONTEXT
@@ -102,7 +103,7 @@ async def status(request: web.Request) -> web.Response:
             problems=tuple(each.text for each in problems),
             problems_since=since_of(api, problems),
             usd_per_hour=usd_per_hour_of(api.goodput.ledger),
-            last_order=render.last_told(feed, "order"),
+            last_order=last_told(feed, "order"),
             receivers=tuple(
                 f"{urlsplit(each.url).hostname} ({each.format})"
                 for each in api.config.webhooks.receivers

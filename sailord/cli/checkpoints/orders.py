@@ -9,7 +9,13 @@ import click
 
 from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
-from sailord.cli.shared.server import ask_about, job_question, order_options, server_command
+from sailord.cli.shared.server import (
+    ask_about,
+    job_question,
+    order_options,
+    ordered_text,
+    server_command,
+)
 from sailord.client import Client, ServerProblem, part, status_path
 from sailord.text.checkpoint_text import checkpoints_text
 
@@ -125,4 +131,4 @@ def rollback(client: Client, job: str, step: int, order: dict[str, Any], as_json
     full, value = ask_about(
         client, "job", job, lambda name: client.order(path.format(name), order), is_order=True
     )
-    show(value, as_json, lambda _: f"rollback of {full} to step {step}: ordered")
+    show(value, as_json, lambda _: ordered_text(f"rollback of {full} to step {step}", value))

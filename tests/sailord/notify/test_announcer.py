@@ -13,7 +13,16 @@ from typing import Any, get_args
 import pytest
 
 from agents.protocol.codec import decode, encode
-from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, JobId, Order, Taking
+from agents.protocol.records import (
+    FIRST,
+    PREPARING,
+    Bill,
+    Evaluation,
+    JobId,
+    Order,
+    OrderKind,
+    Taking,
+)
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Put, StoreUnavailable, WriteRejected
 from agents.store.sqlite_store import EmbeddedStore
@@ -87,14 +96,14 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
     ("given", "said"),
     [
         (order("drain", "machine-b", reason="bolts (by eve)"),
-         "drain machine-b was ordered: bolts (by eve)"),
+         "draining machine-b was ordered: bolts (by eve)"),
         (order("cordon", "machine-b", reason="cordon was ordered (by eve)"),
-         "cordon machine-b was ordered (by eve)"),
-        (order("pause"), "pause job was ordered"),
+         "cordoning machine-b was ordered (by eve)"),
+        (order("pause"), "pausing job was ordered"),
         (order("preempt", "machine-b", leaves_at=NOW + 30),
-         "preempt machine-b was ordered (ends in 30.0 s)"),
+         "preempting machine-b was ordered (ends in 30.0 s)"),
         (order("rollback", durable=durable(20), reason="loss jumped (by eve)"),
-         "rollback job was ordered (to step 20): loss jumped (by eve)"),
+         "a rollback of job to step 20 was ordered: loss jumped (by eve)"),
     ],
     ids=["reason", "none", "by a daemon", "preempt", "rollback"],
 )  # fmt: skip
@@ -108,6 +117,10 @@ def test_events_of_orders_name_who_gave_them(given: Order, said: str) -> None:
     later = Published()
     later.announcer.restore(JOB, [line])
     assert later.texts("order") == [said], "a later leader shows it, too"
+
+
+def test_each_kind_of_order_is_told_in_words() -> None:
+    assert set(announcer.ORDERS) == set(get_args(OrderKind))
 
 
 def test_an_order_without_a_record_is_an_event_and_in_its_jobs_history() -> None:

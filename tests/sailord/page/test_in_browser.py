@@ -142,7 +142,7 @@ def test_a_preemption_and_the_plan_without_the_node_show_at_once(
         await tab.wait("document.querySelectorAll('#moves li').length > 1")
         assert "b2 is draining" in await tab.run("document.querySelector('#events').innerText")
         said = "document.getElementById('last-order').innerText"
-        await tab.wait(f"{said}.includes('preempt b2 was ordered: maintenance')")
+        await tab.wait(f"{said}.includes('preempting b2 was ordered: maintenance')")
         assert tab.errors == []
 
     try:

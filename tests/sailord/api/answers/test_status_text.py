@@ -23,9 +23,11 @@ from agents.protocol.records import (
     Point,
 )
 from sailord.api.answers import render
+from sailord.api.answers.last_told import last_told
 from sailord.api.answers.problems import FirstSeen, Service, problems_of
 from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView, Told
 from sailord.controller.step_rate import StepRate
+from sailord.core.model.commands import Settled
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, Securing, State
@@ -147,8 +149,8 @@ CASES = {
                 1, NOW - 9000, "reconfigured", "started on 2 nodes from step 0, 8.1 s", job=JOB
             ),
             FeedEvent(2, NOW - 7300, "reconfigured", "c lost → moved to 2 nodes", job=JOB),
-            FeedEvent(3, NOW - 60, "order", "cordon d was ordered (by alice)", job=JOB),
-            FeedEvent(4, NOW - 50, "order", "pause other was ordered", job="other"),
+            FeedEvent(3, NOW - 60, "order", "cordoning d was ordered (by alice)", job=JOB),
+            FeedEvent(4, NOW - 50, "order", "pausing other was ordered", job="other"),
         ),
     ),
     "restarted": Case(
@@ -305,17 +307,52 @@ def test_a_job_whose_budget_ends_before_its_steps_has_no_end():
 
 def test_the_last_order_is_told_whatever_job_it_was_about():
     at = [FeedEvent(n, NOW - 9 + n, "order", text, job=of) for n, of, text in (
-        (1, JOB, "cordon d was ordered"), (2, "other", "pause other was ordered (by bob)")
+        (1, JOB, "cordoning d was ordered"), (2, "other", "pausing other was ordered (by bob)")
     )]  # fmt: skip
-    assert render.last_told(at, "order", JOB) == Told(NOW - 8, at[0].text)
-    told = render.last_told(at, "order")
+    assert last_told(at, "order", JOB) == Told(NOW - 8, at[0].text)
+    told = last_told(at, "order")
     view = render.active_view(state(None), StepRate(), None, {}, {}, NOW, feed=at)
     for of_job in (view, None):
         shown = Status("prod", NOW, True, 7, None, StoreView(True, None), of_job, 0, {}, ())
         shown = replace(shown, last_order=told)
         text = status_text(json.loads(json.dumps(plain(shown))))
-        assert [line.endswith("pause other was ordered (by bob)") for line in text.splitlines()
+        assert [line.endswith("pausing other was ordered (by bob)") for line in text.splitlines()
                 if line.startswith("last order")] == [True]  # fmt: skip
+
+
+def told(*events: FeedEvent) -> tuple[str, float | None]:
+    found = last_told(events, "order")
+    assert found is not None
+    return found.result, found.result_at
+
+
+def test_the_last_order_is_told_with_what_came_of_it():
+    """The first move for that cause, not a later one, nor one of another job."""
+    back = FeedEvent(1, NOW, "order", f"a rollback of {JOB} to step 5 was ordered: odd", job=JOB)
+    move = FeedEvent(
+        3, NOW + 9, "reconfigured", "a rollback to step 5 was ordered → moved to 1 node, from step "
+        "5 (durable), 0 steps lost", job=JOB, generation=4, step=5,
+    )  # fmt: skip
+    later = replace(move, id=4, at=NOW + 99, text="b lost → moved to 1 node", generation=5, step=7)
+    done = "generation 4 runs from step 5", NOW + 9
+    assert told(back, move, later, replace(move, id=5, generation=6)) == done
+    assert told(back, later) == told(back, replace(move, job="other")) == ("", None)
+    drain = FeedEvent(2, NOW, "order", "draining b1 was ordered", job=JOB, node="b1")
+    left = replace(move, text="b1 draining → moved to 1 node")
+    assert told(drain, left) == done
+    assert told(drain, replace(left, text="b10 draining → moved to 1 node")) == ("", None)
+    assert told(replace(drain, text="uncordoning b1 was ordered"), left) == ("", None)
+    now = replace(drain, text=f"a checkpoint of {JOB} was ordered", node=None)
+    kept = FeedEvent(6, NOW + 2, "note", "step 30 is durable, as ordered", job=JOB,
+                     settled=Settled(("x",), 30))  # fmt: skip
+    assert told(now, later, kept) == ("step 30 is durable, as ordered", NOW + 2)
+    shown = status_with(Told(NOW, back.text, *done))
+    assert f"odd; {timestamp(NOW + 9)}: generation 4 runs from step 5" in shown
+
+
+def status_with(order: Told) -> str:
+    shown = Status("prod", NOW, True, 7, None, StoreView(True, None), None, 0, {}, ())
+    return status_text(json.loads(json.dumps(plain(replace(shown, last_order=order)))))
 
 
 def test_every_golden_file_belongs_to_a_case():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.records import Durable, Saving
-from sailord.api.handlers.checkpoints import list_checkpoints
+from sailord.api.handlers.checkpoints import given_up_text, list_checkpoints
 from sailord.api.handlers.context import CONTEXT
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.core.model.state import State
@@ -61,3 +61,22 @@ async def test_list_without_a_row_names_the_step_that_was_durable(tmp_path: Path
     assert answer.text is not None
     found = json.loads(answer.text)
     assert (answer.status, found["checkpoints"], found["durable_step"]) == (200, [], 20)
+
+
+def test_a_rollback_tells_the_steps_and_checkpoints_that_it_gives_up() -> None:
+    """Not those that an earlier rollback gave up; 15 and 18 are of another past."""
+    lines: dict[int, Durable | None] = {
+        10: None, 15: durable(10), 18: durable(15), 20: durable(10), 30: durable(20),
+    }  # fmt: skip
+    known: Any = [SimpleNamespace(point=durable(n).point, parent=p) for n, p in lines.items()]
+    said = given_up_text(44, durable(10), durable(30), known)
+    assert said == (
+        "it goes back from step 44 to step 10, 34 steps lost; "
+        "the checkpoints of steps 20, 30 will be discarded"
+    )
+    assert given_up_text(44, durable(20), durable(30), known).endswith(
+        "of step 30 will be discarded"
+    )
+    assert given_up_text(31, durable(30), durable(30), known) == (
+        "it goes back from step 31 to step 30, 1 step lost"
+    )
