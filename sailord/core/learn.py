@@ -317,7 +317,8 @@ def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State
         answered = replace(active.question, answer=event.why)
     else:
         answered = replace(active.question, deadline=event.at, trouble=event.why)
-    return replace(state, active=replace(active, question=answered))
+    unanswered = active.unanswered if answered.answer is None else 0
+    return replace(state, active=replace(active, question=answered, unanswered=unanswered))
 
 
 def _recorded(state: State, record: GenerationRecord) -> State:

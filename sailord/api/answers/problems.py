@@ -38,6 +38,12 @@ LATE = "it needs faster or more instances: allow more pools, or raise the budget
 FASTER = "it needs faster or more nodes"
 STORAGE = "mend the storage: it is tried again by itself"
 TROUBLE = "journalctl -u sailor-agent there says more"
+UNANSWERED_MANY = 2
+"""Questions in a row without an answer by the planner that are reported; one may be bad luck."""
+PLANNER = (
+    "look at the load of the leader's host, where the planner runs: give sailord more of its "
+    "processors and memory; journalctl -u sailord there says more"
+)
 SLOW = "look at its heat and load; sailorctl drain {name} moves the job off it"
 SLOW_LEFT_OUT = "it is left out; once it is mended, sailorctl uncordon {name} lets plans use it"
 SLOW_JOB = "sailorctl timeline shows where its steps wait"
@@ -200,6 +206,9 @@ def _job_problems(
         yield OpenProblem("waits", job.id, text, job.phase.since)
     if job.storage_trouble:
         yield OpenProblem("storage", job.id, f"checkpoints: {job.storage_trouble}; {STORAGE}")
+    if job.unanswered >= UNANSWERED_MANY:
+        text = f"the planner did not answer {job.unanswered} times in a row about {job.id}"
+        yield OpenProblem("planner", job.id, f"{text}; {PLANNER}")
     if job.slow is not None:
         text = f"{job.id} is slow: {job.slow.text}; {SLOW_JOB}"
         yield OpenProblem("slow", job.id, text, job.slow.at)

@@ -384,6 +384,7 @@ def active_view(
         last_order=last_told(feed, "order", active.job),
         next=what_next(state),
         earlier=earlier,
+        unanswered=active.unanswered,
         slow=None if (slow := slow_job(state, active)) is None else types.Told(*slow),
     )
 

@@ -194,6 +194,8 @@ class ActiveView:
     """The last sample of its curve with a throughput that is ten minutes old or older."""
     slow: Told | None = None
     """Since when it is slower than before though no node is to blame, and how much; null: not."""
+    unanswered: int = 0
+    """Questions in a row that the planner did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +204,11 @@ class Told:
 
     at: float
     text: str
-
-
     result: str = ""
     """Of an order: what came of it; empty: nothing yet, or that is not known."""
     result_at: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PausedJob:
     """A job that waits for an operator and has no nodes."""

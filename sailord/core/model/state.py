@@ -179,6 +179,8 @@ class Active:
     may_start_over: bool = False
     """An operator resumed it after every copy of its state was lost, so it may start from step
     0."""
+    unanswered: int = 0
+    """Questions in a row that the planner did not answer."""
     rejected: str = ""
     """Why the store rejects a write of the job for good, so that the job must be held."""
 

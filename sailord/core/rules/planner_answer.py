@@ -63,7 +63,8 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             # This says nothing about the nodes: the same question may be asked again.
             not_before = state.now + state.options.failure_pause_s
             attempts = replace(active.attempts, not_before=not_before)
-            again = replace(_unanswered(active), attempts=attempts)
+            late = active.unanswered + 1
+            again = replace(_unanswered(active), attempts=attempts, unanswered=late)
             why = f": {question.trouble}" if question.trouble else " in time"
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:

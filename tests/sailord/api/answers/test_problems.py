@@ -281,6 +281,13 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
     assert texts(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
 
 
+def test_a_planner_that_did_not_answer_twice_is_a_problem() -> None:
+    shown = render.active_view(state_of(unanswered=2), StepRate(), None, {}, {}, NOW)
+    (said,) = texts(WELL, shown, (NODE,), NOW)
+    assert said.startswith("the planner did not answer 2 times in a row about job; look")
+    assert texts(WELL, replace(shown, unanswered=1), (NODE,), NOW) == ()
+
+
 def test_a_failing_storage_is_a_problem_with_its_cure() -> None:
     view = render.active_view(state_of(trouble="gs: full"), StepRate(), None, {}, {}, NOW)
     (said,) = texts(WELL, view, (NODE,), NOW)

@@ -280,6 +280,22 @@ def test_planner_without_answer_is_asked_again_after_a_pause():
     assert isinstance(asked, RequestPlan)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["failed", "late"])
+def test_questions_without_an_answer_are_counted_until_there_is_one(is_late: bool):
+    known = state(FROM_NOTHING)
+    for count in (1, 2):
+        question = active_of(known).question
+        assert question is not None
+        none = PlanRefused(known.now, question.request, "its process died", is_known=False)
+        known, _ = act(known, Ticked(question.deadline) if is_late else none)
+        assert active_of(known).unanswered == count
+        known, _ = act(known, Ticked(known.now + known.options.failure_pause_s))
+    question = active_of(known).question
+    assert question is not None
+    refused, _ = act(known, PlanRefused(known.now, question.request, "nothing fits"))
+    assert active_of(refused).unanswered == 0
+
+
 def _last_resort(*draining: Node) -> State:
     """The job waits, there was no plan, and the question with those that leave is open."""
     before = state(WAITING, *draining, generation=GABC, is_refused=True, considered=frozenset())
