@@ -85,3 +85,5 @@ class NodeList:
     """Nodes, by name."""
 
     nodes: tuple[NodeView, ...]
+    lost: tuple[str, ...] = ()
+    """Names of lost nodes that are no longer among these, as long as doctor lists them."""

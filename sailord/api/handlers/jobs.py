@@ -312,8 +312,8 @@ async def set_priority(request: web.Request) -> web.Response:
     kinds: dict[str, type] = {"id": str, "reason": str, "priority": int}
     body = await read_object(request, kinds, ("priority",))
     priority = _priority(body)
-    why = f": {body['reason']}" if body.get("reason") else ""
-    body["reason"] = f"priority {priority}{why}"
+    why = f" ({body['reason']})" if body.get("reason") else ""
+    body["reason"] = f"{priority}{why}"
     order = replace(read_order("priority", job.id, body), priority=priority)
     return await store_order(api, named(request, order))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -34,7 +35,9 @@ async def list_nodes(request: web.Request) -> web.Response:
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
     state, parts = api.cluster.last_led, api.cluster.led_parts
     losses, feed = losses_of_parts(parts, api.cluster.following), api.cluster.feed.kept
-    return answer(render.nodes_view(state, unreadable, losses, parts=parts, feed=feed))
+    view = render.nodes_view(state, unreadable, losses, parts=parts, feed=feed)
+    lost = {node.name for node in api.cluster.lost_nodes.of(api.clock.now())}
+    return answer(replace(view, lost=tuple(sorted(lost - {node.name for node in view.nodes}))))
 
 
 async def show_node(request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,7 +148,8 @@ def ask_about(
     """Ask about a job or node by its name or the beginning of it; return its full name, too.
 
     ``ask`` gets the name as a part of a path. Without a name it asks about the active job. An order
-    for ``a1`` is none for ``a10``.
+    for ``a1`` is none for ``a10``, and one for ``a`` none for ``a1`` as long as a lost ``a2`` or an
+    ended job of such a name is known.
     """
     name = active_job(client) if name is None else name
     if not name:
@@ -159,7 +160,9 @@ def ask_about(
     except ServerProblem as problem:
         if problem.status not in (404, 409):
             raise
-        full = _begins_with(client.ask("GET", f"/v1/{kind}s")[f"{kind}s"], kind, name)
+        known = client.ask("GET", f"/v1/{kind}s")
+        gone = known.get("lost", ()) if is_order else ()  # An older sailord does not say it.
+        full = _begins_with(known[f"{kind}s"], kind, name, gone, is_order=is_order)
         if full is None:
             raise
         if is_order and name[-1].isdigit() and full[len(name)].isdigit():
@@ -168,8 +171,11 @@ def ask_about(
     return full, ask(part(full))
 
 
-def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | None:
-    """Return the only name with this beginning; of several, the only one that has not ended."""
+def _begins_with(
+    listed: list[dict[str, Any]], kind: str, name: str, gone: Iterable[str], *, is_order: bool
+) -> str | None:
+    """Return the only name with this beginning; to a question, of several the only one that has not
+    ended. ``gone``: names that are not listed any more."""
     key = {"job": "id", "node": "name"}[kind]
     begin = [each for each in listed if each[key].startswith(name)]
     found = {str(each[key]) for each in begin}
@@ -177,7 +183,8 @@ def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | No
         return None
     # A node that was lost and came back is listed twice.
     live = {str(each[key]) for each in begin if each["state"] not in GONE}
-    for candidates in (found, live):
+    found |= {each for each in gone if each.startswith(name)}
+    for candidates in (found,) if is_order else (found, live):
         if len(candidates) == 1:
             return candidates.pop()
     names = ", ".join(sorted(found)[:NAMES_MAX])

@@ -116,6 +116,24 @@ def test_a_rejoined_node_is_listed_once_and_as_alive():
     assert "several nodes begin so; name one: a1, a2" in done.stderr
 
 
+@pytest.mark.parametrize("is_listed", [True, False], ids=["still listed", "its record is gone"])
+def test_an_order_for_several_names_is_none_for_the_one_that_is_left(is_listed: bool):
+    """`drain a` was refused while a2 lived; a moment later it must not drain a1."""
+    lost = [{"name": "a2", "state": "lost"}] if is_listed else []
+    known = {"nodes": [{"name": "a1", "state": "ready"}, *lost], "lost": [] if lost else ["a2"]}
+    with head(lambda *asked: said(known) if asked[0] == "GET" else refused("none", 404)) as server:
+        done = sailorctl(server, "drain", "a")
+    assert "several nodes begin so; name one: a1, a2" in done.stderr
+    assert [path for path, _ in server.orders] == ["/v1/nodes/a/drain"]
+
+
+def test_an_order_for_several_jobs_is_none_for_the_one_that_has_not_ended():
+    known = {"jobs": [{"id": "tale-1", "state": "done"}, {"id": "tale-2", "state": "running"}]}
+    with head(lambda *asked: said(known) if asked[0] == "GET" else refused("none", 404)) as server:
+        done = sailorctl(server, "cancel", "tale")
+    assert "several jobs begin so; name one: tale-1, tale-2" in done.stderr
+
+
 @pytest.mark.parametrize(
     "reply",
     [
