@@ -53,6 +53,7 @@ ORDERS: dict[OrderKind, str] = {
     "pause": "pausing {}",
     "resume": "resuming {}",
     "budget": "a budget for {}",
+    "priority": "a priority for {}",
     "replan": "a new plan for {}",
     "checkpoint": "a checkpoint of {}",
     "rollback": "a rollback of {}",
