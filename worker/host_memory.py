@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 from pathlib import Path
 
@@ -34,10 +35,11 @@ def _left_in_container(group: Path) -> int:
 
 
 def return_freed_memory() -> None:
-    """Give the pages of freed memory back to the system, in a few milliseconds.
+    """Give the pages of what is no longer used back to the system, in a few milliseconds.
 
     glibc keeps freed pages in its heaps wherever something above them is still in use, and pieces
     of up to 32 MiB come from there. Other C libraries have no such call.
     """
+    gc.collect()
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

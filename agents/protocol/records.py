@@ -491,8 +491,7 @@ class Order:
     life: str = ""
     """For a node: the id that a name stood for when a leader first saw this; no later one."""
     wrong_bits: bool = False
-    """For a quarantine: of a node whose bits were contradicted, not of a straggler. For a rollback:
-    ordered by sailord, since replicas differed."""
+    """For a quarantine: for wrong bits, not for slowness. For a rollback: ordered by sailord."""
     of_notice: bool = False
     """For a withdrawal: a notice was taken back; drains that were ordered still hold."""
     usd_max: float | None = None

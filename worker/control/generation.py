@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -451,7 +450,6 @@ class GenerationRun:
         if self._fetch is not None and not self._fetch.has_ended():
             self._give_up_process("a read of the state does not end")
         self._fetch = self._snapshots = self._trainer = self._transport = self._rank_store = None
-        gc.collect()
         return_freed_memory()
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
