@@ -80,9 +80,9 @@ def budget(client: Client, job: str, usd: float, order: dict[str, Any], as_json:
 @order_options
 @server_command
 def priority(client: Client, job: str, number: int, order: dict[str, Any], as_json: bool) -> None:
-    """Set a job's priority: of the queued jobs the one with the highest NUMBER runs first.
+    """Set a job's priority in the queue.
 
-    The job that has the cluster keeps it; pause it to let the next one run.
+    Of the queued jobs the one with the highest NUMBER runs first. The job that has the cluster keeps it; pause it to let the next one run.
     """
     body = {**order, "priority": number}
     path = "/v1/jobs/{}/priority"

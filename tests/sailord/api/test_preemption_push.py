@@ -81,8 +81,9 @@ def test_a_signed_notice_is_told_with_its_time_its_reason_and_its_origin(head):
     signed = {"Sailor-Webhook": sign(SECRET.encode(), body, time.time())}
     assert post(head, PUSH, body, signed) == (202, {"accepted": 1, "new": 1})
     (notice,) = told_of(head, "signed")
-    said = r"preempt a was ordered \(ends in [0-9.]+ s\): test notice \(by the .*"
+    said = r"preempting a was ordered \(ends in [0-9.]+ s\): test notice \(by the .*"
     assert re.fullmatch(said, notice["text"])
+    wait_until(lambda: head.status()["nodes"].get("draining") == 1)
     assert head.ask("POST", "/v1/nodes/a/withdraw", {"id": "over"})[0] == 202
     wait_until(lambda: head.status()["nodes"].get("ready") == 1)
 
@@ -92,7 +93,7 @@ def test_push_of_a_preempted_machine_drains_its_node(head, pubsub_key):
     assert push(head, pushed("a", "m1"), known) == (202, {"accepted": 1, "new": 1})
     wait_until(lambda: head.status()["nodes"].get("draining") == 1)
     (notice,) = told_of(head, "Pub/Sub")
-    assert notice["text"].startswith("preempt a was ordered: compute.instances.preempted (by ")
+    assert notice["text"].startswith("preempting a was ordered: compute.instances.preempted (by ")
     assert notice["node"] == "a"
     # Pub/Sub delivers at least once.
     assert push(head, pushed("a", "m1"), known) == (202, {"accepted": 1, "new": 0})
