@@ -16,6 +16,6 @@ def cordon_of(state: State, node: Node, feed: Reversible[FeedEvent]) -> tuple[st
     order = next(orders, None) if node.exclusion.is_cordoned else None
     if order is None:
         return "", None
-    told = (e for e in reversed(feed) if e.kind == "order" and e.text.startswith("cordon "))
+    told = (e for e in reversed(feed) if e.kind == "order" and e.text.startswith("cordoning "))
     event = next((each for each in told if each.node in (record.id, record.name)), None)
     return order.reason, None if event is None else event.at

@@ -32,6 +32,7 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, Securing, State
 from sailord.core.model.stragglers import NodeSpeeds, Straggler
+from sailord.notify.announcer import ORDERS
 from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
@@ -455,7 +456,8 @@ def test_a_cordoned_node_says_since_when_why_and_the_way_back():
         state(None, out, node(B)), marks={A: (order("cordon", A, reason="disk noise (by root)"),)}
     )
     name = out.record.name
-    said = FeedEvent(1, NOW - 60, "order", f"cordon {name} was ordered: disk noise", node=name)
+    text = f"{ORDERS['cordon'].format(name)} was ordered: disk noise"
+    said = FeedEvent(1, NOW - 60, "order", text, node=name)
     view = render.nodes_view(known, feed=(said,)).nodes[0]
     (line,) = [each for each in nodes_text([plain(view)]).splitlines() if "uncordon" in each]
     assert line == (
