@@ -3,7 +3,7 @@
 Trains the small LLaMA on a local cluster, moves it off one node after the other and back, and
 samples every process. A series *rises* if it is higher in each quarter of the time after the
 warm-up than in the one before, by more than a limit per hour; a step, or a rise that ends, is
-level. The exit status is 1 if anything rises.
+level. The exit status is 3 if anything rises.
 """
 
 from __future__ import annotations

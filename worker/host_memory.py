@@ -34,6 +34,21 @@ def _left_in_container(group: Path) -> int:
     return max(int(limit) - used + cached, 0)
 
 
+_M_ARENA_MAX, _ARENAS = -8, 2
+"""A parameter of glibc's ``mallopt``, and its value here."""
+
+
+def keep_few_heaps() -> None:
+    """Have threads share two of the C library's heaps, in this process and its forks.
+
+    By default each thread may get one of its own, up to eight for each core, and each keeps the
+    largest piece that was freed last: a reconfiguration, whose threads fetch and copy the state,
+    would leave that much in one heap more.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+
+
 def return_freed_memory() -> None:
     """Give the pages of what is no longer used back to the system, in a few milliseconds.
 

@@ -29,6 +29,24 @@ return_freed_memory()
 print(before - resident())
 """
 """Frees 64 MB between small pieces that stay, and prints what the system got back."""
+HEAPS = """
+import threading
+from pathlib import Path
+from worker.control.preload import preload
+preload()
+gate = threading.Barrier(9)
+def work():
+    piece = bytearray(50_000)
+    gate.wait()
+    gate.wait()
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+gate.wait()
+begins = [line.split("-")[0] for line in Path("/proc/self/maps").read_text().splitlines()]
+print(sum(int(each, 16) % 2**26 == 0 for each in begins))
+gate.wait()
+"""
+"""Prints how many heaps eight threads add to the first; each begins at a multiple of 64 MiB."""
 
 
 @pytest.mark.parametrize(
@@ -53,3 +71,9 @@ def test_freed_pages_between_pieces_in_use_go_back_to_the_system():
     code = [sys.executable, "-c", FRAGMENTS]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 32_000_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no heaps")
+def test_threads_of_a_worker_share_two_heaps():
+    done = subprocess.run([sys.executable, "-c", HEAPS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 1
