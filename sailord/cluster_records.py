@@ -373,7 +373,9 @@ class Gateway:
         """Store an order under its id (idempotency key)."""
         # A repeated "in 30 s" has another absolute time but is the same order.
         return await self.put_once(
-            self.keys.order(order.id), order, lambda known: (known.kind, known.target)
+            self.keys.order(order.id),
+            order,
+            lambda known: (known.kind, known.target, known.usd_max, known.priority),
         )
 
     async def stored_order(self, id_: str) -> Order | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from agents.protocol.records import NodeId
 from sailord.api.answers.node_types import LossView
@@ -22,6 +24,7 @@ def losses_view(
     """Return by node what the active job would lose if it died now, and what would follow."""
     found = {}
     is_held = state.active is not None and isinstance(state.active.phase, Held)  # None follows.
+    others = _Others.of(state)
     for id_, loss in node_losses(state).items():
         names = tuple(state.nodes[other].record.name for other in loss.kept_on)
         step_s = None if state.active is None else state.active.progress.step_s
@@ -29,10 +32,10 @@ def losses_view(
         text = _sentence(loss, names, seconds)
         then = None if loss.source is None or is_held else following(id_)
         next_s = why_none = None
-        if isinstance(then, NoPlan) and _is_outdated(state, id_):
+        if isinstance(then, NoPlan) and others.is_outdated(id_):
             then = None
         if isinstance(then, NoPlan):
-            why_none = "; ".join([then.why, *_kept_out(state, id_)])
+            why_none = "; ".join([then.why, *others.without(id_)])
             text += f"; then the job waits, for the nodes left have no plan: {why_none}"
         elif then is not None:
             next_s, speed = _next_speed(state, then)
@@ -48,28 +51,50 @@ def losses_view(
     return found
 
 
-def _is_outdated(state: State, lost: NodeId) -> bool:
-    """Return whether plans may use another node only since the job runs: none was computed."""
-    active = state.active
-    if active is None or not isinstance(active.phase, Running):
-        return False
-    others = (node for id_, node in state.nodes.items() if id_ != lost)
-    since = active.phase.since
-    return any(node.is_usable(is_member=False) and node.free_since > since for node in others)
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Which nodes plans may use since when, and which orders keep out: at most two of each kind."""
 
+    since: float
+    free: tuple[NodeId, ...]
+    """Usable since after the job began to run: no plan with them was computed."""
+    kept_out: Mapping[str, tuple[tuple[NodeId, str], ...]]
+    """By kind of order: nodes, and what lets plans use them."""
 
-def _kept_out(state: State, lost: NodeId) -> list[str]:
-    """Return which other nodes are up that an order keeps out of plans, and what lets them in."""
-    said = {}
-    for id_, node in state.nodes.items():
-        name = node.record.name
-        if id_ == lost or node.absent_since is not None:
-            continue
-        if node.is_draining:
-            said["draining"] = f"{name} is draining: sailorctl withdraw {name} cancels that"
-        elif node.exclusion.is_cordoned:
-            said["cordoned"] = f"{name} is cordoned: sailorctl uncordon {name} lets plans use it"
-    return [said[state] for state in sorted(said)]
+    @classmethod
+    def of(cls, state: State) -> _Others:
+        """Look at all nodes once."""
+        active = state.active
+        since = math.inf
+        if active is not None and isinstance(active.phase, Running):
+            since = active.phase.since
+        free: list[NodeId] = []
+        kept_out: dict[str, list[tuple[NodeId, str]]] = {}
+        for id_, node in state.nodes.items():
+            name = node.record.name
+            if len(free) < 2 and node.free_since > since and node.is_usable(is_member=False):
+                free.append(id_)
+            if node.absent_since is not None:
+                continue
+            is_drained = any(each.kind in ("drain", "preempt") for each in state.marks.get(id_, ()))
+            if node.is_draining and is_drained and node.exclusion.yields_since is None:
+                cure = f"{name} is draining: sailorctl withdraw {name} cancels that"
+                kept_out.setdefault("draining", []).append((id_, cure))
+            elif node.exclusion.is_cordoned:
+                cure = f"{name} is cordoned: sailorctl uncordon {name} lets plans use it"
+                kept_out.setdefault("cordoned", []).append((id_, cure))
+        return cls(since, tuple(free), {k: tuple(v[:2]) for k, v in sorted(kept_out.items())})
+
+    def is_outdated(self, lost: NodeId) -> bool:
+        """Return whether plans may use another node only since the job runs."""
+        return any(id_ != lost for id_ in self.free)
+
+    def without(self, lost: NodeId) -> list[str]:
+        """Return for each kind of order one other node, and what lets plans use it."""
+        found = (
+            next((cure for id_, cure in each if id_ != lost), "") for each in self.kept_out.values()
+        )
+        return [cure for cure in found if cure]
 
 
 def _next_speed(state: State, then: NextPlan) -> tuple[float, str]:

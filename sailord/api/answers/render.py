@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import node_types, types
-from sailord.api.answers.cordon import cordon_of
+from sailord.api.answers.cordon import cordon_of, cordoned_at
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.last_told import last_told
 from sailord.api.answers.queue_place import place_text, waits_for
@@ -118,7 +118,7 @@ def nodes_view(
     ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
     share the cluster, each with its nodes.
     """
-    views = []
+    views, at_of = [], cordoned_at(feed)
     for part in tuple(parts) or (state,):
         free = drained(part)
         slow, idle = straggler_texts(part), idle_nodes(part)
@@ -129,7 +129,7 @@ def nodes_view(
                 slow=slow.get(id_, NOT_SLOW),
                 idle=idle.get(id_, ""),
                 loss=losses.get(id_),
-                cordon=cordon_of(part, node, feed),
+                cordon=cordon_of(part, node, at_of),
             )
             for id_, node in part.nodes.items()
             if only is None or id_ in only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -239,8 +240,11 @@ async def roll_back(request: web.Request) -> web.Response:
     step = active.progress.step if active and is_active else resume_point(led, JobId(job.id)).step
     storage = api.cluster.checkpoints
     assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
-    _, complete, _ = await storage.threads.run(_look, storage, job.saving.uri, JobId(job.id))
-    then = given_up_text(step, durable, newest, [manifest for manifest, _ in complete])
+    known: list[Manifest] = []
+    with contextlib.suppress(StorageError):  # The order needs only what was read above.
+        _, complete, _ = await storage.threads.run(_look, storage, job.saving.uri, JobId(job.id))
+        known = [manifest for manifest, _ in complete]
+    then = given_up_text(step, durable, newest, known)
     return await store_order(api, named(request, order), then)
 
 

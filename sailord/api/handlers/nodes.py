@@ -109,7 +109,7 @@ async def logs(request: web.Request) -> web.Response:
                 cure = "its job has no setup commands, or the node has not begun"
                 raise Refusal(404, Problem(node.record.name, "no log of a setup", cure))
             if which == "ended" and not written.parts:
-                cure = "no worker has ended there, or its folder was deleted: the last 8 are kept"
+                cure = f"sailorctl logs {name} has the last generation; of others 8 are kept"
                 raise Refusal(404, Problem(node.record.name, "no log of an ended worker", cure))
             if which.isdecimal() and int(rank) not in written.ranks:
                 ranks = ", ".join(map(str, written.ranks))

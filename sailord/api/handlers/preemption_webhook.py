@@ -25,6 +25,7 @@ from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import OTHER_ID
 from sailord.api.handlers.webhook_message import ALERTS_MAX, SEE, MessageForm, read_message
+from sailord.core.model.state import State
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
@@ -51,13 +52,20 @@ async def preemption(request: web.Request) -> web.Response:
         orders = [await _from_plain(request)]
     orders = [_from(SENDERS[form], order) for order in orders]
     given = await asyncio.gather(*(api.gateway.give_order(order) for order in orders))
+    state = api.cluster.state
     for order, is_new in zip(orders, given, strict=True):
-        if is_new == "new":
+        # Providers tell of machines that are none of this cluster's nodes, too.
+        if is_new == "new" and state.term is not None and _is_known(state, order.target):
             api.cluster.tell_order(order)
     api.cluster.read_store_soon()
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(orders), given.count("new")), status=202)
+
+
+def _is_known(state: State, target: str) -> bool:
+    """Return whether a node has this name or id."""
+    return target in state.nodes or any(node.record.name == target for node in state.nodes.values())
 
 
 def _from(sender: str, notice: Order) -> Order:

@@ -82,7 +82,9 @@ def budget(client: Client, job: str, usd: float, order: dict[str, Any], as_json:
 def priority(client: Client, job: str, number: int, order: dict[str, Any], as_json: bool) -> None:
     """Set a job's priority in the queue.
 
-    Of the queued jobs the one with the highest NUMBER runs first. The job that has the cluster keeps it; pause it to let the next one run.
+    Of the queued jobs the one with the highest NUMBER runs first. The job that has the cluster
+    keeps it; pause it to let the next one run. Where jobs share the cluster, those with the lowest
+    yield first if there are too few nodes.
     """
     body = {**order, "priority": number}
     path = "/v1/jobs/{}/priority"

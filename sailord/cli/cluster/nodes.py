@@ -23,6 +23,7 @@ from sailord.text.node_text import node_text, nodes_text
 from sailord.text.pools_text import cluster_file_text
 from sailord.text.printable import printable
 from sailord.text.units import counted, duration
+from simulator.documents.problems import InputError, Problem
 
 FOLLOW_S = 1.0
 
@@ -94,6 +95,9 @@ def logs(
 
     while True:
         fresh, mark, ended = reconnector.insist(ask) if follow else ask()
+        if is_ended and not ended:
+            what = "is older than this command, and shows no logs of ended workers"
+            raise InputError(Problem("sailord", what, "upgrade it"))
         if as_json:
             click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
         else:

@@ -88,6 +88,8 @@ def _budget_at_risk(state: State, last: GenerationRecord, left_s: float) -> str:
     usd = bill.usd + last.usd_per_hour * left_s / 3600
     if usd <= bill.usd_max * MARGIN or state.active is None or job.steps is None:
         return ""
+    if usd <= bill.usd:
+        return ""  # All steps are done, and only their storing is awaited.
     step = state.active.progress.step
     paid = max(bill.usd_max - bill.usd, 0.0) / (usd - bill.usd)
     return (

@@ -88,6 +88,14 @@ def test_a_signed_notice_is_told_with_its_time_its_reason_and_its_origin(head):
     wait_until(lambda: head.status()["nodes"].get("ready") == 1)
 
 
+def test_a_notice_of_a_machine_that_is_no_node_is_no_event(head, pubsub_key):
+    """A log sink sends those of the whole project."""
+    before = len(told_of(head, "Pub/Sub"))
+    taken = push(head, pushed("elsewhere", "m9"), token(pubsub_key))
+    assert taken == (202, {"accepted": 1, "new": 1})
+    assert len(told_of(head, "Pub/Sub")) == before
+
+
 def test_push_of_a_preempted_machine_drains_its_node(head, pubsub_key):
     known = token(pubsub_key)
     assert push(head, pushed("a", "m1"), known) == (202, {"accepted": 1, "new": 1})

@@ -18,7 +18,7 @@ from sailord.core.model.state import Progress, State
 from sailord.planning.precomputed import NextPlan, NoPlan
 from sailord.text.node_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
-from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node
+from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node, order
 
 SOME = [NodeId(f"k{n}") for n in range(6)]
 ALONE = keeps(A, (40, (0,))), keeps(B, (40, (1, 2)))
@@ -120,11 +120,14 @@ def test_list_and_node_show_that_no_plan_would_follow() -> None:
 def test_nodes_that_orders_keep_out_of_plans_are_named_with_the_cure() -> None:
     none = NoPlan("cluster: no node is up that may be used; wait for a node, or add one")
     cordoned, leaving = node(D, is_cordoned=True), node(NodeId("e"), draining_since=NOW)
-    text = losses_view(of_three_layers(*RING, cordoned, leaving), {A: none}.get)[A].text
-    assert text.endswith(
-        f"{none.why}; machine-d is cordoned: sailorctl uncordon machine-d lets plans use it; "
-        "machine-e is draining: sailorctl withdraw machine-e cancels that"
-    )
+    known = of_three_layers(*RING, cordoned, leaving)
+    way_back = "; machine-d is cordoned: sailorctl uncordon machine-d lets plans use it"
+    text = losses_view(known, {A: none}.get)[A].text
+    assert text.endswith(none.why + way_back), "no order drains the other one"
+    known = replace(known, marks={NodeId("e"): (order("drain", "e"),)})
+    text = losses_view(known, {A: none}.get)[A].text
+    also = "; machine-e is draining: sailorctl withdraw machine-e cancels that"
+    assert text.endswith(none.why + way_back + also)
     gone = node(D, is_cordoned=True, absent_since=NOW - 1)
     assert losses_view(of_three_layers(*RING, gone), {A: none}.get)[A].text.endswith("or add one")
 

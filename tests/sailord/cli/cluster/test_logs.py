@@ -13,8 +13,9 @@ from tests.local_http import LocalServer, QuietHandler
 class Head(LocalServer):
     """Answers as a sailord one of whose nodes keeps logs of two workers that ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: str | None) -> None:
         super().__init__(Answer)
+        self.ended = ended
         self.asked: list[str] = []
 
 
@@ -28,13 +29,14 @@ class Answer(QuietHandler):
         self.send_header("Content-Type", "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Sailor-Log-Mark", "0:j.4.0:7")
-        self.send_header("Sailor-Log-Ended", "2")
+        if self.server.ended is not None:
+            self.send_header("Sailor-Log-Ended", self.server.ended)
         self.end_headers()
         self.wfile.write(body)
 
 
-def logs(*words: str) -> tuple[Result, list[str]]:
-    with closing(Head()) as head:
+def logs(*words: str, ended: str | None = "2") -> tuple[Result, list[str]]:
+    with closing(Head(ended)) as head:
         server = f"http://127.0.0.1:{head.server_port}"
         return CliRunner().invoke(main, ["logs", "b1", *words, "--server", server]), head.asked
 
@@ -54,3 +56,11 @@ def test_logs_of_workers_that_ended_are_asked_for_alone() -> None:
     assert (shown.stdout, shown.stderr) == ("step 9\n", "")
     for word in (["-f"], ["--setup"], ["--rank", "0"]):
         assert logs("--ended", *word)[0].exit_code == 2
+
+
+def test_an_older_sailord_that_shows_other_logs_is_told() -> None:
+    """It answers with those of the present generation."""
+    shown, _ = logs("--ended", ended=None)
+    assert shown.exit_code == 2
+    assert "sailord: is older than this command, and shows no logs of ended workers" in shown.stderr
+    assert logs(ended=None)[0].stdout == "step 9\n"

@@ -51,6 +51,12 @@ def test_a_budget_is_at_risk_if_the_rest_costs_more_than_is_left():
     assert forecast(bill=budget(16.0)) == {}
 
 
+def test_a_job_that_has_done_all_steps_beyond_its_budget_is_at_no_risk_any_more():
+    """Its last step is still being stored, which is not cut off."""
+    assert forecast(step=1_100, bill=budget(5.0, spent=6.0)) == {}
+    assert forecast(step=1_100, bill=budget(5.0, spent=6.0), known=(BUDGET,)) == {}
+
+
 def test_a_deadline_is_at_risk_if_the_rest_takes_longer():
     found = forecast(deadline=NOW + 1800)
     assert found.keys() == {DEADLINE}
