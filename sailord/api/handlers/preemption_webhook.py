@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -52,10 +53,10 @@ async def preemption(request: web.Request) -> web.Response:
         orders = [await _from_plain(request)]
     orders = [_from(SENDERS[form], order) for order in orders]
     given = await asyncio.gather(*(api.gateway.give_order(order) for order in orders))
-    state = api.cluster.state
+    # Providers tell of machines that are none of this cluster's nodes, too.
+    nodes = _names(api.cluster.led_parts) if api.cluster.state.term is not None else frozenset()
     for order, is_new in zip(orders, given, strict=True):
-        # Providers tell of machines that are none of this cluster's nodes, too.
-        if is_new == "new" and state.term is not None and _is_known(state, order.target):
+        if is_new == "new" and order.target in nodes:
             api.cluster.tell_order(order)
     api.cluster.read_store_soon()
     if "other" in given:
@@ -63,9 +64,10 @@ async def preemption(request: web.Request) -> web.Response:
     return answer(Accepted(len(orders), given.count("new")), status=202)
 
 
-def _is_known(state: State, target: str) -> bool:
-    """Return whether a node has this name or id."""
-    return target in state.nodes or any(node.record.name == target for node in state.nodes.values())
+def _names(parts: Iterable[State]) -> frozenset[str]:
+    """Return the names and ids of all nodes."""
+    records = (node.record for part in parts for node in part.nodes.values())
+    return frozenset(each for record in records for each in (record.id, record.name))
 
 
 def _from(sender: str, notice: Order) -> Order:
