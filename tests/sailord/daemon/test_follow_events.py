@@ -148,6 +148,7 @@ def test_events_and_logs_are_followed_across_a_restart(place):
     assert place.ask("POST", "/v1/jobs", {"job": JOB, "id": "before"})[0] == 201
     happenings, written = follow(place, "events", "-f", "--json"), follow(place, "logs", "-f", "a")
     try:
+        assert "was elected leader" in json.loads(happenings.stdout.readline())["text"]
         assert json.loads(happenings.stdout.readline())["job"] == "before"
         assert written.stdout.readline() == "step by step\n"
         head.kill()

@@ -142,7 +142,7 @@ def test_standby_checks_the_token_itself(heads):
     _, other = heads
     assert over_tcp(other, "GET", "/v1/nodes")[0] == 401
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    assert over_tcp(other, "GET", "/v1/nodes", bearer) == (200, {"nodes": []})
+    assert over_tcp(other, "GET", "/v1/nodes", bearer) == (200, {"nodes": [], "lost": []})
 
 
 def test_standby_sends_no_unsigned_webhook_to_the_leader(heads):
@@ -170,7 +170,9 @@ def test_standby_streams_the_leaders_events(heads):
         stream = connection.getresponse()
         assert stream.getheader("Content-Type") == "text/event-stream"
         lines = (line for line in stream if line.startswith(b"data: "))
-        assert json.loads(next(lines).removeprefix(b"data: "))["job"] == "j"
+        told = (json.loads(line.removeprefix(b"data: ")) for line in lines)
+        assert "was elected leader" in next(told)["text"]
+        assert next(told)["job"] == "j"
 
 
 def test_standby_says_that_the_leader_does_not_answer(heads):
@@ -180,7 +182,7 @@ def test_standby_says_that_the_leader_does_not_answer(heads):
     if code == 503:  # It may have noticed by now.
         assert "does not answer" in said["problems"][0]["what"]
     wait_until(lambda: other.ask("GET", "/readyz")[1].get("leads"))
-    assert other.ask("GET", "/v1/nodes") == (200, {"nodes": []})
+    assert other.ask("GET", "/v1/nodes") == (200, {"nodes": [], "lost": []})
 
 
 def test_leader_without_store_permission_resigns_and_leads_once_permitted(tmp_path, etcd):
@@ -213,4 +215,4 @@ def test_leader_without_store_permission_resigns_and_leads_once_permitted(tmp_pa
         for part in ("papers", "outbox", "capacity"):
             asyncio.run(let_guest(etcd, f"/sailor/{part}/v1/test/"))
         wait_until(lambda: head.ask("GET", "/readyz")[1].get("leads"))
-        assert head.ask("GET", "/v1/nodes") == (200, {"nodes": []})
+        assert head.ask("GET", "/v1/nodes") == (200, {"nodes": [], "lost": []})
