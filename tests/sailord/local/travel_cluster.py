@@ -168,8 +168,8 @@ class Travel:
     def ask(self, path: str) -> Any:
         return self.cluster.client.ask("GET", path)
 
-    def log(self, node: str, *, is_setup: bool = False) -> str:
-        return self.cluster.client.log(node, None, "", is_setup=is_setup)[0]
+    def log(self, node: str, which: str = "") -> str:
+        return self.cluster.client.log(node, None, "", which)[0]
 
 
 def main(folder: Path) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def main(folder: Path) -> dict[str, Any]:
         cluster.start()
         travel = Travel(cluster, folder)
         one = travel.submit("one", "1.0", "--setup", FAILS_ON_B1)
-        setup = {n: travel.log(n, is_setup=True) for n in ("a1", "b1")}
+        setup = {n: travel.log(n, "setup") for n in ("a1", "b1")}
         two = travel.submit("two", "2.0")
         raises = travel.submit("raises", "2.0", bad=17 * 12 + 5)
         # A held job whose last steps are in memory keeps the cluster.

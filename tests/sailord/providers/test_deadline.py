@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -63,13 +64,14 @@ def test_a_job_starved_of_spot_buys_on_demand_meets_its_deadline_and_gives_it_ba
     text += f'\n[objective]\ngoal = "cost"\ndeadline = "{due:%Y-%m-%dT%H:%M:%SZ}"\n'
     told = client.ask("POST", "/v1/jobs", {"job": text, "id": "due"})["warnings"]
     assert not any("cannot be met" in each for each in told), told
-    why = wait_until(lambda: client.ask("GET", "/v1/jobs/due/why")["deadline"])
+    ask_why = partial(client.ask, "GET", "/v1/jobs/due/why")
+    why = wait_until(lambda: ask_why()["deadline"], within_s=DEADLINE_S)
     # A computer so slow that it plans for minutes has no time left to wait.
     assert "waits for spot instances" in why or "to spare: 1 on-demand" in why, why
     assert cards(place) == [] or "waits" not in why, "there is time to spare"
-    (bought,) = wait_until(lambda: cards(place))
+    (bought,) = wait_until(lambda: cards(place), within_s=DEADLINE_S)
     assert bought["pool"]["zone"] == "zone-a", bought
-    why = client.ask("GET", "/v1/jobs/due/why")["deadline"]
+    why = ask_why()["deadline"]
     assert "1 on-demand emulated-large" in why
     wait_until(lambda: client.ask("GET", "/v1/jobs/due")["state"] == "done", within_s=DEADLINE_S)
     assert datetime.now(UTC) <= due
