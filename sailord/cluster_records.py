@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode, unknown_fields
@@ -90,6 +90,12 @@ class StoredRecords:
     """Jobs that are not among ``jobs``, as one of their records cannot be read."""
     blocking: frozenset[JobId] = frozenset()
     """Those of them that may have the cluster."""
+
+
+def what_is_ordered(order: Order) -> tuple[Any, ...]:
+    """Return what an order and its repetition under the same id have in common."""
+    # A repeated "in 30 s" has another absolute time but is the same order.
+    return order.kind, order.target, order.usd_max, order.priority
 
 
 @dataclass(eq=False)
@@ -371,12 +377,7 @@ class Gateway:
 
     async def give_order(self, order: Order) -> Given:
         """Store an order under its id (idempotency key)."""
-        # A repeated "in 30 s" has another absolute time but is the same order.
-        return await self.put_once(
-            self.keys.order(order.id),
-            order,
-            lambda known: (known.kind, known.target, known.usd_max, known.priority),
-        )
+        return await self.put_once(self.keys.order(order.id), order, what_is_ordered)
 
     async def stored_order(self, id_: str) -> Order | None:
         """Return the order under this id, until it is carried out."""

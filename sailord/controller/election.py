@@ -92,7 +92,7 @@ class Election:
 
     @property
     def told(self) -> str:
-        """Who leads now, in which term, and why it was elected if that is known."""
+        """Our election as a sentence: host, term, and what happened to the leader before."""
         me, former = self._record(self._lease), self.former
         text = f"sailord on {me.host} ({me.address}) was elected leader, term {self.term}"
         if former is None:

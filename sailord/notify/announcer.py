@@ -287,7 +287,7 @@ class Announcer:
             self._keep(job, history_line(event))
 
     def tell_election(self, text: str, term: int, at: float) -> None:
-        """Tell in the feed who was elected; the log has it already."""
+        """Add an election to the event feed; the caller logs it."""
         self.feed.add(FeedEvent(self.feed.next_id(at), at, "note", text, term=term))
 
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:

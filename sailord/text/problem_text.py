@@ -35,7 +35,7 @@ def problem_lines(status: dict[str, Any], columns: int | None = None) -> list[st
 
 
 def doctor_text(status: Mapping[str, Any]) -> str:
-    """Return all that needs a person, and who is told of it by itself."""
+    """Return the problems with their cures, and which webhook receivers are notified."""
     lines, receivers = problem_texts(status) or ["no problems found"], status.get("receivers")
     if receivers is not None:  # An older sailord does not say it.
         told = ", ".join(receivers) or "none configured; see docs/api.md#webhooks-out"

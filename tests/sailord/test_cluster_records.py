@@ -129,6 +129,17 @@ def test_unreadable_records_are_never_overwritten(tmp_path):
     in_a_store(tmp_path, play)
 
 
+def test_an_order_with_another_number_is_no_repetition_of_one_under_its_id(tmp_path):
+    async def play(gateway: Gateway):
+        for kind, values in (("priority", (5, 9)), ("budget", (5.0, 9.0))):
+            field = {"priority": "priority", "budget": "usd_max"}[kind]
+            first, second = (Order(kind, kind, "j", **{field: value}) for value in values)
+            given = [await gateway.give_order(each) for each in (first, first, second)]
+            assert given == ["new", "known", "other"]
+
+    in_a_store(tmp_path, play)
+
+
 def test_a_former_leader_writes_no_generation_and_commits_nothing(tmp_path):
     async def play(gateway: Gateway):
         store, durable = gateway.store, Durable(Point(7, OPEN.number), "m", "s")

@@ -53,9 +53,11 @@ def losses_view(
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """Which nodes plans may use since when, and which orders keep out: at most two of each kind."""
+    """Nodes that plans may use since the job runs, and those that orders keep out of plans.
 
-    since: float
+    At most two of each kind, since the one whose loss is looked at does not count.
+    """
+
     free: tuple[NodeId, ...]
     """Usable since after the job began to run: no plan with them was computed."""
     kept_out: Mapping[str, tuple[tuple[NodeId, str], ...]]
@@ -83,7 +85,7 @@ class _Others:
             elif node.exclusion.is_cordoned:
                 cure = f"{name} is cordoned: sailorctl uncordon {name} lets plans use it"
                 kept_out.setdefault("cordoned", []).append((id_, cure))
-        return cls(since, tuple(free), {k: tuple(v[:2]) for k, v in sorted(kept_out.items())})
+        return cls(tuple(free), {k: tuple(v[:2]) for k, v in sorted(kept_out.items())})
 
     def is_outdated(self, lost: NodeId) -> bool:
         """Return whether plans may use another node only since the job runs."""

@@ -19,6 +19,7 @@ from sailord.api.answers.responses import answer, refusal
 from sailord.api.answers.types import Taken
 from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.cluster_records import what_is_ordered
 from sailord.core.order_validation import why_without_effect
 from simulator.documents.problems import InputError, Problem
 
@@ -90,7 +91,7 @@ async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Resp
     if api.cluster.state.term is not None and order.id in api.cluster.state.known_orders:
         # It may have been carried out and deleted: stored again, the next leader would repeat it.
         before = await api.gateway.stored_order(order.id)
-        if before is not None and (before.kind, before.target) != (order.kind, order.target):
+        if before is not None and what_is_ordered(before) != what_is_ordered(order):
             return refusal(409, OTHER_ID)
         return answer(Taken(order.id, False), status=202)
     given = await api.gateway.give_order(order)
