@@ -16,6 +16,7 @@ import structlog
 
 from agents.cloud.gce_metadata import INSTANCE_S, read_instance
 from agents.config import Config
+from agents.daemon.version import own_version
 from agents.devices.probe import Devices
 from agents.protocol.records import NodeRecord
 from agents.protocol.versions import own_protocol
@@ -71,7 +72,7 @@ async def identify_node(
         address="",
         spot=config.spot,
         lease_s=config.lease_s,
-        protocol=own_protocol(),
+        protocol=own_protocol(own_version()),
     )
 
 

@@ -39,7 +39,7 @@ from planner.problem.question import Question, read_ahead
 from planner.replan.nodes import PlannerNode
 from planner.replan.replanner import Replanner
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import DATA, LocalFolders
+from sailord.local.paths import LocalFolders
 from sailord.local.zone_file import Zones, load_zones
 from sailord.plots.timeline import lanes_of
 from simulator.api import Measurements, estimator, load_measurements
@@ -77,13 +77,13 @@ class Experiment:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "zones.toml").write_text(ZONES)
         self.zones = load_zones(self.folder / "zones.toml")
-        catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
-        (self.folder / "catalogue.toml").write_text(catalogue + _LARGER)
+        # Only its text and its catalogue are used. Each plan below fits into so much memory.
+        local = LocalFolders(self.folder, memory_gib=1.9)
+        (self.folder / "catalogue.toml").write_text(local.catalogue() + _LARGER)
         (self.folder / "job.toml").write_text(TEXT_OF_JOB)
         for name, more in (("cluster", ""), ("machines", _POOLS_OF_LARGER)):
             (self.folder / f"{name}.toml").write_text(_POOLS + more)
-        text = LocalFolders(self.folder)  # Only its text is used.
-        text._write_text()
+        local._write_text()
 
     @property
     def job(self) -> Job:

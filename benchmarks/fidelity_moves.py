@@ -22,15 +22,17 @@ STEPS_BETWEEN = 4
 """Steps before the next change."""
 CHANGES = (
     ("addition of a2", "uncordon", "a2"),
-    ("addition of b1", "uncordon", "b1"),
     ("drain of a2", "drain", "a2"),
+    ("addition of b1", "uncordon", "b1"),
     ("loss of b1", "kill", "b1"),
     # By now sailord has measured a move of each kind.
-    ("a2 once more", "uncordon", "a2"),
-    ("addition of b2", "add", "b2"),
+    ("a2 once more", "withdraw", "a2"),
     ("drain of a2, again", "drain", "a2"),
+    ("addition of b2", "add", "b2"),
     ("loss of b2", "kill", "b2"),
 )
+KIND = {"drain": "notice", "kill": "loss"}
+"""The kind of the reconfiguration that follows an order; after others it is an addition."""
 LATER = tuple(name for name, _, _ in CHANGES[4:])
 """Changes that earlier moves of their kind help to predict."""
 
@@ -86,14 +88,18 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
                     cluster.add_node(kind, zone)
                 else:
                     ask("POST", f"/v1/nodes/{node}/{order}", {})
+                kind_of_move = KIND.get(order, "addition")
+
+                def its_moves(before: int = before, kind: str = kind_of_move) -> Any:
+                    return [move for move in moves()[before:] if move["kind"] == kind]
+
                 try:
-                    wait_for(cluster, lambda before=before: len(moves()) > before)
+                    (move,) = wait_for(cluster, its_moves)
                 except TimeoutError:
                     print(f"{what}: sailord did not move the job", flush=True)
                     continue
-                for move in moves()[before:]:
-                    found.append({"change": what, **move})
-                    print(what, _phases(move["phases"]), flush=True)
+                found.append({"change": what, **move})
+                print(what, _phases(move["phases"]), flush=True)
     return found
 
 

@@ -29,7 +29,7 @@ from agents.protocol.records import (
     Order,
 )
 from agents.protocol.store_keys import Keys
-from agents.protocol.versions import own_protocol, why_incompatible
+from agents.protocol.versions import why_incompatible
 from agents.store.interface import (
     Compare,
     CreatedAt,
@@ -70,6 +70,8 @@ class Transition:
     kind: str = ""
     """The kind of its event; empty in lines of versions that did not write it."""
     node: str | None = None
+    order: str = ""
+    """The id of the order that this tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Gateway:
         durables: list[tuple[JobId, Durable]] = []
         orders: list[tuple[int, Order]] = []
         aside: set[JobId] = set()
-        apart, own = dict[str, str](), own_protocol()
+        apart = dict[str, str]()
         for entry in snapshot.entries:
             part = self.keys.job_part(entry.key)
             if entry.key == self.keys.leader:
@@ -133,10 +135,9 @@ class Gateway:
             elif entry.key.startswith(self.keys.nodes):
                 for node in read(NodeRecord, [entry], faults):
                     nodes.append(node)
-                    if node.protocol != own:
-                        apart[entry.key] = why_incompatible(
-                            node.protocol, other_is="its agent", this_is="sailord"
-                        )
+                    apart[entry.key] = why_incompatible(
+                        node.protocol, other_is="its agent", this_is="sailord"
+                    )
             elif entry.key.startswith(self.keys.orders):
                 for order in read(Order, [entry], faults):
                     orders.append((entry.created, order))

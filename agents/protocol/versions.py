@@ -21,15 +21,17 @@ class Protocol:
 
     speaks: int = 0
     understands_from: int = 0
+    release: str = ""
+    """The version of its package, for people to read; empty: of one that does not say."""
 
 
 UNNUMBERED = Protocol()
 """Of a process of a version before there was a number."""
 
 
-def own_protocol() -> Protocol:
+def own_protocol(release: str = "") -> Protocol:
     """Return the protocol of this version."""
-    return Protocol(SPEAKS, UNDERSTANDS_FROM)
+    return Protocol(SPEAKS, UNDERSTANDS_FROM, release)
 
 
 def why_incompatible(other: Protocol, *, other_is: str, this_is: str) -> str:

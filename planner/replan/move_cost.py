@@ -146,26 +146,27 @@ def cost_of_move(
     # Devices that keep their state need not load it again.
     is_moved = transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0
     load_s = seal_s if is_moved else 0.0
+    is_alone = plan.device_count == 1
     # Groups are made while the state is fetched.
-    fetch_s = max(
-        fetch_seconds(transfers, nodes, network, times), _meet_seconds(plan, network, times)
-    )
+    meet_s = 0.0 if is_alone else _meet_seconds(plan, network, times)
+    fetch_s = max(fetch_seconds(transfers, nodes, network, times), meet_s)
+    collectives_s = 0.0 if is_alone else times.collectives_s
     plain = Phases(
         detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
         # Before a planned move the search runs while training goes on.
         plan_s=0.0 if is_planned else times.replan_s,
-        # A planned move stops after the present step or the next, and seals a snapshot on each
-        # device; after a loss, collectives are aborted.
-        quiesce_s=old_iteration_s + seal_s if is_planned else times.abort_s,
+        # A planned move stops at the end of the step, half of which is left on average, and seals
+        # a snapshot on each device; after a loss, collectives are aborted.
+        quiesce_s=old_iteration_s / 2 + seal_s if is_planned else times.abort_s,
         fetch_s=fetch_s,
         rebuild_s=load_s,
-        verify_s=most / times.check_bytes_per_s + times.collectives_s,
+        verify_s=most / times.check_bytes_per_s + collectives_s,
         first_step_s=(1 + times.first_step_slower) * new_iteration_s,
     )
     phases = plain.corrected(phase_factors(times.past, is_planned=is_planned))
     trained_s = min(new_iteration_s, phases.first_step_s)
     if is_planned:
-        trained_s += min(old_iteration_s, phases.quiesce_s)
+        trained_s += min(old_iteration_s / 2, phases.quiesce_s)
     # A loss hits the job mid-step on average, and halfway between two snapshots.
     steps_lost = 0.0 if is_planned else 0.5 + (times.snapshot_every_steps - 1) / 2
     egress = sum(

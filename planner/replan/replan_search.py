@@ -58,6 +58,8 @@ class ReplanSearch:
     running: RunningPlan
     nodes: tuple[PlannerNode, ...]
     budget: int
+    leaving: tuple[PlannerNode, ...] = ()
+    """Nodes of the running plan that no other may use, and that train until it has stopped."""
     evaluations: int = 0
     lots: tuple[Lot, ...] = field(init=False)
     needed: str | None = field(init=False, default=None)
@@ -84,8 +86,8 @@ class ReplanSearch:
         self._own_sizes = self._sizes_by_stages()
         if self.running.plan.virtual_stages > 1 or self._own_sizes:
             self.budget *= 2  # Mixes are judged with chunks, or sizes of their own, and without.
-        self.has_losses = bool(self._damage.broken)
-        if self.has_losses:
+        self.has_losses = bool(damage(self.running, (*self.nodes, *self.leaving)).broken)
+        if self._damage.broken:
             lost = len(self._damage.broken)
             self.needed = f"{lost} of {len(self.running.plan.pipelines)} pipelines lost devices"
 

@@ -68,10 +68,18 @@ class Replanner(ReplanTables):
     """Replans one job; make another one when prices or links change."""
 
     def replan(
-        self, running: RunningPlan, nodes: Sequence[PlannerNode], *, budget: int = REPLAN_BUDGET
+        self,
+        running: RunningPlan,
+        nodes: Sequence[PlannerNode],
+        *,
+        leaving: Sequence[PlannerNode] = (),
+        budget: int = REPLAN_BUDGET,
     ) -> Replan:
-        """The best of a few plans on these nodes, at least as good as dropping broken pipelines."""
-        search = ReplanSearch(self, running, tuple(nodes), budget)
+        """The best of a few plans on these nodes, at least as good as dropping broken pipelines.
+
+        ``leaving``: further nodes of the running plan, which train until it has stopped.
+        """
+        search = ReplanSearch(self, running, tuple(nodes), budget, tuple(leaving))
         found = search.first()
         if found is None:
             return self.improve(running, nodes, budget=budget)
@@ -147,13 +155,14 @@ class Replanner(ReplanTables):
         return taken if search.needed is not None or is_worth_it else better
 
     def _result(self, running: RunningPlan, best: PlacedPlan, search: ReplanSearch) -> Replan:
+        nodes = (*search.nodes, *search.leaving)
         transfers = transfers_of(
-            best.plan, search.nodes, running=running.plan, state=self.state, routes=self.routes
+            best.plan, nodes, running=running.plan, state=self.state, routes=self.routes
         )
         move = cost_of_move(
             best.plan,
             transfers,
-            search.nodes,
+            nodes,
             state=self.state,
             network=self.judge.network,
             old_iteration_s=running.estimate.iteration_s,

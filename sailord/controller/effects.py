@@ -182,7 +182,11 @@ class Effects:
             if again is not None:
                 return again
         request = await self._request(
-            command.job, command.nodes, command.running, is_urgent=command.is_urgent
+            command.job,
+            command.nodes,
+            command.running,
+            leaving=command.leaving,
+            is_urgent=command.is_urgent,
         )
         if request is None:
             return "the job's file is not in the store"
@@ -216,6 +220,7 @@ class Effects:
         asked_for: Iterable[NodeId],
         running: GenerationRecord | None,
         *,
+        leaving: tuple[NodeId, ...] = (),
         is_urgent: bool = False,
     ) -> PlanRequest | None:
         """Build a request; ``None`` if the job's file is not in the store, or we lead no longer."""
@@ -234,6 +239,7 @@ class Effects:
             nodes=tuple(nodes[id_].record for id_ in asked_for if id_ in nodes),
             running=None if running is None else await self._plan_text(job, running),
             ran_on=tuple(record for record in ran_on if record.gpus),
+            leaving=leaving,
             is_urgent=is_urgent,
             past=past,
             keeps_deadline=self.keeps_deadline(job),

@@ -112,15 +112,18 @@ class LocalFolders:
         (self.folder / "token").touch(mode=0o600)
         (self.folder / "token").write_text(secrets.token_hex(16), encoding="ascii")
         shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
-        catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
-        catalogue = catalogue.replace("= 1.408", f"= {self.memory_gib}")
-        (self.folder / "catalogue.toml").write_text(catalogue, encoding="utf-8")
+        (self.folder / "catalogue.toml").write_text(self.catalogue(), encoding="utf-8")
         if self.tls:
             from sailord.authority import Authority  # noqa: PLC0415 - slow to import
 
             Authority.create(self.folder / "ca", "local")
         self._write_text()
         self.write_head(LOOPBACK)
+
+    def catalogue(self) -> str:
+        """The text of the catalogue of the emulated kinds of GPU, with as much memory as chosen."""
+        text = (DATA / "catalogue.toml").read_text(encoding="utf-8")
+        return text.replace("= 1.408", f"= {self.memory_gib}")
 
     def write_head(self, host: str) -> None:
         """Write sailord's configuration; it uses the folder ``profiles`` if there is one."""

@@ -22,7 +22,7 @@ from agents.protocol.records import (
 )
 from agents.store.interface import Operation, StoreError, WriteRejected
 from sailord.cluster_records import HISTORY_MAX, Gateway, Transition
-from sailord.core.model.commands import Note
+from sailord.core.model.commands import Note, Settled
 from sailord.core.model.state import Active, State
 from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk
 from sailord.core.queries.reconfiguration_timing import (
@@ -172,7 +172,9 @@ class Announcer:
         text = summary_of(move, 0 if generation is None else len(generation.members))
         log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
         about = {"generation": move.generation, "step": move.restored_step}
-        event = self._next_event("reconfigured", text, state, job=job, **about)
+        event = self._next_event(
+            "reconfigured", text, state, job=job, settled=_settled(move), **about
+        )
         self.feed.add(event)
         self._keep(job, history_line(event, move))
         self._moves.setdefault(job, deque(maxlen=HISTORY_MAX)).append(move)
@@ -277,11 +279,14 @@ class Announcer:
         is_of_job = order.target in state.jobs
         active = None if state.active is None else state.active.job
         job = JobId(order.target) if is_of_job else active
-        self.tell_given(said, job, None if is_of_job else order.target, state)
+        self.tell_given(said, job, None if is_of_job else order.target, state, order.id)
 
-    def tell_given(self, said: str, job: JobId | None, node: str | None, state: State) -> None:
-        """Tell of an order: in the feed, and in the history of the job, if there is one."""
-        event = self._next_event("order", said, state, job=job, node=node)
+    def tell_given(
+        self, said: str, job: JobId | None, node: str | None, state: State, id_: str = ""
+    ) -> None:
+        """Tell of an order, in the feed and in the history of the job; without ``id_`` it leaves
+        no record."""
+        event = self._next_event("order", said, state, job=job, node=node, order=id_)
         self.feed.add(event)
         if job is not None:
             self._keep(job, history_line(event))
@@ -392,7 +397,13 @@ def _event_of(line: Transition, job: JobId) -> FeedEvent:
     """Return the event that a line of the job's history was written for."""
     shared: dict[str, Any] = {name: getattr(line, name) for name in _SHARED}
     kinds = (kind for kind in get_args(EventKind) if kind == line.kind)
-    return FeedEvent(**shared, kind=next(kinds, _guessed_kind(line)), job=job)
+    settled = None if line.move is None else _settled(line.move)
+    return FeedEvent(**shared, kind=next(kinds, _guessed_kind(line)), job=job, settled=settled)
+
+
+def _settled(move: ReconfigurationTiming) -> Settled | None:
+    """The orders that a reconfiguration carried out, if there are any."""
+    return Settled(move.orders, move.restored_step) if move.orders else None
 
 
 def _guessed_kind(line: Transition) -> EventKind:

@@ -46,8 +46,10 @@ class FeedEvent:
     term: int = 0
     is_detail: bool = False
     """A part of a reconfiguration, which one event of kind ``reconfigured`` sums up at its end."""
+    order: str = ""
+    """The id of the order that this tells."""
     settled: Settled | None = None
-    """If this tells how orders of a checkpoint ended."""
+    """If this tells how orders ended."""
 
 
 @dataclass(eq=False)

@@ -61,6 +61,8 @@ class PlanRequest:
     running: bytes | None
     """The plan that runs, or ran last."""
     ran_on: tuple[NodeRecord, ...]
+    leaving: tuple[str, ...] = ()
+    """The ids of those that no plan may use, and that go on until the job has stopped."""
     links: tuple[Path, int] | None = None
     """The file of measured links, and when it changed."""
     is_urgent: bool = False

@@ -196,7 +196,8 @@ def _from_running(
     live = replanner.measurements.live
     if request.slow:
         return _without_slow(job, replanner, running, nodes, request)
-    found = replanner.replan(running, nodes)
+    leaving = [node for node in ran_on(before, request) if node.id in request.leaving]
+    found = replanner.replan(running, nodes, leaving=leaving)
     is_hurried = found.needed is not None or request.is_urgent
     if not is_hurried:
         # The running plan continues meanwhile, so the search may take longer.

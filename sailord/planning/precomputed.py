@@ -58,10 +58,10 @@ class PrecomputedPlans:
         """Return the stored answer to this request, if there is one.
 
         As all answers that were found in a hurry, it is soon reconsidered, also if nodes have
-        joined since.
+        joined since. It predicts the move after a loss: not that away from nodes that go on.
         """
         ours = self.request
-        if request.slow or _asked(request) != _asked(ours):
+        if request.leaving or request.slow or _asked(request) != _asked(ours):
             return None
         as_known = set(map(_for_plans, ours.nodes))
         new = {node.id for node in request.nodes} - {node.id for node in ours.nodes}

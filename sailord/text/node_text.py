@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sailord.text.causes import first_names
 from sailord.text.table import table
 from sailord.text.units import counted, duration, timestamp
 
@@ -30,7 +31,23 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
     idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
     out = [f"{n['name']} is {said}" for n in nodes if (said := _cordon(n))]
-    return "\n".join([table(header, rows), *unsound, *slow, *idle, *out])
+    return "\n".join([table(header, rows), *unsound, *slow, *idle, *out, *_versions(nodes)])
+
+
+def _versions(nodes: list[dict[str, Any]]) -> list[str]:
+    """Return which nodes have which version of Sailor, if they differ, as in an upgrade."""
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        if node["state"] not in ("lost", "unreadable"):
+            # An older sailord tells no versions, and an older agent has none.
+            release = f"Sailor {told}" if (told := node.get("version")) else "an older Sailor"
+            names.setdefault(release, []).append(node["name"])
+    if len(names) < 2:
+        return []
+    return [
+        f"{release} is on {counted(len(of), 'node')}: {first_names(of)}"
+        for release, of in sorted(names.items())
+    ]
 
 
 def _cordon(node: dict[str, Any]) -> str:
@@ -69,6 +86,7 @@ def node_text(node: dict[str, Any]) -> str:
         "ends": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
         "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
         "address": node["address"],
+        "version": node.get("version", ""),
         "taking": taking,
         "why lost": node["why_lost"],
         "failure": node["failure"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Reversible
 
 from agents.protocol.records import JobId
@@ -14,33 +13,16 @@ def last_told(
     feed: Reversible[FeedEvent], kind: EventKind, job: JobId | None = None
 ) -> Told | None:
     """The last event of a kind, about one job or about any."""
-    result: FeedEvent | None = None
-    later: list[FeedEvent] = []
+    result_of: dict[str, FeedEvent] = {}
     for event in reversed(feed):
         if event.kind == kind and (job is None or event.job == job):
-            result = next((each for each in reversed(later) if _is_result(event, each)), None)
+            result = result_of.get(event.order)
             if result is None:
                 return Told(event.at, event.text)
             return Told(event.at, event.text, _result_text(result), result.at)
-        later.append(event)
+        if event.settled is not None:
+            result_of |= dict.fromkeys(event.settled.orders, event)
     return None
-
-
-def _is_result(order: FeedEvent, event: FeedEvent) -> bool:
-    """Return whether a later event is what an order has led to."""
-    if order.kind != "order" or order.job is None or event.job != order.job:
-        return False
-    if event.settled is not None:
-        return order.text.startswith("a checkpoint of ")
-    if event.kind != "reconfigured":
-        return False
-    cause = event.text.partition(" → ")[0]
-    if found := re.match(r"a rollback of \S+( to step \d+ was ordered)", order.text):
-        return f"a rollback{found[1]}" in cause
-    if order.node is None or not order.text.startswith(("draining ", "preempting ")):
-        return False
-    is_named = re.search(rf"(?<![\w-]){re.escape(order.node)}(?![\w-])", cause) is not None
-    return is_named and ("draining" in cause or "preempted" in cause)
 
 
 def _result_text(event: FeedEvent) -> str:

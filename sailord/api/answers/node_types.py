@@ -76,6 +76,8 @@ class NodeView:
     """The reason of the order that cordoned it, and who gave it; empty: not known."""
     cordoned_at: float | None = None
     """When that was ordered; null: too long ago to be known."""
+    version: str = ""
+    """Of Sailor on the node; empty: of an older one that does not say."""
     loss: LossView | None = None
     """Null: the node is lost, no job is active, or it has not begun."""
 

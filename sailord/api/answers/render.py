@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import node_types, types
-from sailord.api.answers.cordon import cordon_of, cordoned_at
+from sailord.api.answers.cordon import cordon_of, ordered_at
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.last_told import last_told
 from sailord.api.answers.queue_place import place_text, waits_for
@@ -81,6 +81,7 @@ def node_view(
         loss=loss,
         cordoned_why=cordon[0],
         cordoned_at=cordon[1],
+        version=record.protocol.release,
     )
 
 
@@ -118,7 +119,7 @@ def nodes_view(
     ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
     share the cluster, each with its nodes.
     """
-    views, at_of = [], cordoned_at(feed)
+    views, at_of = [], ordered_at(feed)
     for part in tuple(parts) or (state,):
         free = drained(part)
         slow, idle = straggler_texts(part), idle_nodes(part)

@@ -32,6 +32,8 @@ class RequestPlan:
     slow: Mapping[NodeId, float] = field(default_factory=dict)
     """Stragglers and cordoned nodes among the members, which are not among ``nodes``, and how many
     times as long as predicted they take: is a plan without them better than going on with them?"""
+    leaving: tuple[NodeId, ...] = ()
+    """Members that no plan may use, and that go on until the job has stopped between two steps."""
     is_urgent: bool = False
     """Nothing runs while the planner searches."""
     repeats: bool = False
@@ -159,12 +161,13 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How orders of a checkpoint ended."""
+    """How orders ended."""
 
     orders: tuple[str, ...]
     """Their ids."""
     step: int | None
-    """The step that is durable as ordered; null: they failed, as the text says."""
+    """The step that is durable as ordered, or from which a move that was ordered went on; null:
+    they failed, as the text says."""
 
 
 @dataclass(frozen=True, slots=True)

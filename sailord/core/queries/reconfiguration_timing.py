@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from agents.protocol.records import OrderKind
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Lost
@@ -29,6 +30,8 @@ from sailord.text.causes import joined_reasons
 
 START = "start"
 """A reconfiguration before which nothing ran: the first one, or one after a pause."""
+_LEAVING: tuple[OrderKind, ...] = ("drain", "preempt", "quarantine")
+"""Orders of a node that are carried out once its job is elsewhere."""
 MEASURED = ("fetch", "rebuild", "verify", "first_step")
 
 
@@ -57,6 +60,8 @@ class ReconfigurationTiming:
     """The same phases, as predicted."""
     uncorrected: tuple[tuple[str, float], ...] = ()
     """The prediction, not corrected by earlier moves."""
+    orders: tuple[str, ...] = ()
+    """The ids of orders that this carried out."""
     usd: float | None = None
     """Cost of the downtime and of the lost steps' repetition, at the price of the next plan; null:
     of a start, or without a known price."""
@@ -84,6 +89,7 @@ class Reconfiguring:
     """Spent on generations in between that never ran."""
     retried: tuple[str, ...] = ()
     """The reasons of these generations: what began the reconfiguration is the first."""
+    orders: tuple[str, ...] = ()
     steps_lost: int = 0
     predicted_s: float = 0.0
     predicted: tuple[tuple[str, float], ...] = ()
@@ -182,6 +188,7 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
         is_planned=is_planned and active.phase.record.restore.source == "memory",
         stood_at=stood_at,
         reached=reached,
+        orders=tuple(dict.fromkeys([*seen.orders, *_carried_out(state, active)])),
         steps_lost=max(reached - active.phase.record.restore.point.step, 0),
         predicted_s=active.phase.proposal.move_s,
         predicted=active.phase.proposal.move_phases,
@@ -195,6 +202,18 @@ def _is_ordered_back(active: Active) -> bool:
     """Return whether an operator ordered a rollback."""
     order = next_order(active)
     return is_rolling_back(active) and order is not None and not order.wrong_bits
+
+
+def _carried_out(state: State, active: Active) -> tuple[str, ...]:
+    """Return the ids of the orders that the next generation carries out: a rollback, and those
+    about nodes that it leaves."""
+    assert isinstance(active.phase, Opening)
+    order = next_order(active) if is_rolling_back(active) else None
+    rollback = () if order is None else (order.id,)
+    before = () if active.generation is None else active.generation.members
+    left = [id_ for id_ in before if id_ not in active.phase.record.members]
+    about = (order for id_ in left for order in state.marks.get(id_, ()))
+    return (*rollback, *(order.id for order in about if order.kind in _LEAVING))
 
 
 def _running(
@@ -227,6 +246,7 @@ def _running(
         is_planned=seen.is_planned,
         source=record.restore.source,
         restored_step=record.restore.point.step,
+        orders=seen.orders,
         steps_lost=seen.steps_lost,
         downtime_s=downtime_s,
         total_s=active.progress.advanced_at - seen.sign_at,

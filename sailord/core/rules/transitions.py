@@ -117,6 +117,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         job=active.job,
         nodes=nodes,
         running=active.generation,
+        leaving=leaving(state, active) if is_running else (),
         # Going on with a cordoned node, or one that is left later, is no slower.
         slow=dict.fromkeys(aside, 1.0) | {id_: slow.times for id_, slow in trigger.slow.items()},
         is_urgent=is_urgent,

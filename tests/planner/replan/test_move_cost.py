@@ -53,9 +53,11 @@ def placed() -> Plan:
     return Plan(1, (Pipeline(4, (Stage((0, 2), 4, (place,)),)),))
 
 
-def cost(transfers: Transfers, *, is_planned: bool, **options: object) -> MoveCost:
+def cost(
+    transfers: Transfers, *, is_planned: bool, plan: Plan | None = None, **options: object
+) -> MoveCost:
     return cost_of_move(
-        placed(),
+        plan or placed(),
         transfers,
         [*NODES, FAR],
         state=STATE,
@@ -112,10 +114,20 @@ def test_a_planned_move_repeats_no_step_and_needs_no_detection() -> None:
     found = cost(moved(("n0", "n1", GB)), is_planned=True)
     assert found.steps_lost == 0
     assert found.phases.detect_s == found.phases.plan_s == 0
-    # Four devices share 16 GB, which each seals at the pace of a copy, after a step that counts.
+    # After half a step, which counts, four devices seal 16 GB at the pace of a copy.
     seal_s = 4 * GB / DEFAULT_TIMES.copy_bytes_per_s
-    assert found.phases.quiesce_s == pytest.approx(10.0 + seal_s)
-    assert found.trained_s == 10.0 + 8.0
+    assert found.phases.quiesce_s == pytest.approx(10.0 / 2 + seal_s)
+    assert found.trained_s == 10.0 / 2 + 8.0
+
+
+def test_a_gpu_alone_meets_no_others() -> None:
+    place = Place("A100-40", "A100-40x4", ZONES[0], "n0", (0,))
+    alone = Plan(1, (Pipeline(4, (Stage((0, 2), 1, (place,)),)),))
+    found = cost(moved(), is_planned=True, plan=alone)
+    together = cost(moved(), is_planned=True)
+    assert (found.phases.fetch_s, together.phases.fetch_s > 0) == (0.0, True)
+    checks_s = (together.phases.verify_s - DEFAULT_TIMES.collectives_s) * 4
+    assert found.phases.verify_s == pytest.approx(checks_s)
 
 
 def test_earlier_moves_correct_the_phases_and_the_downtime() -> None:

@@ -23,7 +23,7 @@ from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway, Transition
-from sailord.core.model.commands import Note
+from sailord.core.model.commands import Note, Settled
 from sailord.core.model.events import NodesObserved, OrderGiven, Reported
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Running, Starting
@@ -96,10 +96,11 @@ def test_events_of_orders_name_who_gave_them(given: Order, said: str) -> None:
     assert published.texts("order") == [said]
     (kept,) = published.announcer.feed.kept
     assert (kept.job, kept.node) == (JOB, None if given.target == JOB else "machine-b")
+    assert kept.order == given.id
     _, line, _ = published.announcer._lines.get_nowait()
     later = Published()
     later.announcer.restore(JOB, [line])
-    assert later.texts("order") == [said], "a later leader shows it, too"
+    assert list(later.announcer.feed.kept) == [kept], "a later leader shows it, too"
 
 
 def test_each_kind_of_order_is_told_in_words() -> None:
@@ -334,13 +335,19 @@ def test_start_is_announced_without_and_reconfiguration_with_its_cost() -> None:
     published = Published()
     reason = "b is lost: its lease expired; c is lost: the same; d is draining"
     moved = replace(MOVE, generation=2, kind="loss", reason=reason, source="memory")
-    moved = replace(moved, downtime_s=3.04, steps_lost=1, predicted_s=2.5)
+    moved = replace(moved, downtime_s=3.04, steps_lost=1, predicted_s=2.5, orders=("drain-d",))
     for move in (MOVE, moved):
         published.announcer._report_timing(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
     assert published.texts("reconfigured") == [
         "started on 2 nodes from step 0, 10.2 s",
         "b, c lost; d draining → moved to 2 nodes, 1 step lost, 3.0 s downtime",
     ]
+    started, ended = published.announcer.feed.kept
+    assert (started.settled, ended.settled) == (None, Settled(("drain-d",), 0))
+    lines = [published.announcer._lines.get_nowait()[1] for _ in (started, ended)]
+    later = Published()
+    later.announcer.restore(JOB, lines)
+    assert list(later.announcer.feed.kept) == [started, ended], "a later leader knows it, too"
 
 
 @dataclass

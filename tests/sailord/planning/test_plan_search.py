@@ -63,6 +63,30 @@ def test_replan_leaves_out_the_lost_node():
     assert second.proposal.move_s >= downtime_s > 0
 
 
+def test_a_move_away_from_nodes_that_go_on_is_predicted_as_a_planned_one():
+    """The state comes from them, too."""
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    gone = first.proposal.members
+    left = tuple(record for record in NODES if record.id not in gone)
+    lost = replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES)
+    drained = replace(lost, leaving=gone)
+    after_loss, after_drain = answer(lost), answer(drained)
+    assert isinstance(after_loss, FoundPlan)
+    assert isinstance(after_drain, FoundPlan)
+    assert after_drain.plan == after_loss.plan
+    moves = [found.about["move"] for found in (after_loss, after_drain)]
+    assert [move["phases"]["detect_s"] > 0 for move in moves] == [True, False]
+    assert [move["steps_lost"] > 0 for move in moves] == [True, False]
+    one_left = answer(replace(lost, leaving=gone[1:]))
+    assert isinstance(one_left, FoundPlan)
+    assert one_left.about["move"]["steps_lost"] > 0
+    ahead = PrecomputedPlans(replace(lost, nodes=NODES))
+    ahead.add(frozenset(gone), frozenset(record.id for record in NODES), after_loss)
+    assert ahead.answer(lost) is not None
+    assert ahead.answer(drained) is None, "it was predicted as after a loss"
+
+
 def test_the_next_move_counts_what_a_new_node_fetches():
     """So that a node whose end is announced is left in time: a restart in place fetches nothing."""
     wide = replace(QUESTION, spec=QUESTION.spec.replace("hidden = 64", "hidden = 6144"))

@@ -328,25 +328,17 @@ def told(*events: FeedEvent) -> tuple[str, float | None]:
 
 
 def test_the_last_order_is_told_with_what_came_of_it():
-    """The first move for that cause, not a later one, nor one of another job."""
-    back = FeedEvent(1, NOW, "order", f"a rollback of {JOB} to step 5 was ordered: odd", job=JOB)
-    move = FeedEvent(
-        3, NOW + 9, "reconfigured", "a rollback to step 5 was ordered → moved to 1 node, from step "
-        "5 (durable), 0 steps lost", job=JOB, generation=4, step=5,
-    )  # fmt: skip
-    later = replace(move, id=4, at=NOW + 99, text="b lost → moved to 1 node", generation=5, step=7)
+    """What settled it first, and not a later event."""
+    back = FeedEvent(1, NOW, "order", f"a rollback of {JOB} was ordered: odd", job=JOB, order="x")
+    move = FeedEvent(3, NOW + 9, "reconfigured", "moved", job=JOB, generation=4, step=5,
+                     settled=Settled(("x",), 5))  # fmt: skip
+    later = replace(move, id=4, at=NOW + 99, generation=5, settled=None)
     done = "generation 4 runs from step 5", NOW + 9
     assert told(back, move, later, replace(move, id=5, generation=6)) == done
-    assert told(back, later) == told(back, replace(move, job="other")) == ("", None)
-    drain = FeedEvent(2, NOW, "order", "draining b1 was ordered", job=JOB, node="b1")
-    left = replace(move, text="b1 draining → moved to 1 node")
-    assert told(drain, left) == done
-    assert told(drain, replace(left, text="b10 draining → moved to 1 node")) == ("", None)
-    assert told(replace(drain, text="uncordoning b1 was ordered"), left) == ("", None)
-    now = replace(drain, text=f"a checkpoint of {JOB} was ordered", node=None)
-    kept = FeedEvent(6, NOW + 2, "note", "step 30 is durable, as ordered", job=JOB,
-                     settled=Settled(("x",), 30))  # fmt: skip
-    assert told(now, later, kept) == ("step 30 is durable, as ordered", NOW + 2)
+    assert told(back, later) == told(replace(back, order="y"), move) == ("", None)
+    assert told(replace(back, order=""), move) == ("", None)
+    kept = replace(move, kind="note", text="step 30 is durable, as ordered")
+    assert told(back, later, kept) == ("step 30 is durable, as ordered", NOW + 9)
     shown = status_with(Told(NOW, back.text, *done))
     assert f"odd; {timestamp(NOW + 9)}: generation 4 runs from step 5" in shown
 
@@ -457,7 +449,7 @@ def test_a_cordoned_node_says_since_when_why_and_the_way_back():
     )
     name = out.record.name
     text = f"{ORDERS['cordon'].format(name)} was ordered: disk noise"
-    said = FeedEvent(1, NOW - 60, "order", text, node=name)
+    said = FeedEvent(1, NOW - 60, "order", text, node=name, order="order")
     view = render.nodes_view(known, feed=(said,)).nodes[0]
     (line,) = [each for each in nodes_text([plain(view)]).splitlines() if "uncordon" in each]
     assert line == (

@@ -51,13 +51,14 @@ class Film:
     """States one after the other, and what comes of watching them."""
 
     def __init__(self):
-        self.nodes = {A: node(A), B: node(B)}
+        self.nodes, self.marks = {A: node(A), B: node(B)}, {}
         self.active = Active(JOB, Running(0.0), OLD, progress=Progress(101, 10.0, 0.5))
         self.state = self._state(10.0)
         self.under_way, self.moves = None, []
 
     def _state(self, now):
-        return State(term=1, now=now, nodes=Nodes(self.nodes), active=self.active)
+        nodes = Nodes(self.nodes)
+        return State(term=1, now=now, nodes=nodes, active=self.active, marks=self.marks)
 
     def at(self, now, phase=None, **facts):
         self.active = grouped(self.active, **facts)
@@ -157,7 +158,7 @@ def test_rollback_that_was_ordered_while_a_job_waited_is_the_cause():
     film.plan(700.0, 700.25)
     film.run(700.25, 700.75, 701.0, 702.0, of=record(2, (A, B), 20, "durable"))
     (move,) = film.moves
-    assert (move.kind, move.steps_lost) == ("order", 81)
+    assert (move.kind, move.steps_lost, move.orders) == ("order", 81, ("o",))
 
 
 def test_job_is_timed_from_its_own_turn():
@@ -184,6 +185,23 @@ def test_planned_reconfiguration_loses_no_step_and_starts_at_the_stop():
     assert (move.kind, move.is_planned, move.steps_lost) == ("notice", True, 0)
     assert move.downtime_s == pytest.approx(13.5 - 12.0 - 0.5)
     assert dict(move.phases)["quiesce"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("members", "carried_out"), [((A, B), ()), ((A,), ("drain-b", "end-b"))], ids=["stays", "left"]
+)
+def test_a_move_carries_out_the_orders_of_the_nodes_that_it_leaves(members, carried_out):
+    film = Film()
+    given = (("drain-b", "drain"), ("end-b", "preempt"), ("cordon-b", "cordon"))
+    film.marks = {
+        A: (Order("drain-a", "drain", A),),
+        B: tuple(Order(id_, kind, B) for id_, kind in given),
+    }
+    film.plan(11.0, 11.5, Running(0.0))
+    film.at(11.5, Stopping(PLAN, "why", 99.0))
+    film.run(12.25, 12.5, 13.0, 13.5, of=record(2, members, 100))
+    (move,) = film.moves
+    assert move.orders == carried_out
 
 
 def test_generation_that_never_ran_counts_as_a_retry():

@@ -201,7 +201,7 @@ STARTS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "machine-b is draining", True, NOW + 60, before=STARTING),
-        (RequestPlan(1, JOB, (A,), G),),
+        (RequestPlan(1, JOB, (A,), G, leaving=(B,)),),
     ),
 ]
 
@@ -271,7 +271,7 @@ RUNS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "machine-b is preempted", True, NOW + 60),
-        (RequestPlan(1, JOB, (A,), G),),
+        (RequestPlan(1, JOB, (A,), G, leaving=(B,)),),
     ),
     (
         "a new node does not bring a draining one back",
@@ -283,7 +283,7 @@ RUNS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A, C), "machine-b is draining", True, NOW + 60),
-        (RequestPlan(1, JOB, (A, C), G),),
+        (RequestPlan(1, JOB, (A, C), G, leaving=(B,)),),
     ),
 ]
 
