@@ -1,9 +1,10 @@
 """Whether memory, descriptors, threads, store and logs level off: ``python -m benchmarks.soak``.
 
 Trains the small LLaMA on a local cluster, moves it off one node after the other and back, and
-samples every process. A series *rises* if it is higher in each quarter of the time after the
-warm-up than in the one before, by more than a limit per hour; a step, or a rise that ends, is
-level. The exit status is 3 if anything rises.
+samples every process. Before, it gives as many orders as sailord keeps events and its store keeps
+changes, since both grow until then. A series *rises* if it is higher in each quarter of the time
+after the warm-up than in the one before, by more than a limit per hour; a step, or a rise that
+ends, is level. The exit status is 3 if anything rises.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import children_of
+from benchmarks.fidelity_moves import wait_for
 from benchmarks.machine import TARGET_MISSED, report_stolen_time
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
+from sailord.notify.feed import KEPT
 from sailord.text.table import table
 
 SAMPLE_S = 5.0
@@ -193,6 +196,15 @@ class Soak:
         return rising == 0
 
 
+def fill(cluster: LocalCluster) -> None:
+    """Pin a checkpoint and release it, until sailord and its store drop the oldest they keep."""
+    ask, checkpoints = cluster.client.ask, f"/v1/jobs/{JOB}/checkpoints"
+    found = wait_for(cluster, lambda: ask("GET", checkpoints)["checkpoints"], within_s=600.0)
+    for number in range(KEPT):
+        order = "unpin" if number % 2 else "pin"
+        ask("POST", f"{checkpoints}/{found[-1]['step']}/{order}", {})
+
+
 def run(minutes: float, every_s: float, out: Path) -> bool:
     """Run a cluster for so long; return whether everything levels off."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -201,7 +213,9 @@ def run(minutes: float, every_s: float, out: Path) -> bool:
         out.open("w", newline="", encoding="utf-8") as file,
     ):
         cluster.start()
-        cluster.client.ask("POST", "/v1/jobs", {"job": cluster.place.job("job.toml"), "id": JOB})
+        text = cluster.place.job("job.toml", persist_every=20)
+        cluster.client.ask("POST", "/v1/jobs", {"job": text, "id": JOB})
+        fill(cluster)
         begin_s = time.monotonic()
         soak = Soak(cluster, cluster.head_pid, csv.writer(file), begin_s, {})
         soak.writer.writerow(("seconds", "name", "pid", "figure", "value"))

@@ -102,9 +102,8 @@ def _train(cluster: LocalCluster, steps: int | None, *, idle: bool) -> int:
     if idle:
         live(cluster, listen(cluster))
         return 0
-    text = cluster.place.job("job.toml")
+    text = cluster.place.job("job.toml", persist_every=20)
     text = text if steps is None else text.replace("[training]", f"[training]\nsteps = {steps}")
-    text += f'\n[checkpoint]\nuri = "file://{cluster.place.checkpoints}"\npersist_every = 20\n'
     cluster.client.ask("POST", "/v1/jobs", {"job": text, "id": "tale"})
     live(cluster, listen(cluster))
     return 0

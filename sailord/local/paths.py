@@ -177,10 +177,15 @@ class LocalFolders:
         text = np.frombuffer((DATA / "text.txt").read_bytes(), dtype=np.uint8)
         np.save(self.folder / "text.npy", text.astype(np.uint16))
 
-    def job(self, name: str) -> str:
-        """Return an example job, with the absolute path of its data."""
+    def job(self, name: str, *, persist_every: int | None = None) -> str:
+        """Return an example job, with the absolute path of its data; it makes checkpoints every so
+        many steps."""
         text = (DATA / name).read_text(encoding="utf-8")
-        return text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
+        text = text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
+        if persist_every is None:
+            return text
+        where = json.dumps(f"file://{self.checkpoints}")
+        return f"{text}\n[checkpoint]\nuri = {where}\npersist_every = {persist_every}\n"
 
     def write_agent(
         self,
