@@ -85,5 +85,5 @@ def test_webhook_receiver_gets_the_events_of_a_job(delivered, kind, about, text)
     assert about.items() <= message.items()
     assert set(message) == {
         "id", "at", "kind", "text", "job", "node", "generation", "step", "term", "is_detail",
-        "settled",
+        "order", "settled",
     }  # fmt: skip
