@@ -30,7 +30,7 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
     idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
-    out = [f"{n['name']} is {said}" for n in nodes if (said := _cordon(n))]
+    out = [f"{n['name']} is {said}" for n in nodes if (said := _order(n))]
     return "\n".join([table(header, rows), *unsound, *slow, *idle, *out, *_versions(nodes)])
 
 
@@ -50,14 +50,21 @@ def _versions(nodes: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _cordon(node: dict[str, Any]) -> str:
-    """Return since when a node is cordoned, why, and the way back; empty if it is not."""
-    if node["state"] != "cordoned" or node["unsound"]:
+def _order(node: dict[str, Any]) -> str:
+    """Return since when a node is cordoned or drained, why, and the way back; empty if neither."""
+    name = node["name"]
+    if node["state"] == "cordoned" and not node["unsound"]:
+        state, order, then = "cordoned", "cordoned", f"uncordon {name} lets plans use it again"
+        if node["taking"] not in (None, "idle"):
+            then = f"uncordon {name} lets it stay; until then the next better plan does without it"
+    elif node["state"] == "draining" and node.get("drained_why"):
+        state, order = DRAINED if node["safe_to_stop"] else "draining", "drained"
+        then = f"withdraw {name} lets plans use it again" if node["leaves_at"] is None else ""
+    else:
         return ""
-    at, why = node.get("cordoned_at"), node.get("cordoned_why")  # An older sailord has neither.
-    since = "" if at is None else f" since {timestamp(at)}"
-    cure = f"sailorctl uncordon {node['name']} lets plans use it again"
-    return f"cordoned{since}{f': {why}' if why else ''}; {cure}"
+    at, why = node.get(f"{order}_at"), node.get(f"{order}_why")  # An older sailord has neither.
+    since = "" if at is None else f"{', ordered' if state == DRAINED else ' since'} {timestamp(at)}"
+    return f"{state}{since}{f': {why}' if why else ''}{f'; sailorctl {then}' if then else ''}"
 
 
 def _loss_cell(node: dict[str, Any]) -> str:
@@ -91,7 +98,7 @@ def node_text(node: dict[str, Any]) -> str:
         "why lost": node["why_lost"],
         "failure": node["failure"],
         "unsound": node["unsound"],
-        "out": _cordon(node),
+        "out": _order(node),
         "slow": node["slow"],
         "idle": node["idle"],
         "trouble": node["trouble"],

@@ -76,6 +76,9 @@ class NodeView:
     """The reason of the order that cordoned it, and who gave it; empty: not known."""
     cordoned_at: float | None = None
     """When that was ordered; null: too long ago to be known."""
+    drained_why: str = ""
+    """The same of the order that drains or preempts it."""
+    drained_at: float | None = None
     version: str = ""
     """Of Sailor on the node; empty: of an older one that does not say."""
     loss: LossView | None = None

@@ -31,6 +31,8 @@ def place_text(state: State, id_: JobId) -> str:
         said.append(f"queued behind {first_names(before)}")
         if active is not None and (left_s := done_in(state)) is not None:
             said.append(f"{active.job} is done in about {duration(left_s)}")
+        elif active is not None and before == (active.job,):
+            said.append(f"it gets the cluster once {active.job} ends or is paused")
     step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0
     if step and job.state == "queued" and not said:
         said.append("queued")

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agents.protocol.records import ENDED, JobId, JobRecord, NodeId, Point, Report
-from sailord.api.answers import node_types, types
-from sailord.api.answers.cordon import cordon_of, ordered_at
+from sailord.api.answers import node_orders, node_types, types
 from sailord.api.answers.job_troubles import hang, storage_trouble, troubles
 from sailord.api.answers.last_told import last_told
 from sailord.api.answers.queue_place import place_text, waits_for
@@ -57,7 +56,8 @@ def node_view(
     slow: SlowText = NOT_SLOW,
     idle: str = "",
     loss: node_types.LossView | None = None,
-    cordon: tuple[str, float | None] = ("", None),
+    cordon: node_orders.GivenReason = node_orders.NOT_ORDERED,
+    drain: node_orders.GivenReason = node_orders.NOT_ORDERED,
 ) -> node_types.NodeView:
     """One node."""
     record, report = node.record, node.report
@@ -79,8 +79,10 @@ def node_view(
         slow_since=slow[1],
         idle=idle,
         loss=loss,
-        cordoned_why=cordon[0],
-        cordoned_at=cordon[1],
+        cordoned_why=cordon.why,
+        cordoned_at=cordon.at,
+        drained_why=drain.why,
+        drained_at=drain.at,
         version=record.protocol.release,
     )
 
@@ -119,7 +121,7 @@ def nodes_view(
     ``unreadable``: the ids of nodes with unreadable records, and why. ``parts``: those of jobs that
     share the cluster, each with its nodes.
     """
-    views, at_of = [], ordered_at(feed)
+    views, at_of = [], node_orders.ordered_at(feed)
     for part in tuple(parts) or (state,):
         free = drained(part)
         slow, idle = straggler_texts(part), idle_nodes(part)
@@ -130,7 +132,8 @@ def nodes_view(
                 slow=slow.get(id_, NOT_SLOW),
                 idle=idle.get(id_, ""),
                 loss=losses.get(id_),
-                cordon=cordon_of(part, node, at_of),
+                cordon=node_orders.cordon_of(part, node, at_of),
+                drain=node_orders.drain_of(part, node, at_of),
             )
             for id_, node in part.nodes.items()
             if only is None or id_ in only

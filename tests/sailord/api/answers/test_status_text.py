@@ -32,7 +32,6 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, Securing, State
 from sailord.core.model.stragglers import NodeSpeeds, Straggler
-from sailord.notify.announcer import ORDERS
 from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
@@ -41,7 +40,7 @@ from sailord.text.cluster_text import (
     jobs_text,
     status_text,
 )
-from sailord.text.node_text import node_text, nodes_text
+from sailord.text.node_text import nodes_text
 from sailord.text.units import timestamp
 from tests.sailord.core.states import (
     BEGAN,
@@ -58,7 +57,6 @@ from tests.sailord.core.states import (
     grouped,
     job,
     node,
-    order,
     proposal,
     report,
     state,
@@ -440,28 +438,6 @@ def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
 def test_a_few_names_more_than_usual_are_not_hidden():
     assert _some("abcdefgh") == "a, b, c, d, e, f, g, h"
     assert _some("abcdefghi") == "a, b, c, d, e, f and 3 more"
-
-
-def test_a_cordoned_node_says_since_when_why_and_the_way_back():
-    out = changed(node(A), is_cordoned=True)
-    known = replace(
-        state(None, out, node(B)), marks={A: (order("cordon", A, reason="disk noise (by root)"),)}
-    )
-    name = out.record.name
-    text = f"{ORDERS['cordon'].format(name)} was ordered: disk noise"
-    said = FeedEvent(1, NOW - 60, "order", text, node=name, order="order")
-    view = render.nodes_view(known, feed=(said,)).nodes[0]
-    (line,) = [each for each in nodes_text([plain(view)]).splitlines() if "uncordon" in each]
-    assert line == (
-        f"{name} is cordoned since {timestamp(NOW - 60)}: disk noise (by root); "
-        f"sailorctl uncordon {name} lets plans use it again"
-    )
-    assert "out             cordoned since" in node_text(plain(view))
-    forgotten = plain(render.nodes_view(known).nodes[0])
-    assert "is cordoned: disk noise (by root); " in nodes_text([forgotten])
-    back = changed(out, is_cordoned=False)
-    known = replace(known, nodes=known.nodes.with_({A: back}))
-    assert "uncordon" not in nodes_text([plain(render.nodes_view(known).nodes[0])])
 
 
 def test_a_notice_whose_time_is_up_ends_in_no_seconds():

@@ -100,7 +100,8 @@ def test_pause_and_resume_tell_who_gets_the_cluster() -> None:
 def test_no_end_is_promised_of_a_job_that_does_not_train() -> None:
     for rests in (Held("its script failed", BEGAN), Waiting("no plan", BEGAN)):
         known = replace(ALMOST, active=replace(active_of(ALMOST), phase=rests))
-        assert place_text(known, JobId("urgent")) == f"queued behind {JOB}"
+        told = f"queued behind {JOB}; it gets the cluster once {JOB} ends or is paused"
+        assert place_text(known, JobId("urgent")) == told
         assert [row.ends_at for row in jobs_view(known).jobs if row.id == JOB] == [None]
     held = replace(ALMOST, active=replace(active_of(ALMOST), phase=Held("it failed", BEGAN)))
     assert after_order(held, "pause", JOB) == "urgent gets the cluster", "nothing is saved"

@@ -167,7 +167,7 @@ def test_text_output_names_losses_transfers_and_downtime(tmp_path: Path) -> None
 def test_a_reconfiguration_must_pay_off_within_the_nodes_lifetime(tmp_path: Path) -> None:
     options = ("--deep", "--json")
     long = told(run(tmp_path, two_nodes(), *options, gpus=16))
-    short = told(run(tmp_path, two_nodes(), *options, "--life", "1", gpus=16))
+    short = told(run(tmp_path, two_nodes(), *options, "--life", "0.01", gpus=16))
     assert long["plan"] == short["plan"]
     assert long["verdict"]["moves"]
     assert not short["verdict"]["moves"]
