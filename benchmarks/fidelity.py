@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from agents.daemon.process_cleanup import children_of
-from benchmarks.fidelity_moves import moves_of, wait_for
+from benchmarks.fidelity_moves import moves_of
 from benchmarks.fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, NamedPlan, named_plans
 from benchmarks.fidelity_report import write_document, write_report
-from benchmarks.machine import put_ahead
+from benchmarks.machine import put_ahead, wait_for
 from benchmarks.shaped_ranks import Measured, ShapedRank, measure_host, run_plan, shaped_network
 from planner.api import plan_job
 from planner.problem.question import Question, read_ahead

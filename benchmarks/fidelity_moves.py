@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import children_of
-from benchmarks.machine import put_ahead
-from sailord.client import ServerProblem
+from benchmarks.machine import put_ahead, wait_for
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders
 from sailord.local.zone_file import Zones
 
-WITHIN_S = 40.0
 STEPS_BETWEEN = 4
 """Steps before the next change."""
 CHANGES = (
@@ -35,20 +31,6 @@ KIND = {"drain": "notice", "kill": "loss"}
 """The kind of the reconfiguration that follows an order; after others it is an addition."""
 LATER = tuple(name for name, _, _ in CHANGES[4:])
 """Changes that earlier moves of their kind help to predict."""
-
-
-def wait_for(cluster: LocalCluster, holds: Callable[[], Any], *, within_s: float = WITHIN_S) -> Any:
-    """Return the first true answer."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        cluster.look_after()
-        try:
-            if value := holds():
-                return value
-        except ServerProblem:
-            pass
-        time.sleep(0.1)
-    raise TimeoutError
 
 
 def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
@@ -88,13 +70,13 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
                     cluster.add_node(kind, zone)
                 else:
                     ask("POST", f"/v1/nodes/{node}/{order}", {})
-                kind_of_move = KIND.get(order, "addition")
+                kind = KIND.get(order, "addition")
 
-                def its_moves(before: int = before, kind: str = kind_of_move) -> Any:
+                def its_moves(before: int = before, kind: str = kind) -> list[dict[str, Any]]:
                     return [move for move in moves()[before:] if move["kind"] == kind]
 
                 try:
-                    (move,) = wait_for(cluster, its_moves)
+                    move = wait_for(cluster, its_moves)[0]
                 except TimeoutError:
                     print(f"{what}: sailord did not move the job", flush=True)
                     continue

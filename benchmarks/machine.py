@@ -1,4 +1,4 @@
-"""What programs that run clusters share: stolen time, priority, the exit status of a miss.
+"""What programs that run clusters share: waiting, stolen time, priority, the exit status of a miss.
 
 Stolen time is processor time that a virtual machine's host gave to others.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from sailord.client import ServerProblem
+from sailord.local.cluster import LocalCluster
 
 TARGET_MISSED = 3
 """Exit status of a program that measured, and missed a target. 1 is Python's for an error, 2
@@ -28,6 +33,18 @@ def stolen_share(before: list[int], after: list[int]) -> float:
     )
     wanted = user + nice + system + irq + softirq + steal
     return steal / wanted if wanted > 0 else 0.0
+
+
+def wait_for(cluster: LocalCluster, holds: Callable[[], Any], *, within_s: float = 40.0) -> Any:
+    """Return the first true answer, and look after the cluster meanwhile."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        cluster.look_after()
+        with contextlib.suppress(ServerProblem):
+            if value := holds():
+                return value
+        time.sleep(0.1)
+    raise TimeoutError
 
 
 def put_ahead(pid: int = 0, *, priority: int = 1) -> None:

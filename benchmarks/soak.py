@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import children_of
-from benchmarks.fidelity_moves import wait_for
-from benchmarks.machine import TARGET_MISSED, report_stolen_time
+from benchmarks.machine import TARGET_MISSED, report_stolen_time, wait_for
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import LocalFolders

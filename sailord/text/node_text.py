@@ -63,8 +63,12 @@ def _order(node: dict[str, Any]) -> str:
     else:
         return ""
     at, why = node.get(f"{order}_at"), node.get(f"{order}_why")  # An older sailord has neither.
-    since = "" if at is None else f"{', ordered' if state == DRAINED else ' since'} {timestamp(at)}"
-    return f"{state}{since}{f': {why}' if why else ''}{f'; sailorctl {then}' if then else ''}"
+    said = state
+    if at is not None:
+        said += f"{', ordered' if state == DRAINED else ' since'} {timestamp(at)}"
+    if why:
+        said += f": {why}"
+    return f"{said}; sailorctl {then}" if then else said
 
 
 def _loss_cell(node: dict[str, Any]) -> str:

@@ -34,8 +34,9 @@ def cordon_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReas
 
 
 def drain_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReason:
-    """The same of a node that is drained or preempted."""
-    return _last(state, node, at_of, ("drain", "preempt")) if node.is_draining else NOT_ORDERED
+    """The same of a node that is drained or preempted, not of one that goes to another job."""
+    is_ordered = node.exclusion.draining_since is not None
+    return _last(state, node, at_of, ("drain", "preempt")) if is_ordered else NOT_ORDERED
 
 
 def _last(

@@ -295,6 +295,30 @@ def test_precomputed_answers_are_as_good_as_new_ones() -> None:
                 assert known.estimate.iteration_s <= now.estimate.iteration_s * (1 + 1e-9)
 
 
+def test_nodes_that_leave_after_a_stop_send_their_state_and_no_step_is_lost() -> None:
+    """Nobody else has their layers."""
+    begun = started(case_of("sequence 3"))
+    assert begun is not None
+    replanner, running, nodes = begun
+    used = nodes_used(running.plan)
+    gone = tuple(node for node in nodes if node.id in used)
+    live = tuple(node for node in nodes if node.id not in used)
+    if not live:
+        gone, live = gone[1:], gone[:1]
+    lost = replanner.replan(running, live)
+    left = replanner.replan(running, live, leaving=gone)
+    assert lost.plan is not None
+    assert left.plan == lost.plan
+    assert lost.transfers is not None
+    assert left.transfers is not None
+    assert lost.transfers.restored, "from a checkpoint"
+    assert not left.transfers.restored
+    assert {each.source for each in left.transfers.between_nodes} & {node.id for node in gone}
+    _, _, _, after_loss = lost.found
+    _, _, _, after_stop = left.found
+    assert after_loss.steps_lost > after_stop.steps_lost == 0
+
+
 def test_further_losses_invalidate_a_precomputed_answer() -> None:
     begun = started(case_of("sequence 3"))
     assert begun is not None

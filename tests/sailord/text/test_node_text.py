@@ -80,6 +80,7 @@ def test_a_drained_node_says_who_ordered_it_and_a_preempted_one_offers_no_way_ba
     assert nodes_text([notice]).endswith(": disk swap (by root)")
     older = {name: fact for name, fact in drained.items() if not name.startswith("drained_")}
     assert "withdraw" not in nodes_text([older])
+    assert not ordered("drain", "running", yields_since=NOW - 60)["drained_why"], "to another job"
     forgotten = {**ordered("cordon", "idle", **CORDONED), "cordoned_at": None}
     assert "machine-a is cordoned: disk swap (by root); " in nodes_text([forgotten])
     assert "is cordoned" not in nodes_text([ordered("cordon", "idle")]), "it was uncordoned"
