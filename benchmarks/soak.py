@@ -196,11 +196,10 @@ class Soak:
 
 
 def fill(cluster: LocalCluster) -> None:
-    """Pin a checkpoint and release it, until sailord and its store drop the oldest they keep."""
+    """Pin a checkpoint until sailord and its store drop the oldest they keep, and release it."""
     ask, checkpoints = cluster.client.ask, f"/v1/jobs/{JOB}/checkpoints"
     found = wait_for(cluster, lambda: ask("GET", checkpoints)["checkpoints"], within_s=600.0)
-    for number in range(KEPT):
-        order = "unpin" if number % 2 else "pin"
+    for order in (*["pin"] * KEPT, "unpin"):
         ask("POST", f"{checkpoints}/{found[-1]['step']}/{order}", {})
 
 
