@@ -158,7 +158,7 @@ def _why_nothing(node: Node, kind: OrderKind) -> tuple[str, str]:
         return f"it is lost ({node.why_lost})", "when its agent is back, it joins as a new node"
     match kind:
         case "drain" | "preempt":
-            return "it is draining already", "sailorctl withdraw reverts that"
+            return "it is drained or draining already", "sailorctl withdraw reverts that"
         case "withdraw":
             return "it is not draining", "it can be drained or cordoned"
         case "cordon":

@@ -19,7 +19,7 @@ NodeCause = Literal[
 """What a trigger says of a node."""
 SHORT: Mapping[NodeCause, str] = {
     "is lost": "lost",
-    "is draining": "draining",
+    "is draining": "drained",
     "is preempted": "preempted",
     "goes to another job": "given to another job",
     "is slow": "slow",

@@ -275,12 +275,12 @@ def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> 
 
 
 def at_risk_text(job: dict[str, Any]) -> str:
-    """Return how many steps are lost if one node is lost, and if all are."""
+    """Return how many steps are lost at most if one node is lost, and if all are."""
     all_lost = counted(job["steps_at_risk"], "step")
     if job["safe_step"] is None:
         return all_lost
     one_lost = counted(max(job["step"] - job["safe_step"], 0), "step")
-    return f"{one_lost} if one node is lost, {all_lost} if all are"
+    return f"at most {one_lost} if one node is lost, {all_lost} if all are"
 
 
 def durable_text(job: dict[str, Any]) -> str:
@@ -390,6 +390,8 @@ def _move_lines(move: dict[str, Any]) -> list[str]:
         lost += [] if usd is None else [dollars(usd)]
         downtime = f"downtime {move['downtime_s']:.2f} s (predicted {move['predicted_s']:.2f} s)"
         cost = [*lost, downtime, *cost]
+    if move.get("is_planned") and move["kind"] != "start":
+        cost.append("it trained until a step ended in quiesce")
     lines = [f"{begin}: {short_cause(move['reason'])}", f"  {', '.join(cost)}"]
     for name in ("phases", "predicted"):
         seconds = ", ".join(f"{each.replace('_', ' ')} {s:.2f}" for each, s in move[name])

@@ -30,7 +30,7 @@ def goodput_text(found: dict[str, Any]) -> str:
     lines = [
         f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "
         f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
-        *_last_hour_lines(found),
+        *_last_lines(found),
         "",
         table(("cause", "share", "GPU h", "cost", "what it is"), rows),
     ]
@@ -52,19 +52,25 @@ def goodput_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _last_hour_lines(found: dict[str, Any]) -> list[str]:
-    """Return what was booked lately; an older sailord does not say it."""
-    hour = found.get("last_hour")
-    if hour is None or hour["goodput"] is None:
-        return []
+def _last_lines(found: dict[str, Any]) -> list[str]:
+    """Return what was booked within ten minutes and an hour; an older sailord does not say it."""
+    minutes, hour = found.get("last_minutes"), found.get("last_hour")
+    is_same = minutes is not None and hour is not None and minutes["since"] == hour["since"]
+    spans = (None if is_same else minutes, hour)
     labels = {each["cause"]: each["label"] for each in found["causes"]}
-    wasted = [each for each in hour["causes"] if each["cause"] not in ("training", IN_STEP)]
+    return [_last_line(each, labels) for each in spans if each and each["goodput"] is not None]
+
+
+def _last_line(last: dict[str, Any], labels: dict[str, str]) -> str:
+    wasted = [each for each in last["causes"] if each["cause"] not in ("training", IN_STEP)]
     most = max(wasted, key=lambda each: float(each["gpu_s"]), default=None)
     usd = sum(each["usd"] for each in wasted)
     why = "" if most is None else f", most of it {labels[most['cause']]} (${most['usd']:,.2f})"
-    span = duration(hour["until"] - hour["since"])
-    return [f"last {span}: goodput {hour['goodput']:.1%}, ${hour['usd']:,.2f}; "
-            f"${usd:,.2f} of that not training{why}"]  # fmt: skip
+    span = duration(last["until"] - last["since"])
+    return (
+        f"last {span}: goodput {last['goodput']:.1%}, ${last['usd']:,.2f}; "
+        f"${usd:,.2f} of that not training{why}"
+    )
 
 
 def _share_row(share: dict[str, Any]) -> tuple[str, ...]:

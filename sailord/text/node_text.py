@@ -29,6 +29,8 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
         rows.append((n["name"], state, n["zone"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
+    if not slow and any(n["taking"] == "running" for n in nodes):
+        slow = ["no node that trains is slow"]
     idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n["idle"]]
     out = [f"{n['name']} is {said}" for n in nodes if (said := _order(n))]
     return "\n".join([table(header, rows), *unsound, *slow, *idle, *out, *_versions(nodes)])

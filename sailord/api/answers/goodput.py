@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sailord.api.answers.goodput_types import CauseView, GoodputView, ShareCause, ShareView
 from sailord.goodput.core.causes import TEXTS, label_of
-from sailord.goodput.core.last_hour import LastHour
+from sailord.goodput.core.last_hour import HOUR_US, MINUTES_US, LastHour
 from sailord.goodput.core.ledger import Account, Ledger, gpus_of
 from sailord.goodput.core.shares import ShareKind, Shares, newest_first, rest_of
 
@@ -50,15 +50,18 @@ def goodput_view(
         not_training_usd=sum(each.usd for each in wasted),
         days=_shares(ledger, shares, "day", most),
         jobs=_shares(ledger, shares, "job", most),
-        last_hour=None if last_hour is None else _last_hour(ledger, last_hour),
+        last_hour=_last(ledger, last_hour, "last hour", HOUR_US),
+        last_minutes=_last(ledger, last_hour, "last minutes", MINUTES_US),
     )
 
 
-def _last_hour(ledger: Ledger, last_hour: LastHour) -> ShareView | None:
-    since_us, accounts = last_hour.booked(ledger)
+def _last(
+    ledger: Ledger, last_hour: LastHour | None, name: str, within_us: int
+) -> ShareView | None:
+    since_us, accounts = (0, ()) if last_hour is None else last_hour.booked(ledger, within_us)
     if not accounts:
         return None
-    return _share("last hour", accounts, (since_us / 1e6, ledger.until_us / 1e6))
+    return _share(name, accounts, (since_us / 1e6, ledger.until_us / 1e6))
 
 
 def usd_per_hour_of(ledger: Ledger) -> float | None:

@@ -82,3 +82,5 @@ class GoodputView:
     """The same by the job that had the cluster, also of nodes that it did not use."""
     last_hour: ShareView | None = None
     """The same of the last hour, or since this leader began if that is less; null: nothing yet."""
+    last_minutes: ShareView | None = None
+    """The same of the last ten minutes."""

@@ -80,8 +80,8 @@ class _Others:
                 continue
             is_drained = any(each.kind in ("drain", "preempt") for each in state.marks.get(id_, ()))
             if node.is_draining and is_drained and node.exclusion.yields_since is None:
-                cure = f"{name} is draining: sailorctl withdraw {name} cancels that"
-                kept_out.setdefault("draining", []).append((id_, cure))
+                cure = f"{name} was drained: sailorctl withdraw {name} cancels that"
+                kept_out.setdefault("drained", []).append((id_, cure))
             elif node.exclusion.is_cordoned:
                 cure = f"{name} is cordoned: sailorctl uncordon {name} lets plans use it"
                 kept_out.setdefault("cordoned", []).append((id_, cure))

@@ -41,7 +41,7 @@ TEXTS: Mapping[Cause, str] = {
     "moving_rebuild": "rebuilding the model",
     "moving_verify": "verifying the restored state",
     "moving_first_step": "the first step of a generation, beyond a usual one",
-    "recovering": "repeating lost steps, backoff after failures",
+    "recovering": "training lost steps again; waiting before another attempt after a failure",
     "waiting_for_capacity": "too few nodes for any plan",
     "held": "the job waits for an operator",
     "paused": "the job is paused",
@@ -63,6 +63,8 @@ def label_of(cause: Cause) -> str:
         return "waiting within steps"
     if cause == "leaving":
         return "draining"
+    if cause == "recovering":
+        return "repeated steps"
     if cause.startswith(_MOVING):
         return f"reconfiguring: {cause.removeprefix(_MOVING).replace('_', ' ')}"
     return cause.replace("_", " ")

@@ -12,6 +12,9 @@ EVERY_US = 60_000_000
 """So far apart are the ledgers that are remembered, ..."""
 KEPT = 61
 """... and so many of them: an hour and the minute that has begun."""
+HOUR_US = 60 * EVERY_US
+MINUTES_US = 10 * EVERY_US
+"""The last minutes, of which people ask when something has just happened."""
 
 
 @dataclass(eq=False)
@@ -29,11 +32,13 @@ class LastHour:
         """Forget all: another leader booked since."""
         self._marks.clear()
 
-    def booked(self, ledger: Ledger) -> tuple[int, tuple[Account, ...]]:
+    def booked(self, ledger: Ledger, within_us: int = HOUR_US) -> tuple[int, tuple[Account, ...]]:
         """Return since when, in microseconds, and what was booked since then by cause.
 
+        The time is up to a minute longer than asked, and less if the leader began since.
         A step that was under way then and has ended since is booked on its causes.
         """
-        first = self._marks[0] if self._marks else ledger
+        since_us = ledger.until_us - within_us - EVERY_US
+        first = next((mark for mark in self._marks if mark.until_us > since_us), ledger)
         found = difference(ledger.accounts, first.accounts)
         return first.until_us, tuple(each for each in found if each.gpu_us > 0)

@@ -62,18 +62,26 @@ def test_days_and_jobs_stand_below_and_the_rest_last() -> None:
     )
 
 
-def test_the_last_hour_is_told_with_its_largest_waste() -> None:
+def test_the_last_minutes_and_the_last_hour_are_told_with_their_largest_waste() -> None:
     hour = LastHour()
     for minute in range(0, 200):
         us = minute * EVERY_US
-        booked = Account("training", 3 * us, 6.0 * minute), Account("held", us, 2.0 * minute)
+        held = min(minute, 189)  # Not in the last ten minutes.
+        booked = (
+            Account("training", 3 * us, 6.0 * minute),
+            Account("held", held * EVERY_US, 2.0 * held),
+        )
         ledger = replace(LEDGER, until_us=us, accounts=(*booked, Account("lost", HOUR_US, 2.0)))
         hour.note(ledger)
     view = goodput_view(ledger, last_hour=hour)
     assert view.last_hour is not None
-    assert goodput_text(plain(view)).splitlines()[1] == (
-        "last 60 min: goodput 75.0%, $480.00; $120.00 of that not training, most of it held "
-        "($120.00)"
+    assert goodput_text(plain(view)).splitlines()[1:3] == [
+        "last 10 min: goodput 100.0%, $60.00; $0.00 of that not training",
+        "last 60 min: goodput 78.3%, $460.00; $100.00 of that not training, most of it held "
+        "($100.00)",
+    ]
+    assert "last 10 min" not in goodput_text(
+        plain(view) | {"last_minutes": plain(view)["last_hour"]}
     )
     hour.clear()
     hour.note(ledger)

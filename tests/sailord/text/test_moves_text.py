@@ -31,6 +31,12 @@ def test_a_move_tells_its_cause_its_cost_and_its_phases():
     assert max(map(len, told(LOSS).splitlines())) <= 100
 
 
+def test_a_planned_move_tells_how_long_the_job_trained():
+    planned = told(LOSS | {"kind": "notice", "is_planned": True}).splitlines()[1]
+    assert planned.endswith("5.00 s in all, it trained until a step ended in quiesce")
+    assert "it trained" not in told(LOSS | {"is_planned": False})
+
+
 def test_a_move_of_less_than_a_cent_is_not_free():
     assert "1 step lost, $0.004, downtime" in told(LOSS | {"usd": 0.0042})
 

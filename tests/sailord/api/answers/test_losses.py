@@ -60,8 +60,9 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
     known = of_three_layers(*RING, keeps(D))
     views = nodes_view(known, losses=losses_view(known))
     shown = json.loads(json.dumps(plain(views)))["nodes"]
-    *lines, idle = nodes_text(shown).splitlines()[2:]
+    *lines, slow, idle = nodes_text(shown).splitlines()[2:]
     assert [line[-12:] for line in lines] == ["0 steps lost"] * 4
+    assert slow == "no node that trains is slow"
     assert idle.startswith("machine-d is idle: ")
     assert node_text(shown[0]).splitlines()[-1] == (
         "if it died now  0 steps lost, state is kept on machine-b and machine-c"
@@ -126,7 +127,7 @@ def test_nodes_that_orders_keep_out_of_plans_are_named_with_the_cure() -> None:
     assert text.endswith(none.why + way_back), "no order drains the other one"
     known = replace(known, marks={NodeId("e"): (order("drain", "e"),)})
     text = losses_view(known, {A: none}.get)[A].text
-    also = "; machine-e is draining: sailorctl withdraw machine-e cancels that"
+    also = "; machine-e was drained: sailorctl withdraw machine-e cancels that"
     assert text.endswith(none.why + way_back + also)
     gone = node(D, is_cordoned=True, absent_since=NOW - 1)
     assert losses_view(of_three_layers(*RING, gone), {A: none}.get)[A].text.endswith("or add one")
