@@ -228,10 +228,12 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
 
 
 def next_texts(coming: Mapping[str, Any] | None, at: float | None) -> list[str]:
-    """Return the next checkpoint and question to the planner; an older sailord does not say it."""
+    """Return what comes of checkpoints and questions to the planner; empty of an older sailord."""
     if coming is None or at is None:
         return []
     texts = []
+    if (step := coming.get("written_step")) is not None:
+        texts.append(f"the checkpoint of step {step} is being written")
     if coming["checkpoint_step"] is not None:
         done_at = coming["checkpoint_at"]
         when = "" if done_at is None else f" in about {duration(done_at - at)}"

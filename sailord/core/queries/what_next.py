@@ -1,4 +1,4 @@
-"""What happens next with the active job: the next checkpoint and the next question to the planner.
+"""What happens next with the active job: its checkpoints and the next question to the planner.
 
 Both are what the rules would do if nothing else happened. A loss, a notice or a new node comes
 first.
@@ -26,6 +26,8 @@ class WhatNext:
     """Why the planner is asked next; empty: it is being asked, or will not be."""
     question_at: float | None = None
     """When it is asked; null: once a node can be used."""
+    written_step: int | None = None
+    """The step whose checkpoint is being written: it was made and is not durable yet."""
 
 
 NOTHING_NEXT = WhatNext()
@@ -42,7 +44,7 @@ def what_next(state: State) -> WhatNext:
     done_at = None
     if step is not None and progress.step_s is not None:
         done_at = max(progress.advanced_at + (step - progress.step) * progress.step_s, state.now)
-    return WhatNext(step, done_at, question, at)
+    return WhatNext(step, done_at, question, at, _written_step(state, active))
 
 
 def _checkpoint_step(state: State, active: Active) -> int | None:
@@ -55,6 +57,17 @@ def _checkpoint_step(state: State, active: Active) -> int | None:
         return None
     following = (step // every + 1) * every
     return following if steps is None else min(following, steps)
+
+
+def _written_step(state: State, active: Active) -> int | None:
+    """Return the newest step of the generation for a checkpoint, unless that is durable."""
+    record, durable = active.generation, state.durables.get(active.job)
+    if record is None or record.state == "closed" or record.persist_every is None:
+        return None
+    step, steps = active.progress.step, state.job.steps
+    step = step if step == steps else step // record.persist_every * record.persist_every
+    known = record.restore.point.step if durable is None else durable.point.step
+    return step if step > max(record.restore.point.step, known) else None
 
 
 def _question(state: State, active: Active) -> tuple[str, float | None]:

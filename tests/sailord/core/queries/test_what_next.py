@@ -18,6 +18,7 @@ from tests.sailord.core.states import (
     B,
     C,
     act,
+    durable,
     generation,
     job,
     node,
@@ -47,6 +48,21 @@ def test_next_checkpoint_is_at_the_next_multiple_and_at_the_last_step() -> None:
     assert slow.active is not None
     unknown = replace(slow, active=replace(slow.active, progress=Progress(50, NOW)))
     assert (what_next(unknown).checkpoint_step, what_next(unknown).checkpoint_at) == (60, None)
+
+
+def test_checkpoint_is_being_written_until_it_is_durable() -> None:
+    begun = running().active
+    assert begun is not None
+    assert begun.generation is not None
+    first = begun.generation.restore.point.step
+    assert what_next(running(step=first)).written_step is None, "nothing new was made"
+    at_50 = running()
+    assert what_next(at_50).written_step == 40
+    assert what_next(running(steps=50)).written_step == 50, "the last step"
+    assert what_next(running(None)).written_step is None
+    for step, written in ((20, 40), (40, None)):
+        known = replace(at_50, durables={begun.job: durable(step)})
+        assert what_next(known).written_step == written
 
 
 def test_checkpoint_whose_step_is_late_is_not_in_the_past() -> None:
