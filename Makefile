@@ -62,8 +62,8 @@ test: $(FOR_ALL) ## run the tests of every part: 4 to 8 minutes on two cores (JO
 # Long tests wait for processes a quarter of their time, so one more of them runs than there are cores.
 .PHONY: test-slow
 test-slow: JOBS := $(shell echo $$(($(JOBS) + 1)))
-test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 14 to 40 minutes on two cores
-	@echo "14 to 40 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 20 minutes on two idle cores
+	@echo "About 20 minutes on two idle cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 
