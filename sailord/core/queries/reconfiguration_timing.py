@@ -3,7 +3,7 @@
 From the controller's own phases and from what the nodes' reports measure:
 
 - *detect*: from the first sign of the trigger to the question to the planner, the gathering
-  window included
+  window included; the first sign of a loss is the lost node's last sign of life
 - *plan*: until the planner answers
 - *no_plan*: after the answer that there is no plan for the nodes that are up, until it is asked
   again, if that was so
@@ -279,7 +279,7 @@ def _sign(
     members = () if generation is None else generation.members
     nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
     kinds: dict[str, list[float | None]] = {
-        "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
+        "loss": [_last_life(active, n, n.standing) for n in nodes if isinstance(n.standing, Lost)],
         "failure": [n.workers.failed_since or n.workers.broken_since for n in nodes],
         "notice": [since for n in nodes if (since := _left_since(state, active, n)) is not None],
     }
@@ -300,6 +300,11 @@ def _sign(
     new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
     # A node that came during the last reconfiguration counts from its end.
     return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")
+
+
+def _last_life(active: Active, node: Node, lost: Lost) -> float:
+    """Return when a lost node was last known to be alive: by its report, or by a step."""
+    return min(lost.absent_since or lost.at, max(node.heard_at, active.progress.advanced_at))
 
 
 def _left_since(state: State, active: Active, node: Node) -> float | None:

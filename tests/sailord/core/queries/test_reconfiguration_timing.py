@@ -90,7 +90,7 @@ class Film:
 
 def test_timing_of_a_loss_by_phase():
     film = Film()
-    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=11.0, absent_since=11.0, lost_at=12.0)
     film.plan(12.25, 12.5)
     film.run(12.5, 12.75, 14.0, 15.0)
     (move,) = film.moves
@@ -107,9 +107,21 @@ def test_timing_of_a_loss_by_phase():
     assert dict(PREDICTED).keys() <= dict(move.phases).keys()
 
 
+@pytest.mark.parametrize(("heard_at", "since"), [(10.75, 10.75), (3.0, 10.0), (11.5, 11.0)])
+def test_a_loss_counts_from_the_last_sign_of_life(heard_at: float, since: float):
+    """A report, or the last step; at the latest the end of the lease."""
+    film = Film()
+    film.nodes[B] = node(B, heard_at=heard_at, absent_since=11.0, lost_at=12.0)
+    film.plan(12.25, 12.5)
+    film.run(12.5, 12.75, 14.0, 15.0)
+    (move,) = film.moves
+    assert (move.at, dict(move.phases)["detect"]) == (since, 12.25 - since)
+    assert move.total_s == 15.0 - since
+
+
 def test_a_move_costs_its_downtime_and_the_steps_that_are_done_again():
     film = Film()
-    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=11.0, absent_since=11.0, lost_at=12.0)
     film.plan(12.25, 12.5)
     film.run(12.5, 12.75, 14.0, 15.0, of=replace(NEW, usd_per_hour=720.0))
     (move,) = film.moves
@@ -124,7 +136,7 @@ def waits_for_nodes(film, asked, refused):
 
 def test_time_without_enough_nodes_is_no_time_of_the_planner():
     film = Film()
-    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=11.0, absent_since=11.0, lost_at=12.0)
     waits_for_nodes(film, 12.25, 12.5)
     film.at(600.0)
     film.at(700.0, is_refused=False)
@@ -138,7 +150,7 @@ def test_time_without_enough_nodes_is_no_time_of_the_planner():
 def test_time_without_any_node_is_no_detection():
     """The planner is not even asked then."""
     film = Film()
-    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=11.0, absent_since=11.0, lost_at=12.0)
     film.at(12.25, Waiting("b is lost", 12.0), is_refused=True)
     film.at(612.25, is_refused=False)
     film.plan(612.25, 612.5)
@@ -150,7 +162,7 @@ def test_time_without_any_node_is_no_detection():
 
 def test_rollback_that_was_ordered_while_a_job_waited_is_the_cause():
     film = Film()
-    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=11.0, absent_since=11.0, lost_at=12.0)
     waits_for_nodes(film, 12.25, 12.5)
     ordered = Order("o", "rollback", JOB.id, durable=Durable(Point(20, 1), "m", ""))
     film.at(600.0, orders=(ordered,))
@@ -206,7 +218,7 @@ def test_a_move_carries_out_the_orders_of_the_nodes_that_it_leaves(members, carr
 
 def test_generation_that_never_ran_counts_as_a_retry():
     film = Film()
-    film.nodes[B] = node(B, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=12.0, lost_at=12.0)
     film.plan(12.0, 12.5)
     film.at(12.5, Opening(NEW, PLAN))
     film.at(13.0, Starting(13.0, 99.0, 2.5), generation=NEW, step=100, advanced_at=13.0)
@@ -221,7 +233,7 @@ def test_generation_that_never_ran_counts_as_a_retry():
 
 def test_all_losses_of_one_reconfiguration_are_its_reason():
     film = Film()
-    film.nodes[B] = node(B, lost_at=12.0)
+    film.nodes[B] = node(B, heard_at=12.0, lost_at=12.0)
     film.plan(12.0, 12.5)
     lost = replace(NEW, reason="b is lost: no lease")
     film.at(12.5, Opening(lost, PLAN))
