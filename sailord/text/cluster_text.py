@@ -204,10 +204,14 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}{was}")
     lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
+    if names := job.get("needed"):  # An older sailord does not say it.
+        which = f"any of {_some(names)}" if len(names) > 1 else names[0]
+        lines.append(f"            without {which} it waits: there is no plan for the other nodes")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
     lines += [f"            {trouble}" for trouble in job["troubles"]]
-    lines += [f"next        {said}"] if (said := "; ".join(next_texts(job.get("next"), at))) else []
+    coming = next_texts(job.get("next"), at, is_waiting=phase["name"] == "waiting")
+    lines += [f"next        {'; '.join(coming)}"] if coming else []
     lines.append(f"cost        {_cost(job['spent'], all_usd_per_hour)}")
     return lines
 
@@ -227,7 +231,9 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 
 
-def next_texts(coming: Mapping[str, Any] | None, at: float | None) -> list[str]:
+def next_texts(
+    coming: Mapping[str, Any] | None, at: float | None, *, is_waiting: bool = False
+) -> list[str]:
     """Return what comes of checkpoints and questions to the planner; empty of an older sailord."""
     if coming is None or at is None:
         return []
@@ -243,6 +249,7 @@ def next_texts(coming: Mapping[str, Any] | None, at: float | None) -> list[str]:
         when = "once a node can be used"
         if asked_at is not None:
             when = f"in {duration(asked_at - at)}: {coming['question']}"
+            when = "at once if a node joins or returns, else " * is_waiting + when
         texts.append(f"the planner is asked {when}")
     return texts
 
@@ -277,12 +284,12 @@ def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> 
 
 
 def at_risk_text(job: dict[str, Any]) -> str:
-    """Return how many steps are lost at most if one node is lost, and if all are."""
+    """Return how many steps are lost if one node is lost, and if all are."""
     all_lost = counted(job["steps_at_risk"], "step")
     if job["safe_step"] is None:
         return all_lost
     one_lost = counted(max(job["step"] - job["safe_step"], 0), "step")
-    return f"at most {one_lost} if one node is lost, {all_lost} if all are"
+    return f"{one_lost} if one node is lost now, {all_lost} if all are"
 
 
 def durable_text(job: dict[str, Any]) -> str:
@@ -405,7 +412,8 @@ def _move_lines(move: dict[str, Any]) -> list[str]:
 def why_text(why: dict[str, Any]) -> str:
     """Return why a job is in its state, why its generation began, and why it has this plan."""
     phase = why["phase"]["name"] if why["phase"] else why["state"]
-    lines = [f"{why['job']} is {phase}: {(why['phase'] or why)['reason']}"]
+    last = "the last change of plan: " * (phase == "running")
+    lines = [f"{why['job']} is {phase}: {last}{(why['phase'] or why)['reason']}"]
     if place := why.get("place"):  # An older sailord says only for which jobs it waits.
         lines.append(place)
     elif why["waits_for"]:
@@ -432,7 +440,8 @@ def why_text(why: dict[str, Any]) -> str:
     ]
     if why["said"] and phase in ("running", "planning"):
         lines.append(f"the planner's last answer: {why['said']}")
-    lines += [f"next: {said}" for said in next_texts(why.get("next"), why.get("at"))]
+    coming = next_texts(why.get("next"), why.get("at"), is_waiting=phase == "waiting")
+    lines += [f"next: {said}" for said in coming]
     lines += [f"next: {rest}" for rest in why.get("cooldowns", ())]
     lines += [f"idle: {idle}" for idle in why["idle"]]
     lines += [f"cannot drain: {stuck}" for stuck in why["stuck"]]

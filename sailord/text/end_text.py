@@ -41,6 +41,8 @@ def end_text(job: Mapping[str, Any], at: float) -> str:
     if job["steps"] is None:
         budget = " or its budget is spent" * (job["spent"]["usd_max"] is not None)
         return f"none: it trains until it is cancelled{budget}{spent}"
+    if job.get("phase", {}).get("name") == "waiting":
+        return "not known while it waits"
     if left_s is None:
         return f"its budget pays for {duration(budget_s)}{spent}" if budget_s is not None else ""
     cost = "" if usd is None else f", {dollars(usd)} more"

@@ -66,7 +66,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
 
     A reconfiguration has one line at its end; while it is under way, its latest part is shown. A
     text that repeats before the next reconfiguration has one line, with the time of the last and
-    the count; so do many nodes that were lost, or drain. Of checkpoints in a row the last is shown.
+    the count; so do many nodes that were lost, or drain. Each order has a line. Of checkpoints in a
+    row the last is shown.
     """
     lines: list[EventLine] = []
     window: dict[LineKey, EventLine] = {}  # What came after the last reconfiguration.
@@ -135,7 +136,8 @@ def _is_told_by(line: EventLine, summary: EventLine) -> bool:
 def _key(line: EventLine) -> LineKey:
     """What is equal in lines that are told as one."""
     is_checkpoint = line.kind == "checkpoint_committed"
-    return line.kind, line.job, "" if is_checkpoint else line.text
+    at = f"{line.at} " * (line.kind == "order")  # Each is told: an opposite may lie between.
+    return line.kind, line.job, "" if is_checkpoint else at + line.text
 
 
 def line_text(line: EventLine) -> str:

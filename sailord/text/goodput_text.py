@@ -18,21 +18,22 @@ def goodput_text(found: dict[str, Any]) -> str:
     """Return the causes with their GPU hours and dollars, and the sums."""
     if found["goodput"] is None:
         return "nothing was booked yet: no node has joined since the ledger began"
+    lately = _lately(found)
     rows = [
-        (each["label"], f"{each['share']:.1%}", _hours(each["gpu_s"]),
-         f"${each['usd']:,.2f}", each["text"])
+        (each["label"], f"{each['share']:.1%}", lately.get(each["cause"], "-"),
+         _hours(each["gpu_s"]), f"${each['usd']:,.2f}", each["text"])
         for each in found["causes"]
     ]  # fmt: skip
     wasted_s, cost = found["not_training_gpu_s"], f"${found['not_training_usd']:,.2f}"
     share = wasted_s / max(sum(each["gpu_s"] for each in found["causes"]), 1e-9)
-    rows.append(("not training", f"{share:.1%}", _hours(wasted_s), cost, "in all"))
-    rows.append(("all", "100.0%", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
+    rows.append(("not training", f"{share:.1%}", "", _hours(wasted_s), cost, "in all"))
+    rows.append(("all", "100.0%", "", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
     lines = [
         f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "
         f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
         *_last_lines(found),
         "",
-        table(("cause", "share", "GPU h", "cost", "what it is"), rows),
+        table(("cause", "share", "lately", "GPU h", "cost", "what it is"), rows),
     ]
     for key, title in (("days", "day (UTC)"), ("jobs", "job")):
         if shares := found[key]:
@@ -50,6 +51,14 @@ def goodput_text(found: dict[str, Any]) -> str:
         lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
                      "ended before sailord knew; later bookings make up for it")  # fmt: skip
     return "\n".join(lines)
+
+
+def _lately(found: dict[str, Any]) -> dict[str, str]:
+    """Return each cause's share of the last ten minutes; an older sailord does not say it."""
+    minutes = found.get("last_minutes")
+    if not minutes or not minutes["gpu_s"]:
+        return {}
+    return {each["cause"]: f"{each['gpu_s'] / minutes['gpu_s']:.1%}" for each in minutes["causes"]}
 
 
 def _last_lines(found: dict[str, Any]) -> list[str]:

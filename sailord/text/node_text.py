@@ -70,6 +70,8 @@ def _order(node: dict[str, Any]) -> str:
         said += f"{', ordered' if state == DRAINED else ' since'} {timestamp(at)}"
     if why:
         said += f": {why}"
+    if node["leaves_at"] is not None:
+        said += f"; it ends {timestamp(node['leaves_at'])}"
     return f"{said}; sailorctl {then}" if then else said
 
 

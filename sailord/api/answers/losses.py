@@ -51,6 +51,21 @@ def losses_view(
     return found
 
 
+def needed_nodes(
+    state: State, following: Callable[[NodeId], NextPlan | NoPlan | None]
+) -> tuple[str, ...]:
+    """Return the names of the job's nodes without any one of which there is no plan."""
+    active = state.active
+    if active is None or active.generation is None:
+        return ()
+    members = active.generation.members
+    if not any(isinstance(following(id_), NoPlan) for id_ in members):
+        return ()  # As a rule; the rest takes longer.
+    found = losses_view(state, following)
+    without = (id_ for id_ in members if id_ in found and found[id_].why_no_plan is not None)
+    return tuple(sorted(state.nodes[id_].record.name for id_ in without))
+
+
 @dataclass(frozen=True, slots=True)
 class _Others:
     """Nodes that plans may use since the job runs, and those that orders keep out of plans.

@@ -201,7 +201,9 @@ def _job_problems(
         text = f"{job.id} is held: {reason}; {cure_of_hold(job.id, plain(job.spent), reason)}"
         yield OpenProblem("held", job.id, text, job.phase.since)
     elif job.phase.name == "waiting":
-        cures = _cures_of_wait(nodes) if job.phase.has_no_node else []
+        cures = _cures_of_wait(nodes)
+        if job.phase.has_no_node and not cures:
+            cures = ["mend its cause, or add nodes"]
         text = "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
         yield OpenProblem("waits", job.id, text, job.phase.since)
     if job.storage_trouble:
@@ -221,11 +223,10 @@ def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
     """Return what would make a node usable, by what keeps nodes out."""
     cures = {
         "sailorctl uncordon {name} lets plans use it again": "cordoned",
-        "sailorctl withdraw {name} cancels its drain": "draining",
+        "sailorctl withdraw {name} cancels its drain, and lets plans use it again": "draining",
     }
     named = ((cure, [n.name for n in nodes if n.state == state]) for cure, state in cures.items())
-    found = [cure.format(name=names[0]) for cure, names in named if names]
-    return found or ["mend its cause, or add nodes"]
+    return [cure.format(name=names[0]) for cure, names in named if names]
 
 
 def _twins(nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:

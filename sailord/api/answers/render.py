@@ -419,13 +419,13 @@ def _predicted(about: Mapping[str, Any]) -> types.Predicted:
 def _measured(
     state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
 ) -> types.Measured:
-    """Measurements reported by workers; else the step rate as sailord observed it."""
+    """Measurements reported by workers; the speed as the last steps had it, once some were done."""
     trains = isinstance(active.phase, Running | Stopping)
     seen_s = step_rate.iteration_s if trains else None
     reports = _reports(state, active)
-    said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
-    # Speeds that were reported before the stop no longer hold.
-    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None or not trains else said
+    # What workers report is the speed of a single step, and no longer holds after a stop.
+    said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None and trains), None)
+    rate = _rate(about.get("tokens_per_iteration"), seen_s) or said
     loss = next((r.loss for r in reports if r.loss is not None), None)
     stalls = [r.stall_s for r in reports if r.stall_s is not None]
     return types.Measured(seen_s, rate, loss, max(stalls, default=None))

@@ -196,6 +196,8 @@ class ActiveView:
     """Since when it is slower than before though no node is to blame, and how much; null: not."""
     unanswered: int = 0
     """Questions in a row that the planner did not answer."""
+    needed: tuple[str, ...] = ()
+    """Its nodes without any one of which there is no plan, as far as that was computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from agents.protocol.records import JobId
 from sailord.api.answers import render, types
 from sailord.api.answers.goodput import usd_per_hour_of
 from sailord.api.answers.last_told import last_told
+from sailord.api.answers.losses import needed_nodes
 from sailord.api.answers.problems import problems_of
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.context import CONTEXT
@@ -70,6 +72,8 @@ async def status(request: web.Request) -> web.Response:
     curve = api.curves.of(None if part.active is None else part.active.job)
     earlier = curve.before(now - EARLIER_S) or curve.first(now - EARLIER_S_MIN)
     job = render.active_view(part, step_rate, plan, about, outbox.at_of, now, safe, feed, earlier)
+    if job is not None:
+        job = replace(job, needed=needed_nodes(part, api.cluster.following))
     service = service_of(api)
     problems = problems_of(
         service,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailord.core.model.commands import Command, Note
-from sailord.core.model.phases import Waiting
+from sailord.core.model.phases import Running, Waiting
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, OpenQuestion, State
@@ -69,7 +69,9 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
             refused = replace(active, asked=replace(active.asked, is_refused=True))
-            return _say(state, refused, f"no plan: {why}")
+            stays = "the job keeps its plan, there is none for the nodes asked about"
+            running = isinstance(active.phase, Running)
+            return _say(state, refused, f"{stays if running else 'no plan'}: {why}")
         case Proposal() as proposal if alive:
             return _change_or_stay(state, active, question, proposal)
         case Proposal() as proposal:

@@ -42,7 +42,7 @@ TEXTS: Mapping[Cause, str] = {
     "moving_verify": "verifying the restored state",
     "moving_first_step": "the first step of a generation, beyond a usual one",
     "recovering": "training lost steps again; waiting before another attempt after a failure",
-    "waiting_for_capacity": "too few nodes for any plan",
+    "waiting_for_capacity": "no plan: too few nodes, or a limit or the budget allows none",
     "held": "the job waits for an operator",
     "paused": "the job is paused",
     "no_job": "no job has the cluster",

@@ -108,3 +108,11 @@ def test_an_end_that_is_followed_is_told_once():
 def test_events_of_an_older_sailord_have_no_details():
     plain = [{k: v for k, v in each.items() if k != "is_detail"} for each in LOSS]
     assert len(said(*plain)) == 4
+
+
+def test_each_order_has_a_line_though_an_opposite_one_lies_between():
+    told = [
+        event("order", text, node="a2") | {"at": float(at)}
+        for at, text in enumerate(("draining a2", "withdrawing", "draining a2", "withdrawing"))
+    ]
+    assert said(*told) == [each["text"] for each in told]

@@ -77,7 +77,8 @@ def test_a_drained_node_says_who_ordered_it_and_a_preempted_one_offers_no_way_ba
     said = f"drained, ordered {timestamp(NOW - 60)}: disk swap (by root); sailorctl withdraw"
     assert f"machine-a is {said} machine-a lets plans use it again" in nodes_text([drained])
     notice = {**ordered("preempt", "running", **DRAINING), "leaves_at": NOW + 30}
-    assert nodes_text([notice]).endswith(": disk swap (by root)")
+    ends = f"; it ends {timestamp(NOW + 30)}"
+    assert nodes_text([notice]).endswith(": disk swap (by root)" + ends)
     older = {name: fact for name, fact in drained.items() if not name.startswith("drained_")}
     assert "withdraw" not in nodes_text([older])
     assert not ordered("drain", "running", yields_since=NOW - 60)["drained_why"], "to another job"

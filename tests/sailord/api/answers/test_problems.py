@@ -278,7 +278,9 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
     starts = render.active_view(
         state_of(Waiting("no node is ready", NOW - 60)), StepRate(), None, {}, {}, NOW
     )
-    assert texts(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
+    (said,) = texts(WELL, starts, nodes, NOW)
+    assert said.startswith("job waits: no node is ready; sailorctl uncordon machine-a lets plans")
+    assert texts(WELL, starts, (NODE,), NOW) == ("job waits: no node is ready",)
 
 
 def test_a_planner_that_did_not_answer_twice_is_a_problem() -> None:

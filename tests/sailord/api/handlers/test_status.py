@@ -32,6 +32,7 @@ from sailord.goodput.core.ledger import Ledger
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.page.training_curve import CurvePoint, TrainingCurve, TrainingCurves
+from sailord.planning.precomputed import NoPlan
 from sailord.text.cluster_text import status_text
 from tests.sailord.core.states import BEGAN, JOB, NOW, A, B, C, D, generation, job, node, state
 
@@ -80,6 +81,7 @@ def served(parts: Parts) -> Any:
         risks=announcer.risks,
         step_rate_of=lambda _: StepRate(),
         safe_point=lambda _=None: None,
+        following=lambda _: None,
         store=StoreHealth(),
         plans={},
         durations=Durations(),
@@ -111,6 +113,21 @@ async def told(parts: Parts, **query: str) -> Mapping[str, Any]:
     answer = await status(asked(served(parts), **query))
     found: Mapping[str, Any] = json.loads(answer.text or "")
     return found
+
+
+async def test_nodes_without_which_the_job_waits_are_named() -> None:
+    api = served(Parts(FIRST, {}))
+    none = {B: NoPlan("cluster: too small")}
+    api.cluster.following = none.get
+    known = json.loads((await status(asked(api))).text or "")
+    assert known["job"]["needed"] == ["machine-b"]
+    said = "without machine-b it waits: there is no plan for the other nodes"
+    assert said in status_text(known)
+    assert "without any of a, b it waits" in status_text(
+        {**known, "job": {**known["job"], "needed": ["a", "b"]}}
+    )
+    api.cluster.following = {}.get
+    assert "it waits" not in status_text(json.loads((await status(asked(api))).text or ""))
 
 
 async def test_the_status_of_a_job_names_its_own_risks() -> None:
