@@ -121,7 +121,8 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
         is_same = max_tp is None and keeps_quotas and not any_size
         return _search(asked, more, steps, cache if is_same else SearchCache())
 
-    return refusals(question.job, lots, limits, ask, grants_of(question.cluster, lots))
+    grants = grants_of(question.cluster, lots)
+    return refusals(question.job, lots, limits, ask, facts.capacity_bytes, grants)
 
 
 def _with_more_gpus(lot: Lot, times: int, facts: PlaceFacts) -> Lot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +14,9 @@ from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.estimate.result import Estimate
+from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.job import Job, Objective, RecomputePolicy
+from simulator.spec.plan import Place
 
 _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
@@ -49,14 +51,19 @@ class SearchAgain(Protocol):
 
 
 def refusals(
-    job: Job, lots: Sequence[Lot], limits: Limits, ask: SearchAgain, grants: Sequence[LotQuota] = ()
+    job: Job,
+    lots: Sequence[Lot],
+    limits: Limits,
+    ask: SearchAgain,
+    capacity_bytes: Callable[[Place], float],
+    grants: Sequence[LotQuota] = (),
 ) -> tuple[Problem, ...]:
     """The problems of a job that has no plan on these GPUs."""
     free = ask(_NO_LIMITS)
     if free.estimate is None:
         if grants and ask(_NO_LIMITS, keeps_quotas=False, budget=FIT_BUDGET).plan is not None:
             return tuple(map(_quota_in_the_way, grants))
-        return (_too_small(job, lots, ask),)
+        return (_too_small(job, lots, ask, capacity_bytes),)
     found = _limits_in_the_way(job.objective, lots, limits, ask)
     if not found:
         # No limit can be kept together with the others, so compare each one alone.
@@ -71,7 +78,9 @@ def _quota_in_the_way(grant: LotQuota) -> Problem:
     return Problem("quota", what, "raise gpus_max, or give GPUs that it does not limit")
 
 
-def _too_small(job: Job, lots: Sequence[Lot], ask: SearchAgain) -> Problem:
+def _too_small(
+    job: Job, lots: Sequence[Lot], ask: SearchAgain, capacity_bytes: Callable[[Place], float]
+) -> Problem:
     gpus = sum(lot.gpus for lot in lots)
     kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
     cures = []
@@ -93,11 +102,14 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: SearchAgain) -> Problem:
         tp = max(tp_degrees(replace(job, max_tp=machine)))
         if tp > 1 and ask(_NO_LIMITS, max_tp=tp, budget=FIT_BUDGET).plan is not None:
             cures.append(f"set training.max_tp = {tp}, with which it fits")
+    free = {lot.gpu: capacity_bytes(lot.place) - platform_of(lot.gpu).context_bytes for lot in lots}
+    left = ", ".join(f"{max(size, 0) / 1e9:.3g} GB of each {gpu}" for gpu, size in free.items())
     states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
     return Problem(
         "cluster",
         f"{job.model.name} does not fit on the {gpus} GPUs ({kinds}) {split}:"
-        f" weights, gradients and optimizer states alone take {states_gb:.3g} GB",
+        f" weights, gradients and optimizer states alone take {states_gb:.3g} GB, and the runtime"
+        f" leaves {left} for them and for activations",
         "; ".join(cures) or "use GPUs with more memory, or more of them",
     )
 

@@ -29,7 +29,7 @@ def refused(
     estimate = SimpleNamespace(iteration_s=fastest_s, money=money)
     found = cast("Any", SimpleNamespace(estimate=estimate, plan=object()))
     job = cast("Job", SimpleNamespace(objective=objective))
-    asked = refusals(job, (), Limits(objective, **limits), lambda *_, **__: found)
+    asked = refusals(job, (), Limits(objective, **limits), lambda *_, **__: found, lambda _: 0.0)
     return [str(problem) for problem in asked]
 
 
@@ -87,3 +87,4 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits() -> None:
     (said,) = asked(Job("long", long, 128, 2048, micro_batches=(128,)), pool)
     assert "does not fit on the 2 GPUs (2 x V100-16@us-central1-a) in micro batches of 128" in said
     assert "to training.micro_batches, which fits" in said
+    assert "the runtime leaves 15.4 GB of each V100-16 for them and for activations" in said
