@@ -260,11 +260,13 @@ def fit(samples: Sequence[Sample]) -> Calibration:
 def unseen_errors(samples: Sequence[Sample]) -> tuple[str, NDArray[np.float64]]:
     """Errors on each model (or TP degree) by a fit that has not seen it."""
     if len({s.model for s in samples}) > 1:
-        return "model", _left_out(samples, lambda s: s.model)
-    return "TP degree", _left_out(samples, lambda s: s.tp)
+        return "model", _fit_without(samples, lambda s: s.model)
+    return "TP degree", _fit_without(samples, lambda s: s.tp)
 
 
-def _left_out(samples: Sequence[Sample], part: Callable[[Sample], object]) -> NDArray[np.float64]:
+def _fit_without(
+    samples: Sequence[Sample], part: Callable[[Sample], object]
+) -> NDArray[np.float64]:
     errors = []
     for name in dict.fromkeys(part(s) for s in samples):
         seen = [s for s in samples if part(s) != name]

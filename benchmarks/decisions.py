@@ -147,8 +147,8 @@ def row_of(seed: int, question: Question, name: Any) -> tuple[list[str], float |
         asked = replace(question, job=replace(question.job, objective=objective))
     else:
         asked = replace(question, tries=(name,))
-    plain, plain_s = _timed(replace(question, outer_every=None))
-    found, found_s = _timed(replace(asked, prefer="simple"))
+    plain, plain_s = _time(replace(question, outer_every=None))
+    found, found_s = _time(replace(asked, prefer="simple"))
     without, best, is_taken = plain.objective, None, False
     gain = next((one for one in found.gains if one.name == name), None)
     if name in ALLOWED:
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _timed(question: Question) -> tuple[Answer, float]:
+def _time(question: Question) -> tuple[Answer, float]:
     started = time.process_time()
     answer = plan_job(question)
     return answer, time.process_time() - started

@@ -89,13 +89,11 @@ def plan_by_events(
 
         return better_with_outer_steps(question, ask, cache)
     if "zero1" in question.tries:
-        return better_zero(
-            question, lambda each, known: _answered(each, lots, limits, known), cache
-        )
-    return _answered(question, lots, limits, cache)
+        return better_zero(question, lambda each, known: _answer(each, lots, limits, known), cache)
+    return _answer(question, lots, limits, cache)
 
 
-def _answered(
+def _answer(
     question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
 ) -> Answer:
     asked = _Asked(question, lots, limits, cache)
@@ -132,7 +130,7 @@ class _Asked:
         if not self._search_or_relax().is_complete:
             self._try_less_spot()
         if self.best is None:
-            self.best = self.taken = self._best_of_allowed()
+            self.best = self.taken = self._find_best_of_allowed()
         if self.best is None:
             return
         self._bound(WORK_MAX)
@@ -152,7 +150,7 @@ class _Asked:
         if search.judged or search.is_complete:
             return search
         for easier in self.limits.relaxed():
-            keeping = _ranked(self._search(easier, cluster=cluster).keeping(self.limits))
+            keeping = _rank_plans(self._search(easier, cluster=cluster).keeping(self.limits))
             if keeping:
                 plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                 search = self._search(self.limits, plans, cluster=cluster)
@@ -164,18 +162,18 @@ class _Asked:
         assert whole is not None
         for cluster in with_less_spot(self.question.cluster, self.limits.objective.max_spot_share):
             found = min(self._search_or_relax(cluster).judged, key=_score, default=None)
-            best = None if found is None else _judged_by(whole, found.plan)
+            best = None if found is None else _judge_again(whole, found.plan)
             if best is not None and (self.best is None or best.score < self.best.score):
                 self.best = self.taken = best
 
-    def _best_of_allowed(self) -> JudgedPlan | None:
+    def _find_best_of_allowed(self) -> JudgedPlan | None:
         """The best plan that has what is allowed beyond the searched space."""
         assert self.search is not None
         job = self.question.job
         searches, found = [self.search], []
         degrees = token_sharing_degrees(job)
         if "sequence" in job.objective.allow and max(degrees) > 1:
-            search, _ = self._searched(self.limits, shares_tokens=True, degrees=degrees)
+            search, _ = self._run_search(self.limits, shares_tokens=True, degrees=degrees)
             searches.append(search)
             found += search.judged
         if "micro-batch-per-pipeline" in job.objective.allow:
@@ -192,7 +190,7 @@ class _Asked:
         assert self.taken is not None
         if self.best is None or outside_of(self.best.plan) is not None:
             return  # It is the best of them, since no other plan keeps the limits.
-        found = self._best_of_allowed()
+        found = self._find_best_of_allowed()
         if found is None or found.score >= self.best.score:
             return
         self.best = found
@@ -212,7 +210,7 @@ class _Asked:
         if search.lots != self.lots:
             # Found on a part of the spot GPUs; bounds and reasons are those of all.
             search = self.searches[0]
-            best = _judged_by(search, best.plan) or best
+            best = _judge_again(search, best.plan) or best
         if self.best is None or best.score < self.best.score:
             self.best = best
             if not search.shares_tokens:
@@ -243,11 +241,11 @@ class _Asked:
             why=self.why,
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
-            covered=self._covered(),
+            covered=self._describe_covered(),
             gains=tuple(replace(gain, is_taken=gain.name == has) for gain in self.gains.values()),
         )
 
-    def _covered(self) -> str:
+    def _describe_covered(self) -> str:
         """Which plans the bounds cover."""
         assert self.search is not None
         is_all = self.search.is_complete and not self._covers_more
@@ -296,12 +294,12 @@ class _Asked:
         cluster: Cluster | None = None,
     ) -> EventSearch:
         """Search within some limits, or on another cluster; else keep the best plan found."""
-        search, best = self._searched(within, given, times, cluster=cluster)
+        search, best = self._run_search(within, given, times, cluster=cluster)
         if within is self.limits and cluster is None:
             self.search, self.best, self.taken = search, best, best
         return search
 
-    def _searched(
+    def _run_search(
         self,
         within: Limits,
         given: tuple[Plan, ...] = (),
@@ -337,7 +335,7 @@ class _Asked:
             (*given, *self.cache.given),
             question.proves and not shares_tokens and question.outer_every is None,
             width=max(1.0, budget / usual),
-            told=self._told(lambda judged: f"{judged} of about {budget} plans judged"),
+            told=self._tell_with_best(lambda judged: f"{judged} of about {budget} plans judged"),
             shares_tokens=shares_tokens,
             outer_every=question.outer_every,
         )
@@ -405,10 +403,12 @@ class _Asked:
             work_max=work_max if question.proves else min(work_max, QUICK_WORK_MAX),
             trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
             gap=question.gap or 0.0,
-            told=self._told(lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"),
+            told=self._tell_with_best(
+                lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"
+            ),
         )
 
-    def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
+    def _tell_with_best(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
         """Return a progress callback that adds the best plan so far."""
         told = self.question.told
         if told is None:
@@ -433,11 +433,11 @@ def _figures(best: JudgedPlan) -> tuple[float, float]:
     return best.estimate.iteration_s, best.score[0]
 
 
-def _ranked(judged: list[JudgedPlan]) -> list[JudgedPlan]:
+def _rank_plans(judged: list[JudgedPlan]) -> list[JudgedPlan]:
     return sorted(judged, key=_score)
 
 
-def _judged_by(search: EventSearch, plan: Plan) -> JudgedPlan | None:
+def _judge_again(search: EventSearch, plan: Plan) -> JudgedPlan | None:
     """A plan of another search, judged by this one."""
     mix = mix_of_plan(plan, search.maker)
     return None if mix is None else search.judge_plan(plan, mix)

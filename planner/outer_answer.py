@@ -50,7 +50,7 @@ def better_with_outer_steps(
     if is_better and not has_steps:
         plain = found  # The second question found a better plan without them.
     is_taken = is_better and has_steps
-    best = [_best_with_steps(with_steps, goal), found.objective if has_steps else None]
+    best = [_find_best_with_steps(with_steps, goal), found.objective if has_steps else None]
     least = min((each for each in best if each is not None), default=None)
     gain = Gain("outer-steps", goal, least, plain.objective, is_taken)
     taken = found if is_taken else plain
@@ -69,7 +69,7 @@ def _starts(cache: SearchCache, goal: Goal) -> tuple[Plan, ...]:
     return tuple(plan for plan in plans if _can_take(plan))[:STARTS_MAX]
 
 
-def _best_with_steps(cache: SearchCache, goal: Goal) -> float | None:
+def _find_best_with_steps(cache: SearchCache, goal: Goal) -> float | None:
     """The least objective of all judged plans with outer steps."""
     judged = (PlanEstimate(*pair) for pair in cache.judged)
     figures = (objective_of(one, goal) for one in judged if one.plan.outer_every is not None)

@@ -220,7 +220,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     found["ranks"] = len(cluster.workers())
     found["measured_schedule"] = attempt(lambda: _schedule(cluster, client, setting))
     found["kill_a_rank"] = attempt(
-        lambda: _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
+        lambda: _time_gap(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
     )
     agent = cluster.nodes[0]
 
@@ -228,13 +228,13 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
         cluster.kill(agent)
         cluster.start(agent)
 
-    found["kill_the_agent"] = attempt(lambda: _after(cluster, restart))
+    found["kill_the_agent"] = attempt(lambda: _time_gap(cluster, restart))
     # A node that is lost meanwhile would be the second of two.
     log = cluster.folder / f"{agent}.log"
     _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b'"registering"') > 1)
     if len(cluster.nodes) > 1:
         lost = [node for node in cluster.nodes if cluster.workers(node)][-1]
-        found["kill_a_node"] = attempt(lambda: _after(cluster, lambda: cluster.kill_node(lost)))
+        found["kill_a_node"] = attempt(lambda: _time_gap(cluster, lambda: cluster.kill_node(lost)))
         found["ranks_after_it"] = len(cluster.workers())
         before = cluster.lines()[-1]["generation"]
         begin = time.time()
@@ -291,7 +291,7 @@ def _agree(lines: list[dict[str, Any]]) -> str:
     return f"{len(again)} steps done again, losses differ by {far:.1e} at most"
 
 
-def _after(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
+def _time_gap(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
     """Call ``do``, and return for how long no step ended."""
     before = cluster.lines()[-1]
     at = time.time()

@@ -68,12 +68,14 @@ def deadline_outlook(
     assert steps is not None
     assert left is not None
     usd = estimate.money.total_usd
-    spot = _alone(question, search, spot=True)
+    spot = _find_plan_of_contract(question, search, spot=True)
     on_demand = None
     if left > CHANGE_S:
-        on_demand = _alone(question, search, spot=False, seconds_left=left - CHANGE_S)
+        on_demand = _find_plan_of_contract(
+            question, search, spot=False, seconds_left=left - CHANGE_S
+        )
     if on_demand is None:
-        on_demand = _alone(question, search, spot=False, goal="throughput")
+        on_demand = _find_plan_of_contract(question, search, spot=False, goal="throughput")
     mixture = None
     if spot is not None and on_demand is not None:
         share = PRIOR_SHARE if trace is None else spot_availability(trace, question.cluster.pools)
@@ -83,7 +85,7 @@ def deadline_outlook(
     )
 
 
-def _alone(
+def _find_plan_of_contract(
     question: Question,
     search: Callable[[Question], Answer],
     *,

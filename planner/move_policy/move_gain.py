@@ -64,11 +64,11 @@ def offer_of(
         full=full,
         loss_cost=loss_s * worth_per_s,
         tied=tied,
-        with_idle=_with_idle(running, next_plan, goal),
+        with_idle=_describe_idle_plans(running, next_plan, goal),
     )
 
 
-def _with_idle(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | None:
+def _describe_idle_plans(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | None:
     """How much worse the best plan with idle nodes is than the running one, if that is known."""
     other = next_plan.with_idle
     if other is None:

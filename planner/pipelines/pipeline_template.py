@@ -264,7 +264,7 @@ class TemplateMaker:
                     if is_near
                     else hops[-1]
                 )
-            synced.append((4 * self._held(stage.tp, cuts[s], cuts[s + 1]), home))
+            synced.append((4 * self._parameters_of(stage.tp, cuts[s], cuts[s + 1]), home))
             home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
         return Template(
             micro_batch,
@@ -284,7 +284,7 @@ class TemplateMaker:
         count = min(int(fewest[first, end]), end - first)
         return float(self.again_s(stage, micro_batch, np.array(first), np.array(count)))
 
-    def _held(self, tp: int, first: int, end: int) -> float:
+    def _parameters_of(self, tp: int, first: int, end: int) -> float:
         """Parameters of a range of layers on one rank."""
         sums = self._parameters.get(tp)
         if sums is None:
@@ -367,10 +367,10 @@ def stage_sequences(
                     for behind in range(1, min(4, stages_max - ahead) + 1):
                         yield (one,) * ahead + (other,) * behind
     if len(lots) > 2:
-        yield from _over_many_lots(lots, options, stages_max)
+        yield from _list_over_many_lots(lots, options, stages_max)
 
 
-def _over_many_lots(
+def _list_over_many_lots(
     lots: Sequence[int], options: Sequence[TemplateStage], stages_max: int
 ) -> Iterator[tuple[TemplateStage, ...]]:
     """Some stages on each lot, in any order, all with the same TP degree."""

@@ -95,7 +95,7 @@ class StageMemory:
                 found = np.where(found >= 1, np.inf, 0.0)
             return found
 
-        return self._once(key, most)
+        return self._compute_once(key, most)
 
     def fewest_recomputed(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
@@ -106,7 +106,9 @@ class StageMemory:
         """
         in_flight = 1 if self.offloads else in_flight
         key = ("fewest", *self._kind(stage, micro_batch, pipelines), in_flight)
-        return self._once(key, lambda: self._fewest(stage, micro_batch, pipelines, in_flight))
+        return self._compute_once(
+            key, lambda: self._find_fewest(stage, micro_batch, pipelines, in_flight)
+        )
 
     def recomputed(
         self,
@@ -158,11 +160,11 @@ class StageMemory:
     def room(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
         """Bytes of a device that are left for activations and transients; negative if none are."""
         key = ("room", *self._kind(stage, micro_batch, pipelines))
-        return self._once(key, lambda: self._room(stage, micro_batch, pipelines))
+        return self._compute_once(key, lambda: self._room(stage, micro_batch, pipelines))
 
     # -- tables ---------------------------------------------------------------------------------
 
-    def _once(self, key: object, make: Callable[[], _T]) -> _T:
+    def _compute_once(self, key: object, make: Callable[[], _T]) -> _T:
         if key not in self._known:
             self._known[key] = make()
         found: _T = self._known[key]
@@ -210,7 +212,7 @@ class StageMemory:
 
     def _activations(self, stage: TemplateStage, micro_batch: int) -> _Activations:
         gpu = self.lots[stage.lot].gpu
-        return self._once(
+        return self._compute_once(
             ("activations", gpu, stage.tp, micro_batch),
             lambda: self._activations_of(gpu, stage.tp, micro_batch),
         )
@@ -223,7 +225,7 @@ class StageMemory:
         )
         return _Activations(kept, np.maximum(kept - again, 0.0), work, work_again)
 
-    def _kept(self, stage: TemplateStage, micro_batch: int) -> Floats:
+    def _kept_bytes(self, stage: TemplateStage, micro_batch: int) -> Floats:
         """Bytes that a stage keeps for each micro batch if it recomputes what it must."""
         lot = self.lots[stage.lot]
         kept = all_range_sums(
@@ -240,14 +242,14 @@ class StageMemory:
         work = self.costs.workspace_bytes(
             tp=stage.tp, samples=micro_batch, recompute=stage.least, gpu=gpu
         )
-        room, kept = self.room(stage, micro_batch, pipelines), self._kept(stage, micro_batch)
-        most = _count(room - RESERVED_OVER_LIVE * _largest(work), kept)
+        room, kept = self.room(stage, micro_batch, pipelines), self._kept_bytes(stage, micro_batch)
+        most = _count(room - RESERVED_OVER_LIVE * _largest_transients(work), kept)
         if stage.recompute != "auto":
             return most
-        saved, transient = self._saved(stage, micro_batch)
+        saved, transient = self._saved_bytes(stage, micro_batch)
         return np.maximum(most, _count(room - transient, kept - all_range_sums(saved)))
 
-    def _saved(self, stage: TemplateStage, micro_batch: int) -> tuple[Floats, Floats]:
+    def _saved_bytes(self, stage: TemplateStage, micro_batch: int) -> tuple[Floats, Floats]:
         """Bytes that each recomputed layer saves for each micro batch, and the least transients of
         a stage that recomputes some.
         """
@@ -258,13 +260,13 @@ class StageMemory:
         behind = np.append(np.where(held.saved > 0, np.arange(layers), layers), layers)
         first = np.minimum.accumulate(behind[::-1])[::-1]
         again = np.append(held.work_again, 0.0)[first]
-        transient, head = _largest(held.work), float(held.work[-1])
+        transient, head = _largest_transients(held.work), float(held.work[-1])
         transient[:, layers] -= head
         transient = np.maximum(transient, again[:, None])
         transient[:, layers] += head
         return held.saved * share, RESERVED_OVER_LIVE * transient
 
-    def _fewest(
+    def _find_fewest(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
     ) -> Ints:
         layers = self.costs.layer_count
@@ -273,8 +275,8 @@ class StageMemory:
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         if fits[first < end].all():
             return np.zeros((layers + 1, layers + 1), dtype=np.int64)
-        saved, transient = self._saved(stage, micro_batch)
-        kept = self._kept(none, micro_batch)
+        saved, transient = self._saved_bytes(stage, micro_batch)
+        kept = self._kept_bytes(none, micro_batch)
         left = self.room(stage, micro_batch, pipelines) - transient
         sums = prefix_sums(saved)
         missing = kept * (1 - 1e-12) - left / in_flight
@@ -306,7 +308,7 @@ def _count(room: Floats, kept: Floats) -> Floats:
     return fits
 
 
-def _largest(work: Floats) -> Floats:
+def _largest_transients(work: Floats) -> Floats:
     """The largest transient of each range; the head's is added, as in the memory model."""
     layers = len(work)
     found = np.zeros((layers + 1, layers + 1))

@@ -46,7 +46,7 @@ def with_less_spot(cluster: Cluster, share: float | None) -> Iterator[Cluster]:
     if share is None or share >= 1 or not spot or not steady:
         return
     most = math.floor(steady * share / (1 - share) + 1e-9)
-    left = [_dealt(spot, most)]
+    left = [_deal_in_proportion(spot, most)]
     largest = sorted(spot, key=lambda n: (-spot[n], n))[:ALONE_MAX]
     left += [{n: min(spot[n], most)} for n in largest]
     left.append({})
@@ -63,7 +63,7 @@ def with_less_spot(cluster: Cluster, share: float | None) -> Iterator[Cluster]:
         yield replace(cluster, pools=tuple(pools))
 
 
-def _dealt(gpus: dict[int, int], most: int) -> dict[int, int]:
+def _deal_in_proportion(gpus: dict[int, int], most: int) -> dict[int, int]:
     """At most so many GPUs in all, dealt in proportion; the largest pools get what is left over."""
     total = sum(gpus.values())
     if total <= most:

@@ -170,7 +170,7 @@ class ObjectiveArrays:
         possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
         usd = finite * usd_per_s + egress_usd
-        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+        for value, most in self.limits.capped(finite, usd, _usd_per_hour(finite, usd)):
             possible = possible & (value <= most)
         found: Floats = np.where(possible, usd if self.limits.goal_is_cost else seconds, np.inf)
         return found
@@ -183,7 +183,7 @@ class ObjectiveArrays:
         finite = np.where(possible, seconds, 1.0)
         usd = finite * np.maximum(usd_per_s, FREE_USD_PER_HOUR / 3600)
         score = usd if self.limits.goal_is_cost else finite
-        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+        for value, most in self.limits.capped(finite, usd, _usd_per_hour(finite, usd)):
             possible = possible & (value <= most * ROUGH_TOLERANCE)
             excess = np.minimum(value, most * ROUGH_TOLERANCE) / max(most, 1e-12)
             score = score * np.maximum(1.0, excess) ** 2
@@ -195,6 +195,6 @@ def _least(*limits: float | None) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _hourly(seconds: Floats, usd: Floats) -> Floats:
+def _usd_per_hour(seconds: Floats, usd: Floats) -> Floats:
     hourly: Floats = usd / np.maximum(seconds, 1e-12) * 3600
     return hourly

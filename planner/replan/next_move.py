@@ -26,7 +26,7 @@ def replacement_s(
     largest = max(nodes, key=lambda node: (float(held[node.id] @ state.bytes_by_unit), node.id))
     going = replace(largest, id=f"{largest.id} before")
     there = (*nodes, going)
-    before = _moved(plan, largest.id, going.id)
+    before = _move_node(plan, largest.id, going.id)
     return seconds_to(tables, plan, estimate, there, running=before, is_planned=True)
 
 
@@ -55,7 +55,7 @@ def seconds_to(
     ).seconds
 
 
-def _moved(plan: Plan, node: str, to: str) -> Plan:
+def _move_node(plan: Plan, node: str, to: str) -> Plan:
     """Return the plan with all that is placed on a node placed on another one."""
 
     def stage(each: Stage) -> Stage:

@@ -210,9 +210,9 @@ class _Program:
                         begin_s = before.at
                         lead = before.value - usd[way] * down_s - gain[way] * (begin_s + down_s)
                         going[way].append(_Begin(lead, begin_s, down_s, before, is_fixed))
-                going[way] = _undominated(going[way])
+                going[way] = _drop_dominated(going[way])
             if samples is not None:
-                done = self._reached(samples, number, going, gain, done)
+                done = self._find_earliest_end(samples, number, going, gain, done)
                 if done is not _NEVER and done.at <= end_s:
                     return done
             then, announced = self._ends(number, going, gain)
@@ -334,7 +334,7 @@ class _Program:
             value -= gain * (trains_s - steps * each_s)
         return _End(value, end_s, begin.begin, begin.down_s, way, steps, begin.before)
 
-    def _reached(
+    def _find_earliest_end(
         self,
         samples: float,
         number: int,
@@ -357,7 +357,7 @@ class _Program:
         return found
 
 
-def _undominated(begins: Sequence[_Begin]) -> list[_Begin]:
+def _drop_dominated(begins: Sequence[_Begin]) -> list[_Begin]:
     """All with a fixed beginning, since whole iterations decide among them; the best of others."""
     others = [begin for begin in begins if not begin.is_fixed]
     fixed = [begin for begin in begins if begin.is_fixed]

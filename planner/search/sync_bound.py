@@ -180,7 +180,7 @@ class SyncBound:
         if low < 2:
             return np.zeros(self._tensors)
         some = [flows for flows in self.degrees if flows <= tp]
-        mine = self._into("near", gpu)
+        mine = self._links_into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
         shared = stages or 1
         to_owner = self.costs.has_owners
@@ -190,16 +190,16 @@ class SyncBound:
             if low <= max(self._by_zone.values()):
                 rings.append(self._ring(steps, mine, some, stages=shared))
             if stages is None and low <= machine:
-                rings.append(self._ring(steps, self._into("machine", gpu), some))
+                rings.append(self._ring(steps, self._links_into("machine", gpu), some))
             if self._far:
                 across = np.minimum(
                     self._ring(steps, mine, some, stages=shared),
-                    self._ring(steps, self._into("far", gpu), some, stages=shared),
+                    self._ring(steps, self._links_into("far", gpu), some, stages=shared),
                 )
-                far_s = self._ring(steps, self._into("far"), self.degrees)
+                far_s = self._ring(steps, self._links_into("far"), self.degrees)
                 rings.append(np.maximum(across, far_s))
         if self._far and not to_owner:
-            far_s = self._step(self._into("far"), self.degrees, high)
+            far_s = self._step(self._links_into("far"), self.degrees, high)
             fewest = -(-low // len(self._by_zone))
             rings.append(2 * far_s + self._inside_zones(fewest, high, machine))
         least: Floats = np.min(rings, axis=0)
@@ -218,7 +218,7 @@ class SyncBound:
         """Reduce-scatter and all-gather in the zone with the most pipelines."""
         if fewest <= machine:
             return np.zeros(self._tensors)
-        near = self._into("near")
+        near = self._links_into("near")
         least: Floats = np.min(
             [
                 2 * (a - 1) * self._step(near, self.degrees, b)
@@ -228,7 +228,7 @@ class SyncBound:
         )
         return least
 
-    def _into(self, where: str, gpu: str | None = None) -> _Hops:
+    def _links_into(self, where: str, gpu: str | None = None) -> _Hops:
         """The links of one sort, or those that lead to one GPU kind."""
         if where == "machine":
             hops = tuple((lot.place, lot.place) for lot in self.lots if lot.gpu == gpu)
@@ -250,7 +250,9 @@ class SyncBound:
         key = (hops.where, hops.gpu, max(flows), shards, share, stages)
         if key not in self._known:
             rows = [
-                self._over_layers(_Link(hop, width, hops.where == "machine", stages), shards, share)
+                self._sum_over_layers(
+                    _Link(hop, width, hops.where == "machine", stages), shards, share
+                )
                 for hop in hops.hops
                 for width in flows
             ]
@@ -258,7 +260,7 @@ class SyncBound:
             self._known[key] = least
         return self._known[key]
 
-    def _over_layers(self, link: _Link, shards: int, share: float) -> Floats:
+    def _sum_over_layers(self, link: _Link, shards: int, share: float) -> Floats:
         sizes, number = self._rank_bytes(link.flows)
         seconds = [self._bytes_s(link, share * size, shards) for size in sizes.tolist()]
         return np.array(seconds)[number]

@@ -36,7 +36,7 @@ def owned_most(groups: DeviceGroups, costs: LayerCosts) -> OwnedMost:
     """Assign all buckets of a plan to owners."""
     columns = (groups.owner, groups.tp, groups.first, groups.end)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    kept, updated = _owned(tuple(rows), _sizes(costs))
+    kept, updated = _assign_owners(tuple(rows), _sizes(costs))
     return OwnedMost(np.array(kept), np.array(updated))
 
 
@@ -67,7 +67,7 @@ def _sizes(costs: LayerCosts) -> Sizes:
 
 
 @lru_cache(maxsize=256)
-def _owned(
+def _assign_owners(
     rows: tuple[tuple[int, int, int, int], ...], sizes: Sizes
 ) -> tuple[list[float], list[float]]:
     """Return, by row, the most kept and updated parameters of one of its ranks.

@@ -120,7 +120,7 @@ def test_plans_on_spot_gpus_start_no_search_without_these() -> None:
 def test_an_interrupted_question_has_the_plan_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered, calls = event_planner._answered, []
+    answered, calls = event_planner._answer, []
 
     def interrupted(question: Question, *rest: object) -> object:
         calls.append(question.outer_every)
@@ -128,7 +128,7 @@ def test_an_interrupted_question_has_the_plan_without_them(
             raise KeyboardInterrupt
         return answered(question, *rest)  # type: ignore[arg-type]  # as it was called
 
-    monkeypatch.setattr(event_planner, "_answered", interrupted)
+    monkeypatch.setattr(event_planner, "_answer", interrupted)
     asked = replace(ASKED, is_bounded=False, is_stoppable=True)
     found = plan_job(asked)
     assert found.plan is not None

@@ -152,10 +152,10 @@ class AcesoModel:
         """Memory of each GPU of a stage with ``behind`` stages after it."""
         known = (stage, micro_batch, behind)
         if known not in self._memory:
-            self._memory[known] = self._held(*known)
+            self._memory[known] = self._held_mb(*known)
         return self._memory[known]
 
-    def _held(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
+    def _held_mb(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
         inputs, key = self.inputs, self.key(stage, micro_batch)
         assert key is not None, (stage, micro_batch)
         layers = slice(stage.first, stage.end)

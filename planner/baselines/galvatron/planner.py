@@ -117,11 +117,11 @@ def layer_seconds(
         message = 2 * (d - 1) / d * inputs.parameter_mb / t
         sync_ms = message / _bandwidth(inputs, strategy, of_tp=False)
     if t == 1 or d == 1 or t < t * d // 2:
-        milliseconds = forward + _overlapped(inputs, backward, sync_ms) + tp_ms
+        milliseconds = forward + _overlap_ms(inputs, backward, sync_ms) + tp_ms
     else:
         # Wide TP leaves only half of the backward pass to hide gradient sums behind.
         half = backward / 2
-        milliseconds = forward + half + _overlapped(inputs, half, sync_ms) + tp_ms
+        milliseconds = forward + half + _overlap_ms(inputs, half, sync_ms) + tp_ms
     return milliseconds / 1000
 
 
@@ -133,7 +133,7 @@ def _bandwidth(inputs: GalvatronInputs, strategy: Strategy, *, of_tp: bool) -> f
     return table[ranks, strategy.consecutive == of_tp]
 
 
-def _overlapped(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
+def _overlap_ms(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
     """Both slow each other down while both run; then the longer one continues alone."""
     both = min(compute_ms, sync_ms)
     return both * inputs.overlap_slowdown + max(compute_ms, sync_ms) - both

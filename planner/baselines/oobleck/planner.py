@@ -175,7 +175,7 @@ class OobleckTemplates:
                 left, right = self._pipelines(s, *here), self._pipelines(stages - s, *there)
                 if left is not None and right is not None:
                     parts.append((left, right))
-        return _joined(parts, stages) if parts else None
+        return _join(parts, stages) if parts else None
 
     def _one_stage(self, gpus: int) -> _Pipelines:
         time = np.full((self.layers + 1, self.layers + 1), np.inf)
@@ -185,7 +185,7 @@ class OobleckTemplates:
         return _Pipelines(4 * time, time, time, np.zeros_like(time), time, gpus=gpus)
 
 
-def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
+def _join(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
     """The best of all ways to concatenate two pipelines, with any boundary."""
     shape = parts[0][0].total.shape
     best = [np.full(shape, np.inf) for _ in range(5)]

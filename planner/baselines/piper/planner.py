@@ -92,7 +92,7 @@ class PiperPlan:
 def stage_seconds(inputs: PiperInputs, stage: PiperStage) -> float:
     """Seconds per sample that a stage adds: work, both cut edges, its share of gradient sums."""
     bandwidth, d = inputs.bandwidth_bytes_per_s, stage.d
-    chosen = _chosen(inputs, stage)
+    chosen = _variants_of(inputs, stage)
     cut = 0.0
     if stage.first > 0:
         cut += 2 * (inputs.edge_bytes[stage.first - 1] + chosen[0].sync_bytes)
@@ -115,10 +115,10 @@ def in_flight(stages: Sequence[PiperStage], index: int) -> int:
 
 def stage_bytes(inputs: PiperInputs, stage: PiperStage, *, in_flight: int) -> float:
     """Memory of one device of a stage."""
-    return sum(_bytes(variant, in_flight) for variant in _chosen(inputs, stage))
+    return sum(_bytes(variant, in_flight) for variant in _variants_of(inputs, stage))
 
 
-def _chosen(inputs: PiperInputs, stage: PiperStage) -> list[Variant]:
+def _variants_of(inputs: PiperInputs, stage: PiperStage) -> list[Variant]:
     layers = inputs.layers[stage.first : stage.last + 1]
     return [layer[stage.t][v] for layer, v in zip(layers, stage.variants, strict=True)]
 
