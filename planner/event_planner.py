@@ -55,9 +55,9 @@ FORMULA_PLACES_MAX = 6
 FORMULA_PLANS_MAX = 8
 """Starting plans taken from the search under the paper's formula."""
 RELAXED_PLANS_MAX = 3
-"""Plans of a search with relaxed limits that keep all limits, from which the search starts anew."""
+"""Most plans from a search with relaxed limits from which the search within limits starts anew."""
 GAP_TIMES = 10
-"""Multiple of the budget that is searched if the gap that was asked for was not reached."""
+"""Factor on the budget if the gap that was asked for is not reached within it."""
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 NO_BOUNDS = Bounds(0.0, 0.0)
@@ -65,7 +65,7 @@ VARIANTS: Mapping[Tried, Callable[[EventSearch], JudgedPlan | None]] = {
     "zero-bubble": best_without_bubble,
     "offload": best_with_offload,
 }
-"""What is tried on the plans of a search."""
+"""Functions that judge variants of a search's plans, by what the variants have."""
 
 _T = TypeVar("_T")
 
@@ -157,7 +157,7 @@ class _Asked:
         return search
 
     def _try_less_spot(self) -> None:
-        """Search on parts of the spot GPUs, too: ``max_spot_share`` steers no search."""
+        """Search on parts of the spot GPUs, too, since no search aims at ``max_spot_share``."""
         whole = self.search
         assert whole is not None
         for cluster in with_less_spot(self.question.cluster, self.limits.objective.max_spot_share):
@@ -189,7 +189,7 @@ class _Asked:
         """
         assert self.taken is not None
         if self.best is None or outside_of(self.best.plan) is not None:
-            return  # It is the best of them, since no other plan keeps the limits.
+            return  # The best plan has it already, since no plan of the space keeps the limits.
         found = self._find_best_of_allowed()
         if found is None or found.score >= self.best.score:
             return
@@ -208,7 +208,7 @@ class _Asked:
             return False
         best, search = min(found, key=lambda pair: pair[0].score)
         if search.lots != self.lots:
-            # Found on a part of the spot GPUs; bounds and reasons are those of all.
+            # The plan was found on a part of the spot GPUs; bounds and reasons are those of all.
             search = self.searches[0]
             best = _judge_again(search, best.plan) or best
         if self.best is None or best.score < self.best.score:
@@ -275,7 +275,7 @@ class _Asked:
         return self._divides or self._offloads or self.question.outer_every is not None
 
     def _add_gain(self, name: Tried, found: JudgedPlan | None, without: JudgedPlan | None) -> None:
-        """Note the best plans with and without something, over all searches."""
+        """Note the best plans with and without what ``name`` names, over all searches."""
         goal = self.question.job.objective.goal
         known = self.gains.get(name, Gain(name, goal, None, None))
 
@@ -448,7 +448,7 @@ def _score(judged: JudgedPlan) -> tuple[float, ...]:
 
 
 def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstimate | None:
-    """The best plan by its estimate, if another one was taken."""
+    """How the plan that was taken compares with the best by its estimate, if it is another."""
     if taken is best:
         return None
     usd, least = best.estimate.money.total_usd, objective_of(best, goal)

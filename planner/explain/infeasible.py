@@ -21,18 +21,17 @@ _MORE_GPUS = (2, 4, 8, 16, 64)
 FIT_BUDGET = 40
 """Plans judged to find out whether any plan fits, or costs less an hour."""
 PERCENT_MAX = 10
-"""A limit that is smaller than needed by a larger factor is not told in percent."""
+"""Largest factor between a limit and what is needed that is told in percent."""
 HALVINGS = 5
-"""Searches for the least price per hour, ..."""
+"""Most searches for the least price per hour."""
 NEAR = 1.02
-"""... unless it is known within this factor."""
+"""Factor within which the least price per hour is known well enough."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
 class SearchAgain(Protocol):
-    """Search again with other limits, more GPUs, another recomputation policy or larger TP.
-
-    Also without quotas, or with micro batches of any size.
+    """Search again with other limits, more GPUs, another recomputation policy or larger TP,
+    without quotas, or with micro batches of any size.
     """
 
     def __call__(
@@ -179,7 +178,7 @@ def _usd_per_hour(estimate: Estimate) -> float:
 
 
 def _describe_raise(allowed: float, least: float) -> str:
-    """By how much to raise a limit, so that it is enough; by no share where it is far from it."""
+    """By how much to raise a limit so that it is enough, or to which value if it is far off."""
     if least > PERCENT_MAX * allowed:
         step = 10.0 ** (math.floor(math.log10(least)) - 3)
         return f"raise it to {math.ceil(least / step - 1e-9) * step:.4g}"

@@ -177,8 +177,9 @@ class PlanLibrary:
         return self._find_best(state, "throughput")
 
     def within(self, state: int, *, iteration_s: float, usd: float | None) -> list[int]:
-        """The known plans that fit an availability, take no longer than this for a step, and cost
-        less, where dollars are known."""
+        """The known plans that fit an availability, take at most ``iteration_s`` for a step, and
+        cost less than ``usd``, where dollars are known.
+        """
         found = []
         for plan, known in enumerate(self.known):
             is_cheaper = usd is None or known.usd is None or known.usd < usd
@@ -322,11 +323,11 @@ def learn(
     *,
     seconds_left: float | None = None,
 ) -> None:
-    """Search the plan of an availability, unless a larger one has none.
+    """Search the plan of an availability, unless a larger one has no plan.
 
-    With ``seconds_left`` one that takes no longer for all steps of the job.
+    With ``seconds_left`` all steps of the job must end within it.
     """
-    # On-demand GPUs of a place are charged first, so fewer of them may be what a limit allows.
+    # On-demand GPUs are charged first: a limit in dollars may allow a plan only with fewer of them.
     is_monotone = not (_has_limits(plans.question.job.objective) and _mixes_contracts(plans))
     if is_monotone and any(all(map(le, gpus, other)) for other in plans.without_plan):
         return

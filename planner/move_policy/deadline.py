@@ -24,7 +24,7 @@ SPOT_SLOWDOWN_MAX = 2.0
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
 RESERVE_FACTOR = 2.0
-"""Spot GPUs may be slower, and come more often, than expected."""
+"""Factor on the reserve, since spot GPUs may be slower, and come more often, than expected."""
 PRIOR_SHARE = 0.5
 """Assumed share of time with spot GPUs before anything was observed."""
 

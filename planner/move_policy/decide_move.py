@@ -67,7 +67,7 @@ class PossibleMove:
     tied: str | None = None
     """Why the new plan cannot be told apart from the old one, if it cannot."""
     with_idle: str | None = None
-    """What is told of plans with idle nodes if there is no better one."""
+    """How much worse plans with idle nodes are, for the reason to stay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def offer_of(
     if unit == "$":
         worth_per_s = (estimate.money.total_usd or 0.0) / estimate.iteration_s
     is_same = plan == running.plan
-    # A move that only adds idle nodes cannot swing between plans, whatever their error bar.
+    # A move that only adds idle nodes is not taken back at the next prediction, so a tie suffices.
     tied = None if before < after else why_tied(running, PlanEstimate(plan, estimate), goal)
     return PossibleMove(
         gain_per_s=0.0 if is_same else gain,

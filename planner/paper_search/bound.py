@@ -99,7 +99,7 @@ class _Questions:
     def least_by_cells(self, family: Family, known: Bounds) -> float:
         """Least objective where dollars count, by cells of the iteration time."""
         if not 0 < known.objective < math.inf:
-            # Without a known plan no cell of time ends anywhere, and nothing is cheaper than free.
+            # Without a known plan, or with a free one, no cost limits the cells of time.
             return float(family.score.min())
         low = family.bounds.min(axis=1)
         longest = np.full(len(low), self._longest_s(known.seconds))

@@ -78,8 +78,8 @@ class StageMemory:
     more_bytes: int = 0
     """Bytes per parameter besides weights, gradients and the optimizer's."""
     offloads: bool = False
-    """Whether a stage counts as holding any number of micro batches where it can hold one, as if
-    the others were in its host's memory."""
+    """Whether stages that can hold one micro batch count as holding any number, as if the others
+    were in their host's memory."""
     _known: dict[object, Any] = field(default_factory=dict)
 
     def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
@@ -100,9 +100,9 @@ class StageMemory:
     def fewest_recomputed(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
     ) -> Ints:
-        """How many of its first layers a stage recomputes at least to hold so many micro batches.
+        """The fewest first layers that a stage recomputes to hold ``in_flight`` micro batches.
 
-        More layers than the model has where even all do not suffice.
+        Where even all do not suffice, it is more layers than the model has.
         """
         in_flight = 1 if self.offloads else in_flight
         key = ("fewest", *self._kind(stage, micro_batch, pipelines), in_flight)
@@ -119,7 +119,7 @@ class StageMemory:
         in_flight: int,
         room: float,
     ) -> Recompute | int:
-        """What a stage recomputes under ``auto`` with so many bytes left for its activations."""
+        """What a stage recomputes under ``auto`` with ``room`` bytes for its activations."""
         first, end = layers
         held, extra = self._activations(stage, micro_batch), self._output(micro_batch, end)
         share = 1 + platform_of(self.lots[stage.lot].gpu).fragmentation
@@ -127,7 +127,7 @@ class StageMemory:
         for kept_from in range(first, end):
             work = RESERVED_OVER_LIVE * held.transient(first, kept_from, end)
             if in_flight * kept * share + work <= room:
-                # To recompute layers that keep as much either way would be in vain.
+                # If the rest would save nothing, "full" is the same and simpler.
                 in_vain = not held.saved[kept_from:end].any() and kept_from > first
                 return "full" if in_vain else kept_from - first or "none"
             kept -= float(held.saved[kept_from])
@@ -143,8 +143,8 @@ class StageMemory:
         in_flight: int,
         room: float,
     ) -> int | None:
-        """How many layers after the recomputed ones a stage offloads at least with so many bytes
-        left for its activations; ``None`` if even all do not suffice.
+        """The fewest layers after the recomputed ones that a stage has to offload with ``room``
+        bytes for its activations; ``None`` if even all do not suffice.
         """
         first, end = layers
         kept_from = first + recomputed
@@ -152,7 +152,7 @@ class StageMemory:
         share = 1 + platform_of(self.lots[stage.lot].gpu).fragmentation
         work = RESERVED_OVER_LIVE * held.transient(first, kept_from, end)
         kept = held.kept[first:end].sum() - held.saved[first:kept_from].sum() + extra
-        # One micro batch of what is offloaded is on its way.
+        # One micro batch of the offloaded layers is on its way, and so on the device.
         on_host = (in_flight - 1) * prefix_sums(held.kept[kept_from:end])
         fits = np.flatnonzero((in_flight * kept - on_host) * share + work <= room)
         return int(fits[0]) if len(fits) else None

@@ -122,9 +122,9 @@ def assign(
 
 
 def keeping_places(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
-    """The plan with each pipeline that runs already, on nodes that all live, at its place."""
+    """The plan in which pipelines that run already, on nodes that are up, keep their places."""
     if plan.virtual_stages != running.virtual_stages:
-        # As many stages may be other device groups.
+        # Equal stages are then other device groups.
         return replace(plan, pipelines=tuple(map(_unplace, plan.pipelines)))
     by_id = {node.id: node for node in nodes}
     alive: defaultdict[tuple[Stage, ...], list[tuple[Stage, ...]]] = defaultdict(list)

@@ -131,7 +131,7 @@ def _match_by_count(
     up: dict[PlaceKey, list[PlannerNode]],
     spot: Collection[PlaceKey],
 ) -> MatchedNodes:
-    """Before: as many machines as the plan may need, starting with those that are up."""
+    """Match by number: before the change there were as many machines as the plan may need."""
     groups: Counter[PlaceKey] = Counter()
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
@@ -145,7 +145,7 @@ def _match_by_count(
         machines = up.get(key, [])
         whole = (pool.gpus_per_machine for pool in cluster.pools if pool.key == key)
         size = max([sizes[key], *whole])
-        # One that lost GPUs may be too small for what ran.
+        # A machine that lost GPUs may be too small for the group that ran on it.
         missing = max(0, count - sum(node.gpus >= sizes[key] for node in machines))
         more = (
             PlannerNode(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)

@@ -19,7 +19,7 @@ def replacement_s(
 ) -> float:
     """Return how long a planned move takes that replaces the node with the most state.
 
-    The one that takes over is alike and fetches all of it, while the other one is still there.
+    The new node is of the same kind and fetches all of it while the old one is still up.
     """
     state = tables.state
     held = held_by_node(plan, nodes, state)
@@ -39,7 +39,10 @@ def seconds_to(
     running: Plan | None,
     is_planned: bool,
 ) -> float:
-    """Return how long a move to the plan takes at equal speed; ``None``: from a checkpoint."""
+    """Return how long a move to the plan takes at equal speed.
+
+    Without a ``running`` plan the state comes from a checkpoint.
+    """
     state = tables.state
     return cost_of_move(
         plan,
@@ -56,7 +59,7 @@ def seconds_to(
 
 
 def _move_node(plan: Plan, node: str, to: str) -> Plan:
-    """Return the plan with all that is placed on a node placed on another one."""
+    """Return the plan with everything on one node moved to another."""
 
     def stage(each: Stage) -> Stage:
         places = (replace(p, node=to) if p.node == node else p for p in each.places)

@@ -105,9 +105,9 @@ class ReplanSearch:
         return found if found is not None and found.score < best.score else None
 
     def placed_anew(self, plan: Plan) -> PlacedPlan | None:
-        """Judge a plan from elsewhere: with running pipelines at their places, and by its own
-        placement alone if that is another one. If neither keeps the limits, by the
-        contracts at which the search priced it.
+        """Judge a plan of another search: with running pipelines at their places, and by its own
+        placement if that differs. If neither keeps the limits, judge it on the contracts at which
+        the search priced it.
         """
         ways = [keeping_places(plan, self.running.plan, self.nodes)]
         if plan.together != self.running.together:
@@ -153,7 +153,7 @@ class ReplanSearch:
         score = self.tables.limits.score(figures)
         if score is None:
             breaches = list(self.tables.limits.breaches(figures))
-            if breaches:  # Else its price is unknown.
+            if breaches:  # Without a breach there is no score because its price is unknown.
                 self._refused.append(max(breaches, key=lambda breach: breach.excess))
             return None
         self._judged_plans.append(PlacedPlan((*score, len(plan.pipelines)), plan, estimate))
@@ -162,7 +162,7 @@ class ReplanSearch:
     def best_with_idle_nodes(self) -> PlacedPlan | None:
         """The best judged plan that uses nodes which the running plan leaves idle.
 
-        If none was judged, a few mixes are that looked too slow by rough times.
+        If none was judged, it judges a few mixes that looked too slow by rough times.
         """
         in_use, base = nodes_used(self.running.plan), self._base()
         if all(node.id in in_use for node in self.nodes):
@@ -270,7 +270,7 @@ class ReplanSearch:
     def _judge_mix(self, mix: PipelineMix) -> Iterator[PlacedPlan]:
         """The judged plans of a mix."""
         for plan in filter(self._has_allowed_sizes, self._plans_of(mix)):
-            # Templates are of plans with sequence parallelism if the running plan has it.
+            # If the running plan has sequence parallelism, the templates assume it too.
             shares = self.running.plan.sequence_parallel
             found = self.placed(replace(plan, sequence_parallel=shares))
             if found is not None:
@@ -317,7 +317,8 @@ class ReplanSearch:
         return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
 
     def _plans_of(self, mix: PipelineMix) -> Iterator[Plan]:
-        """The plan of a mix; with chunks, too, or sizes of their own, if the running plan has them.
+        """The plans of a mix: the plain one, and one with chunks or own sizes if the running plan
+        has them.
 
         Pipelines that run already stay where they are.
         """
@@ -333,13 +334,13 @@ class ReplanSearch:
         ours = {tuple(map(unplaced, pipeline.stages)) for pipeline in running.pipelines}
         ways = [p for p in in_chunks(plain) if p.virtual_stages == running.virtual_stages]
         if ways:
-            # The one of which most runs already.
+            # Take the way in which the most pipelines run already.
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
             yield keeping_places(best, running, self.nodes)
         yield plain
 
     def _has_allowed_sizes(self, plan: Plan) -> bool:
-        """Whether the job allows its micro batch sizes: that of the templates may be another."""
+        """Whether the job allows the plan's micro batch sizes; it may not allow the templates'."""
         allowed = self.tables.job.micro_batches
         return not allowed or set(plan.sizes) <= set(allowed)
 
@@ -358,7 +359,7 @@ class ReplanSearch:
         return plan_with_own_sizes(resized, self.tables.job.global_batch, maker)
 
     def _at_home(self, mix: PipelineMix, plan: Plan) -> Plan:
-        """A plan of a mix, in whose order its pipelines are; those that run stay where they are."""
+        """The plan with running pipelines where they are; ``mix`` gives the pipelines' order."""
         homes: defaultdict[Template, list[int]] = defaultdict(list)
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)

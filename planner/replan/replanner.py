@@ -142,8 +142,9 @@ class Replanner(ReplanTables):
         anew: PlacedPlan | None,
         search: ReplanSearch,
     ) -> PlacedPlan | None:
-        """The better one; or the one that the job prefers if they cannot be told apart, and it can
-        be told apart from the plan that runs.
+        """The better plan, or the one that the job prefers if both are tied.
+
+        The latter only if it beats the running plan beyond the error bar, or that cannot go on.
         """
         better, objective = _take_better(near, anew), self.job.objective
         if better is None or objective.prefer == "fastest":

@@ -41,11 +41,11 @@ PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
-"""Shares of the pipelines that fit, tried where dollars count, ..."""
+"""Shares of the pipelines that fit, tried where dollars count."""
 FEW = (1, 2, 4)
-"""... and numbers of pipelines, tried in mixes of one template."""
+"""Numbers of pipelines tried in mixes of one template, where dollars count."""
 PACKED = 3
-"""Times for which the master problem is solved, one after the other."""
+"""Number of iteration times for which the master problem is solved, one after the other."""
 PACKED_WHOLE = 1e-6
 """A count this close below a whole number is taken as that number."""
 FREE_ZONES = 1000.0
@@ -173,11 +173,11 @@ class EventDrafts:
                 # Few pipelines spend the least time in bubbles and have little to synchronise.
                 yield from (replace(mix, counts=(n,)) for n in FEW if n < mix.counts[0])
         elif len(mix.counts) == 1:
-            # The fewest pipelines that need no more rounds of micro batches.
+            # The fewest pipelines with as many rounds of micro batches, or one or two more.
             most = mix.counts[0]
             rounds = -(-total // most)
             fewer = [-(-total // (rounds + more)) for more in range(3)]
-            # Or few enough that the replicas of a stage share a machine.
+            # Also few enough pipelines that the replicas of a stage share a machine.
             size = max(self.lots[lot].gpus_per_machine for lot, _ in mix.templates[0].gpus)
             fewer += [n for n in range(2, min(size, most)) if size % n == 0]
             for count in dict.fromkeys(fewer):

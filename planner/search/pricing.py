@@ -23,7 +23,7 @@ from planner.search.stage_times import Times
 from simulator.arrays import Bools, Floats, Ints
 
 EVERY = 64
-"""Up to this many micro batches, each number is solved by itself."""
+"""Largest number of micro batches up to which each number is solved by itself."""
 RATIO = 1.03
 """Above ``EVERY``, numbers within this ratio are treated as one."""
 HALVINGS = 8
@@ -77,7 +77,7 @@ class Reach:
         furthest, levels = self.furthest, []
         layers = furthest.shape[2]
         column = np.arange(len(self.counts))
-        # By [first layer or later, count]: least price of the stages laid so far; none yet.
+        # By [first layer or later, count]: least price of the stages laid so far, 0 at the start.
         least = np.full((layers + 1, len(self.counts)), np.inf)
         least[layers] = 0.0
         best = np.full(len(self.counts), np.inf)

@@ -23,7 +23,7 @@ def simpler_or_cheaper(search: EventSearch, best: JudgedPlan) -> JudgedPlan:
     end = search.evaluations + int(SIMPLER_SHARE * search.evaluations)
     chosen = preferred(best, search.judged, goal)
     for start in dict.fromkeys((best.mix, chosen.mix)):
-        # Mixes of several sizes are judged by ``size_variants`` alone.
+        # Variants of mixes with several sizes are left to ``size_variants``.
         variants = dict.fromkeys(mix for mix in Variants(search, start).mixes() if mix.has_one_size)
         for mix in search.ranked(list(variants)):
             if search.evaluations >= end:

@@ -2,9 +2,8 @@
 
 Every layer is held by one device group of each pipeline. Their ring, or their staged rings over
 zones (not to owners, under ZeRO-1), is at least as slow as its hop into the machine of the group in
-question. That hop carries no
-more flows than the group has ranks, because members on one machine are adjacent in the ring, the
-narrowest first. Contention is ignored; it only adds time.
+question. That hop carries no more flows than the group has ranks, because members on one machine
+are adjacent in the ring, the narrowest first. Contention is ignored; it only adds time.
 
 A tensor that embedding and head share is summed last, over all groups that hold either: at least
 one of each pipeline, and two of each that has several stages.
@@ -88,8 +87,8 @@ class SyncBound:
         """Least seconds per layer for a group of ``tp`` GPUs of a kind, with ``fewest`` to ``most``
         pipelines.
 
-        With ``stages``, so many stages have groups on the group's machine, whose NIC their rings
-        share, and the group's rings leave the machine; otherwise they may run inside it.
+        With ``stages``, that number of stages have groups on the group's machine, and their rings
+        leave it and share its NIC; otherwise the group's rings may run inside it.
         """
         return self._by_tensors(gpu, tp, fewest, most, stages)[:-1]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from simulator.documents.fields import quote
 from simulator.estimate.result import DeviceMemory
+from simulator.hardware.types import GIB
 from simulator.spec.plan import Plan, Stage, with_sizes
-
-GIB = 2**30
 
 MemoryOf = Callable[[Plan], tuple[tuple[DeviceMemory, ...], ...]]
 

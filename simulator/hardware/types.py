@@ -13,6 +13,7 @@ Distance = Literal["zone", "region", "continent", "world"]
 GPU_PRECISIONS: tuple[GpuPrecision, ...] = ("fp32", "tf32", "bf16", "fp16")
 DISTANCES: tuple[Distance, ...] = ("zone", "region", "continent", "world")
 
+GIB = 2**30
 ANYWHERE = "*"  # The region of a price that holds in every region.
 
 

@@ -95,8 +95,9 @@ def stage_time(inputs: OobleckInputs, first: int, last: int, gpus: int) -> float
 def pipeline_time(stages: Sequence[float]) -> tuple[float, int]:
     """The time of stages in a row, and the slowest of them; the last one among equals.
 
-    All stages once, the slowest for the rest of the micro batches (quirk, kept: as many as make
-    two per stage, where the paper has four), and all from the slowest on once more.
+    The time is that of one micro batch in all stages, of the other micro batches in the slowest
+    stage, and of one more from the slowest stage on. It counts two micro batches per stage, where
+    the paper has four (quirk, kept).
     """
     if len(stages) == 1:
         return 4 * stages[0], 0  # Kept as published: the formula below would make it five.
@@ -121,7 +122,7 @@ class _Pipelines:
     part: Floats | None = None
     cut: Floats | None = None
     gpus: int = 0
-    """Of the one stage, where there is just one."""
+    """GPUs of a pipeline of a single stage."""
     stages: int = 1
 
     def split(self, first: int, end: int) -> list[tuple[int, int, int]]:

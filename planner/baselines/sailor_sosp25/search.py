@@ -199,7 +199,7 @@ class _Walk:
             alike = tuple(dict.fromkeys(end for end, _ in column))
             if not self.goal.by_cost and math.isinf(usd_max):
                 if alike in seen:
-                    continue  # As quick as one before.
+                    continue  # The mix before took as long.
                 seen.add(alike)
             stage = self._stage(shape, s, column, order[0])
             if self._keeps(stage, usd_max) and (
@@ -219,7 +219,7 @@ class _Walk:
     ) -> PipelineTail | None:
         if self.goal.by_cost and self.mode == "published":
             return None  # Kept: with cost as the goal, plans of several stages are dropped.
-        # By bound; where two are as good, the one that comes first otherwise is taken.
+        # Tried in the order of their bounds; of equally good ones that of the least index is taken.
         tries = sorted(self._tries(shape, s, replicas, order, left, usd_max), key=lambda t: t[:2])
         best: PipelineTail | None = None
         at = -1
