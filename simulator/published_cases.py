@@ -19,7 +19,7 @@ from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 UNKNOWN_RUNTIME = "megatron-deepspeed"
-"""Stands for runtimes that are not modelled; the estimate has a note."""
+"""Runtime that is assumed for those that are not modelled; the estimate has a note."""
 
 
 def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:

@@ -57,7 +57,7 @@ def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> Mea
     for key in PARTS:
         if not isinstance(raw[key] if key in table else None, dict):
             table.report(key, "is missing", f"give it the keys of a {key} file")
-    table.keys_read["provenance"] = None  # Where the numbers come from, in the author's own words.
+    table.keys_read["provenance"] = None  # Free text: where the numbers come from.
     notes += _note_unused(table)
     problems.raise_if_any()
 
@@ -71,7 +71,7 @@ def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> Mea
     order = facts.get("rank_order", USUAL_ORDER)
     stages = [stage for pipe in plan.pipelines for stage in pipe.stages]
     if any(place.node is not None for stage in stages for place in stage.places):
-        order = USUAL_ORDER  # The plan itself says which machine each stage is on.
+        order = USUAL_ORDER  # The plan names the machine of each stage.
     if order != USUAL_ORDER:
         Problems(list(check_plan(plan, job, cluster, place=f"{where}.plan"))).raise_if_any()
         plan = _lay_out(plan, order, cluster)
@@ -123,11 +123,11 @@ def _facts(table: Table) -> dict[str, Any]:
 
 
 def _apply_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Return the job with what the facts say of its runtime, and notes on what they do not."""
+    """Return the job with the facts about its runtime, and notes on assumed and unused facts."""
     notes = [f"facts: {key} is not used" for key in sorted(set(facts) - FACTS)]
     training = job.get("training") or {}
     if not isinstance(training, dict):
-        return job, notes  # The job's reader says so.
+        return job, notes  # ``job_from_document`` reports it.
     training = dict(training)
     if training.get("runtime", "sailor") == "sailor":
         known = sorted(OF_OTHER_RUNTIMES & set(facts))

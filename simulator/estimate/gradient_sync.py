@@ -116,7 +116,7 @@ class HopTimes:
             flows=flows * rings * abreast,
             bytes_each=bytes_each,
             zone_bytes=flows * zone_rings * rivals * bytes_each,
-            # Staged rings across zones leave a machine once for each of its members already.
+            # Staged rings across zones count the flows of all members on a machine in ``abreast``.
             stripes=members if abreast == 1 else 1,
         )
 
@@ -175,7 +175,7 @@ class SyncJobs:
             is_staged = other_s < one_s
             algorithm = "hierarchical" if is_staged else "reduce" if self.to_owners else "ring"
             algorithm = "tied" if piece.is_tied else algorithm
-            # Any rank may be the owner, at whom its ring begins or ends: half of an all-reduce.
+            # A sum to an owner goes around the ring once, half as often as an all-reduce.
             sent = parameters / 2 if self.to_owners else parameters
             egress = rings.egress(piece.ring, sent * self.gradient_bytes, staged=is_staged)
             about = piece.layers, rings.groups, rings.members(piece.ring)
@@ -234,7 +234,7 @@ class SyncJobs:
         """
         staged = np.full(len(ring), np.inf)
         if rings.has_gloo or self.to_owners:
-            return staged  # Gloo knows plain rings only, and NCCL reduces to one rank so.
+            return staged  # Gloo has plain rings only, and so has NCCL's reduction to one rank.
         far = np.flatnonzero(rings.zone_count[ring] > 1)
         if not len(far):
             return staged

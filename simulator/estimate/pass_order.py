@@ -81,8 +81,8 @@ def _interleave(device: int, devices: int, chunks: int, micro_batches: int) -> l
 
 
 HeldCounts = tuple[int, ...]
-"""Number of micro batches whose activations a device group holds, per stage that it runs; for
-zero-bubble, and then the number of those of which only the gradient of weights is missing."""
+"""Micro batches whose activations a device group holds, per stage that it runs. For zero-bubble:
+those held in full, and those of which only the gradient of weights is missing."""
 
 
 def held_at_most(

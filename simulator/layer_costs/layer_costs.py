@@ -48,7 +48,7 @@ class LayerCosts:
         self.job = job
         self.sequence = job.model.tokens_of(job.sequence)
         if profile is not None and job.model.is_vision:
-            # It was measured on whole images, too, whatever its job said of a sequence.
+            # A vision model is measured on whole images, whatever sequence its job states.
             profile = replace(profile, sequence=self.sequence)
         self.hints = hints
         self._live = live
@@ -79,7 +79,7 @@ class LayerCosts:
         self._sums: dict[tuple[str, int, int], tuple[Floats, ...]] = {}
 
     def counted(self, model: Model) -> LayerCosts:
-        """Return what is counted and computed of a model that costs otherwise, not measured."""
+        """Return the costs of a variant of the model, counted and computed without a profile."""
         return LayerCosts(
             replace(self.job, model=model),
             profile=None,
@@ -144,7 +144,7 @@ class LayerCosts:
     def range_seconds(
         self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
     ) -> tuple[Floats, Floats]:
-        """Return ``stage_seconds`` of many ranges that recompute so many of their first layers."""
+        """Return ``stage_seconds`` of many ranges, of which ``recompute`` layers are recomputed."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
         if found is None:

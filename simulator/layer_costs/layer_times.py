@@ -104,7 +104,7 @@ class LayerTimeTable:
     def _extrapolate(
         self, profile: Profile, gpu: str, tp: int, micro_batch: int, along: LayerTimes
     ) -> LayerTimes:
-        """Return extrapolated times, none of which beats the roofline by more than a measured one.
+        """Return extrapolated times; none beats the roofline by more than measured times do.
 
         Batches so small that launching their kernels takes longest say nothing of larger ones: a
         line through them is nearly flat.
@@ -139,10 +139,7 @@ class LayerTimeTable:
         return self.roofline.under(sequence=profile.sequence, precision=profile.precision)
 
     def _scale_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
-        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts.
-
-        Of the sequence and precision that were measured, as all here.
-        """
+        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts."""
         degrees, roofline = profile.degrees(gpu), self._roofline_as_measured(profile)
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
         target = roofline.times(gpu, tp=tp, micro_batch=micro_batch)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from simulator.models.layers import Layer, LayerKind, Model, PassPoint, Term
 
 _ANY = 2**20
-"""More pieces than there are ranks."""
+"""Number of pieces of what any number of ranks can divide."""
 _GATHERED: dict[LayerKind, frozenset[str]] = {
     # Every rank looks up all tokens, and gathers the gradient of what it found.
     "embedding": frozenset({"token ids", "lookup gradient of the output"}),
@@ -65,7 +65,7 @@ def _layer(layer: Layer, model: Model) -> Layer:
 def _divide_own(
     terms: Iterable[Term], gathered: frozenset[str], moment: str = ""
 ) -> Iterator[Term]:
-    """Divide what ranks hold of each token, but for what they gather."""
+    """Divide among the ranks what they hold of each token, except what they gather."""
     for term in terms:
         names = {term.name, f"{moment} {term.name}"}
         is_own = term.ways == 1 and term.per_token != 0 and not names & gathered
@@ -75,7 +75,7 @@ def _divide_own(
 def _add_gathered_gradient(moments: Iterable[PassPoint], hidden: int) -> Iterator[PassPoint]:
     """Add the gradient of all tokens behind the last product, which each rank gathers.
 
-    It arrives by rank, and is put in the order of samples, for which there are two of it.
+    It arrives by rank and is copied into the order of samples, so that two copies exist meanwhile.
     """
     for moment in moments:
         gathered = Term("gathered gradient", per_token=hidden)

@@ -23,7 +23,7 @@ PRICES = {
     "egress_usd_per_GB": "zone_to_zone",
     "gpu_price_usd_per_hour": "simulations_constants_GPU_PRICES",
 }
-"""Where the prices stand that are read, of several that a file may have."""
+"""Of the tables of prices that a file may have, the ones that are read."""
 
 
 def network_from_json(

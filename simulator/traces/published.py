@@ -146,7 +146,7 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
 
 
 def assumed_of(file: LogFile, series: Series) -> str:
-    """Return what a file does not say and is assumed; empty: nothing."""
+    """Return what is assumed because the file does not say it; empty: nothing."""
     kind = format_of(file)
     if kind == "skypilot":
         share = f"some are for {series.share_up:.0%} of the time"
@@ -250,7 +250,7 @@ _Points = list[_Point]
 
 
 def _count_from_zero(points: _Points) -> Iterator[_Point]:
-    """Yield the last entry of each moment, counted from the first, if it changes something."""
+    """Yield the last entry of each moment if it changes something; times begin at 0."""
     start_s = points[0][0]
     before: tuple[Counts, NodesByKind] | None = None
     for number, (at_s, counts, nodes) in enumerate(points):

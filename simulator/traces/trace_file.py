@@ -97,7 +97,8 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     name = table.text("name") or choice.name or Path(document.name).stem
     _check_window(choice, reader.said_end_s, points[-1].at_s)
     sizes = [pool.gpus_per_machine for pool in cluster.pools]
-    # Of the whole file: at either end of the replay machines may boot, or their loss be announced.
+    # Computed for the whole file, since machines may boot or have their notice at either end of the
+    # replay.
     usable = usable_points(points, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
     if choice.from_s:
         before = [point for point in usable if point.at_s <= choice.from_s][-1:]
@@ -135,7 +136,7 @@ def usable_points(
     announced = [max(0.0, point.at_s - notice_s) for point in points]
     found: Points = []
     for now_s in sorted({0.0, *booted, *announced}):
-        # At the start, as if the first GPUs had always been up.
+        # At the start, the first GPUs count as booted.
         first = max(0, bisect_right(booted, now_s) - 1)
         last = bisect_right(announced, now_s)
         window = points[first:last]

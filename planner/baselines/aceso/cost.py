@@ -47,13 +47,13 @@ class AcesoRepairs:
     """The defects of the public program that are mended."""
 
     all_gpus: bool = True
-    """Else the first configuration gives no stage more GPUs than the largest tensor degree."""
+    """If false, the first configuration gives no stage more GPUs than the largest tensor degree."""
     last_output: bool = True
-    """Else the last stage pays for sending its output, the logits, although no stage follows."""
+    """If false, the last stage pays for sending the logits, although no stage follows."""
     sync: bool = True
-    """Else summing gradients is free."""
+    """If false, summing gradients is free."""
     any_size: bool = True
-    """Else a stage has at most eight GPUs."""
+    """If false, a stage has at most eight GPUs."""
 
 
 FIXED = AcesoRepairs()
