@@ -193,7 +193,7 @@ async def _run_agents(
             await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # An agent that ended has a bug.
+                    task.result()  # Agents run until the end, so this raises the agent's error.
             names = await asked
             for agent in agents:
                 if agent.node.name in names:

@@ -46,7 +46,7 @@ ELSEWHERE = {"GCE_METADATA_HOST": "127.0.0.1:9"}
 """An address where nothing answers, so that no metadata server is asked."""
 STEPS_BEFORE = 12
 MEMORY_BYTES = 2**30
-"""More than all snapshots of this job take."""
+"""Memory for snapshots, more than all snapshots of this job take."""
 WITHIN_S = 40.0
 
 
@@ -229,7 +229,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
         cluster.start(agent)
 
     found["kill_the_agent"] = attempt(lambda: _time_gap(cluster, restart))
-    # A node that is lost meanwhile would be the second of two.
+    # Wait until the agent is back, or the node killed next would be the second that is lost.
     log = cluster.folder / f"{agent}.log"
     _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b'"registering"') > 1)
     if len(cluster.nodes) > 1:
@@ -298,7 +298,7 @@ def _time_gap(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
     do()
     count = len(cluster.lines())
     _wait(cluster, "more steps", lambda: len(cluster.lines()) >= count + 8)
-    # The longest time without a step since then: training may go on undisturbed.
+    # Take the longest time without a step, since training may first go on undisturbed.
     ends = [each for each in cluster.lines() if each["at"] >= before["at"]]
     gaps = [(b["at"] - a["at"], a, b) for a, b in pairwise(ends)]
     longest, last, first = max(gaps, key=lambda gap: gap[0])

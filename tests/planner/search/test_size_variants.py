@@ -110,7 +110,7 @@ def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
     assert judge.estimate(plan).iteration_s == own.estimate.iteration_s
 
 
-def test_a_gain_that_simple_plans_do_not_tell_apart_needs_two_percent() -> None:
+def test_simple_plans_take_own_sizes_that_gain_more_than_two_percent() -> None:
     own = answer(allowed=True, prefer="simple")
     assert own.plan is not None
     assert len(own.plan.sizes) == 2
