@@ -66,7 +66,7 @@ class Measured:
     """Seconds of each step that counts."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     bytes_per_step: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By sending and receiving node, headers and acknowledgements included."""
+    """Bytes by sending and receiving node, headers and acknowledgements included."""
     others: float = 0.0
     """The share of the cores' time that processes other than the run's took."""
     stolen: float = 0.0

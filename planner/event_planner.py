@@ -135,7 +135,7 @@ class _Asked:
             return
         self._bound(WORK_MAX)
         if question.gap is not None and self.note and outside_of(self.best.plan) is None:
-            # Perhaps there is a better plan, and the bound can be raised.
+            # Search again with a larger budget: the plan may get better, and the bound higher.
             self._search(self.limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
         if question.prefer == "simple":

@@ -153,7 +153,7 @@ def _lay_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
     if any(len(stage.places) > 1 for pipe in plan.pipelines for stage in pipe.stages):
         what = "orders ranks otherwise than tp, dp, pp, but a stage of the plan is split"
         raise InputError(Problem("facts.rank_order", what, "name the nodes in the plan instead"))
-    # Of machines that lost GPUs, the size is that of the whole ones.
+    # Machines that lost GPUs count with the size of whole ones.
     pools = sorted(cluster.pools, key=lambda pool: pool.gpus_per_machine)
     sizes = {pool.key: pool.gpus_per_machine for pool in pools}
     taken: dict[tuple[str, str, str], int] = {}

@@ -137,7 +137,7 @@ def _judge(
 
 
 def _rank(proposals: Sequence[ProposedPlan], case: Case) -> Sequence[ProposedPlan]:
-    """Where cost is the goal, by dollars: the planner's own, or those of its own time."""
+    """Rank by dollars if cost is the goal: the planner's own, or those of its own time."""
     if case.job.objective.goal != "cost":
         return proposals
 

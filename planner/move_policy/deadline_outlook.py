@@ -25,9 +25,9 @@ class Mixture:
     """Share of the spot machines that are up on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
-    """If spot machines never come."""
+    """Dollars if spot machines never come."""
     is_guaranteed: bool
-    """On-demand machines finish in time even if the job must first move to them (``CHANGE_S``)."""
+    """Whether on-demand machines finish in time if the job first moves to them (``CHANGE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)

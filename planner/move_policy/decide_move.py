@@ -78,7 +78,7 @@ class MoveVerdict:
     reason: str
     expected_life_s: float
     gain: float
-    """Over the expected life."""
+    """Gain over its expected life."""
     cost: float
     unit: Unit
     ask_again_s: float | None = None

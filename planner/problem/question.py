@@ -198,7 +198,7 @@ class Gain:
     best: float | None
     """The objective of the best plan found with it; ``None``: none keeps the limits."""
     without: float | None
-    """That of the best plan found without it."""
+    """The objective of the best plan found without it."""
     is_taken: bool = False
     """Whether the answer's plan has it."""
     why_none: str = ""

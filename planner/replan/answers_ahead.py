@@ -26,7 +26,7 @@ class Precomputed:
     running: RunningPlan
     nodes: tuple[PlannerNode, ...]
     by_loss: dict[frozenset[str], Replan] = field(default_factory=dict)
-    """By the ids of the lost nodes."""
+    """Next plans by the ids of the lost nodes."""
     used: frozenset[str] = field(init=False)
     """Ids of the nodes that the running plan uses."""
 

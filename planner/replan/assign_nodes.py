@@ -107,7 +107,7 @@ def assign(
         at_place[node.key].append(node)
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
     for key in sorted(groups):
-        # Of equal nodes those on demand first, as plans are priced.
+        # Nodes on demand come before equal ones on spot, as plans are priced.
         order = [(n.spot, natural_order(n.id), n) for n in at_place[key]]
         here = tuple(node for *_, node in sorted(order))
         fetch = _FetchUsd(key, by_id, held, state, routes)
@@ -382,7 +382,7 @@ def _place(
         _put_at(pipeline, [places[p, s] for s in range(plan.group_count(pipeline))])
         for p, pipeline in enumerate(plan.pipelines)
     )
-    # From here on the nodes' names give the placement.
+    # The nodes' names give the placement now, so ``together`` says nothing more.
     return replace(plan, pipelines=pipelines, together=None)
 
 

@@ -70,7 +70,7 @@ class ReplanSearch:
     _simple: Plan | None = None
     _judged_plans: list[PlacedPlan] = field(default_factory=list)
     _refused: list[Breach] = field(default_factory=list)
-    """Of each plan that breaks limits, the limit that it exceeds most."""
+    """The limit that a plan exceeds most, for each plan that breaks limits."""
 
     def __post_init__(self) -> None:
         unknown = {n.key for n in self.nodes} - {x.key for x in self.tables.lots}

@@ -52,9 +52,9 @@ class DeadlinePolicy:
     deadline_s: float
     is_live: bool = True
     is_committed: bool = False
-    """The safety net was taken."""
+    """Whether the safety net was taken."""
     is_paid_for: bool = False
-    """The budget has paid for all steps on demand, and is kept such that it still does."""
+    """Whether the budget has paid for all steps on demand, and is kept such that it still does."""
     looked_s: float = 0.0
     had_spot: bool = False
     periods: int = 0

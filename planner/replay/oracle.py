@@ -82,7 +82,7 @@ class _Leaving:
     """A stretch on machines whose loss is announced."""
 
     end: _End
-    """If the plan trains until they are lost, or the trace ends."""
+    """Its end if the plan trains until they are lost, or the trace ends."""
     gain: float
     """Value of a second on them."""
 

@@ -31,7 +31,7 @@ from simulator.traces.trace import LostSlots, Trace
 
 SHARE, LINE = "share", "line"
 WAYS = (SHARE, LINE)
-"""At once by weight, or one after another in the order of arrival."""
+"""Jobs run at once by weight, or one after another in the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -135,7 +135,7 @@ class _Pool:
     """The machines of the cluster while a trace is walked through."""
 
     up: list[list[int]]
-    """By pool, the longest up first."""
+    """Machines that are up, by pool, the longest up first."""
     holdings: list[_Holding]
     free_s: dict[int, float] = field(default_factory=dict)
     """When machines that were given up may be used by others."""

@@ -59,9 +59,9 @@ EQUAL_LOTS_MAX = 2
 EQUAL_TABLE_MAX = 60_000
 """With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
-"""Up to this many lots, every subset of them is tried."""
+"""Most lots of which every subset is tried."""
 SMALL_GPUS = 32
-"""With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
+"""Most GPUs with which pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
 """Most lots of a template in a mix on such a cluster; on a larger one it is 2."""
 KINDS_MAX = 6
@@ -99,7 +99,7 @@ class EventDrafts:
     tables: StageTimeTables = field(init=False)
     """Lower bounds of stage times."""
     alone: TemplateMaker = field(init=False)
-    """Also makes templates that fit only as the single pipeline of a plan."""
+    """Maker of templates that may fit only as the single pipeline of a plan."""
 
     drafted: tuple[int, ...] = field(init=False)
     """The micro batch sizes that are drafted; small changes reach the rest."""

@@ -103,9 +103,9 @@ class Priced:
     prices: Floats
     levels: tuple[Floats, ...]
     least: Floats
-    """By index of the count."""
+    """Least price of a pipeline by the index of its number of micro batches."""
     floor: Floats
-    """The same, or a higher bound where one is given."""
+    """``least``, or a higher bound where one is given."""
 
     @cached_property
     def hull(self) -> tuple[Floats, Floats]:

@@ -67,7 +67,7 @@ class Catalogue(CatalogueTables):
         if not machines:
             cure = "add one to your catalogue file as [machine.NAME]"
             raise InputError(Problem("", f"no machine type has the GPU {name}", cure))
-        # Of equal sizes take the first in the file, where cloud machines come first.
+        # Among equal sizes take the first in the file, where cloud machines come first.
         larger = (machine for machine in machines if machine.gpus >= gpus_per_machine)
         machine = next(larger, machines[-1])
         if machine.gpus == gpus_per_machine:

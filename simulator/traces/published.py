@@ -53,7 +53,7 @@ class Series:
     """Ordered by time, the first at 0."""
     end_s: float
     nodes: tuple[NodesByKind, ...]
-    """Of each point."""
+    """Names of the nodes at each point."""
     begins: datetime | None = None
     """The date and time of second 0, if the log has it."""
 
@@ -84,7 +84,7 @@ class LogFile:
     pool: str
     gpus_per_node: int
     unit: str | None = None
-    """Of its times, if they have none and the user has said it."""
+    """The unit of its times, if the user has given one that the file lacks."""
 
 
 def series_of(file: LogFile) -> Series:

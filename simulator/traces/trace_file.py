@@ -51,7 +51,7 @@ class TraceChoice:
     until_s: float | None = None
     """The end of the trace, no later than the file's; counts from ``from_s``."""
     from_s: float = 0.0
-    """Where to begin in the file."""
+    """Seconds of the file at which the trace begins."""
 
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:

@@ -52,10 +52,10 @@ class GalvatronInputs:
 
     layers: int
     forward_ms: float
-    """Of a layer for one sample on one device; TP divides it evenly (quirk, kept)."""
+    """Forward of a layer for one sample on one device; TP divides it evenly (quirk, kept)."""
     parameter_mb: float
     activation_mb: Mapping[int, float]
-    """Of a layer for one sample, by TP degree."""
+    """Activations of a layer for one sample, by TP degree."""
     sequence: int
     hidden: int
     whole: Memory
@@ -63,7 +63,7 @@ class GalvatronInputs:
     first: Memory
     last: Memory
     all_reduce_gb_per_s: Mapping[tuple[int, bool], float]
-    """By group size, and whether its ranks are consecutive; one GB/s is one MB per ms."""
+    """Bandwidth by group size, and whether its ranks are consecutive; 1 GB/s is 1 MB per ms."""
     batch: int
     devices: int
     """A power of two."""
@@ -134,7 +134,7 @@ def _bandwidth(inputs: GalvatronInputs, strategy: Strategy, *, of_tp: bool) -> f
 
 
 def _overlap_ms(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
-    """Both slow each other down while both run; then the longer one continues alone."""
+    """Compute and sums slow each other down while both run; then the longer one runs alone."""
     both = min(compute_ms, sync_ms)
     return both * inputs.overlap_slowdown + max(compute_ms, sync_ms) - both
 

@@ -38,14 +38,14 @@ class OobleckInputs:
     """Oobleck's inputs for a job on equal nodes, in any unit of time."""
 
     forward: tuple[float, ...]
-    """Of each layer, for one micro batch on one GPU."""
+    """Time of each layer, for one micro batch on one GPU."""
     backward: tuple[float, ...]
     within: Mapping[int, tuple[float, ...]]
     """All-reduce of each layer by number of GPUs of a node, in powers of two."""
     between: tuple[float, ...]
     """All-reduce of the first layer by number of pipelines, from 0 on."""
     memory_bytes: tuple[float, ...]
-    """Of each layer: 6 x its parameters and its activations."""
+    """Memory of each layer: 6 x its parameters, and its activations."""
     node_memory_bytes: float
     nodes: int
     gpus_per_node: int

@@ -42,7 +42,7 @@ class Variant:
     """Forward and backward of one sample."""
     parameter_bytes: float
     kept_bytes: float
-    """Per sample in flight."""
+    """Bytes kept for each sample in flight."""
     fixed_bytes: float
     sync_bytes: float = 0.0
     """What its TP ranks add to what crosses a cut next to it."""
@@ -53,7 +53,7 @@ class PiperInputs:
     """Piper's inputs for a job on equal devices."""
 
     layers: tuple[Mapping[int, tuple[Variant, ...]], ...]
-    """Per layer and TP degree, one or two variants."""
+    """One or two variants of each layer, by TP degree."""
     edge_bytes: tuple[float, ...]
     """What a sample sends behind each layer but the last; it is charged once per direction."""
     bandwidth_bytes_per_s: float
