@@ -34,8 +34,9 @@ class Times:
     forward_work: Floats
     """The forward part of ``work``."""
     forward: Floats
-    """Forward including the overhead of messages; ``backward`` likewise."""
+    """Forward including the overhead of messages."""
     backward: Floats
+    """Backward including the overhead of messages."""
     through: Floats
     """The part of ``work`` in a round trip, by [choice, layer]: all if backwards are whole."""
     inputs: Floats

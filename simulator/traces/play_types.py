@@ -22,7 +22,7 @@ class ReconfigurationCosts:
     planned_s: float = 5.0
     """Live reconfiguration of a running job: stop, fetch state, rebuild groups, verify."""
     unplanned_s: float = 10.0
-    """Live reconfiguration after a loss: as above, plus detection and abort."""
+    """Live reconfiguration after a loss: as a planned one, plus detection and abort."""
     restart_s: float = 120.0
     """Restart from the durable checkpoint: start processes, read the state from the store."""
     checkpoint_every_s: float = 600.0

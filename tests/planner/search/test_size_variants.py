@@ -144,7 +144,7 @@ def test_limit_that_only_sizes_of_their_own_keep_is_kept() -> None:
 
 
 def test_judged_variants_are_known_by_their_own_mixes() -> None:
-    """By these they are explained: a variant may have pipelines on GPUs that were idle."""
+    """Explanations use these mixes: a variant may have pipelines on GPUs that were idle."""
     search = replace(mixes()[0], budget=20)
     search.run()
     best_with_own_sizes(search)
