@@ -120,7 +120,7 @@ def compare(runs: Runs, estimators: Sequence[str]) -> None:
         measured = "-" if run.time_measured_s is None else f"{run.time_measured_s:.3f}"
         print(
             f"| {name} | {run.case} | {measured} | {run.time_predicted_s:.3f} "
-            f"| {_signed(run.time_error_pct)} | {_signed(run.memory_error_pct)} |"
+            f"| {_format_signed(run.time_error_pct)} | {_format_signed(run.memory_error_pct)} |"
         )
 
 
@@ -133,7 +133,7 @@ def _summary(errors: Sequence[float]) -> str:
     )
 
 
-def _signed(error: float | None) -> str:
+def _format_signed(error: float | None) -> str:
     return "-" if error is None else f"{error:+.1f} %"
 
 

@@ -41,13 +41,13 @@ SOURCE = "SOSP'25 Sailor artefact profiles"
 # A timed block that is not the first one, which also carries what the embedding left behind.
 BLOCK = 2
 FITTED = ("compute_share", "traffic_share", "collective_factor", "backward_ratio", "launch_s")
-# Where the measurements cannot tell (one model: products or traffic?), the fit stays near the
-# middle of what other kinds gave; two doublings away weigh as much as 3 % of error.
+# Where the measurements do not determine a constant, the fit stays near the middle of what other
+# kinds gave: a constant two doublings away costs as much as 3 % of error.
 MIDDLE = Calibration(0.65, 0.75, 0.8, 2.5, 1e-3, 0.0, "")
 PULL = 0.03 / np.log(4) ** 2
 CEILINGS = {"compute_share": 1.0, "traffic_share": 1.2}
-# The measured value does not settle how the time divides into forward and backward as well as
-# their sum, and the sum is what matters to a pipeline.
+# Measurements say less about how the time divides into forward and backward than about their sum,
+# and the sum is what matters to a pipeline.
 FORWARD_WEIGHT = 0.2
 
 # Unmeasured kinds: the nearest measured one, the error bar, and the reason.
@@ -260,11 +260,13 @@ def fit(samples: Sequence[Sample]) -> Calibration:
 def unseen_errors(samples: Sequence[Sample]) -> tuple[str, NDArray[np.float64]]:
     """Errors on each model (or TP degree) by a fit that has not seen it."""
     if len({s.model for s in samples}) > 1:
-        return "model", _left_out(samples, lambda s: s.model)
-    return "TP degree", _left_out(samples, lambda s: s.tp)
+        return "model", _fit_without(samples, lambda s: s.model)
+    return "TP degree", _fit_without(samples, lambda s: s.tp)
 
 
-def _left_out(samples: Sequence[Sample], part: Callable[[Sample], object]) -> NDArray[np.float64]:
+def _fit_without(
+    samples: Sequence[Sample], part: Callable[[Sample], object]
+) -> NDArray[np.float64]:
     errors = []
     for name in dict.fromkeys(part(s) for s in samples):
         seen = [s for s in samples if part(s) != name]

@@ -59,13 +59,13 @@ class Method:
 
     kind: Literal["none", "memory", "persisted", "both", "torch.save", "async_save"]
     steps: int
-    """In a block."""
+    """Steps of a block."""
     copies: int
-    """In a block: one at its first step, or one at each."""
+    """Copies in a block: one at its first step, or one at each."""
 
     @property
     def is_kept(self) -> bool:
-        """Our own snapshots."""
+        """Whether Sailor's own snapshots are taken."""
         return self.kind in ("memory", "persisted", "both")
 
     @property

@@ -89,7 +89,7 @@ def random_case(seed: int, gpus_max: int = 512) -> tuple[str, Question]:
 
 
 def _objective(name: str, question: Question, rng: random.Random) -> Objective:
-    """The objective of this name, with a limit of some times what perfect efficiency would need."""
+    """The objective of this name; a limit is a multiple of what perfect efficiency would need."""
     least_s, least_usd = perfect_figures(question)
     hourly = sum(pool.gpus * PRICES[pool.gpu] for pool in question.cluster.pools)
     if name == "within $ per iteration":

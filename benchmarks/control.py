@@ -193,7 +193,7 @@ async def _run_agents(
             await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # An agent that ended has a bug.
+                    task.result()  # Agents run until the end, so this raises the agent's error.
             names = await asked
             for agent in agents:
                 if agent.node.name in names:
@@ -360,7 +360,7 @@ def measure(head: Head, agents: list[Any], options: Any) -> tuple[list[tuple[str
     except TimeoutError:
         moved_s = "not within two minutes"
     after = head.figures()
-    plans = _gained(before, after, "sailor_plans_total")
+    plans = _count_gained(before, after, "sailor_plans_total")
     decision_ms = 1e3 * quantile(rest, after, "sailor_decision_seconds", 0.99)
     waited_ms = 1e3 * quantile(rest, after, "sailor_event_to_decision_seconds", 0.99)
     memory_mb = after["sailor_memory_peak_bytes"] / 1e6
@@ -383,7 +383,7 @@ def measure(head: Head, agents: list[Any], options: Any) -> tuple[list[tuple[str
          _ms(before, rest, "sailor_event_to_decision_seconds")),
         ("sailord's share of one core, at rest", f"{at_rest:.0%}"),
         (f"{len(members)} notices lead to", f"{plans} plan"),
-        ("and to generations", f"{_gained(before, after, 'sailor_generation')}"),
+        ("and to generations", f"{_count_gained(before, after, 'sailor_generation')}"),
         ("all runs without them after", moved_s),
         ("a decision, meanwhile, p99", f"{decision_ms:.2f} ms"),
         ("event to decision, meanwhile, p99", f"{waited_ms:.2f} ms"),
@@ -411,7 +411,7 @@ def quantile(before: dict[str, float], after: dict[str, float], name: str, q: fl
     return 0.0
 
 
-def _gained(before: dict[str, float], after: dict[str, float], name: str) -> int:
+def _count_gained(before: dict[str, float], after: dict[str, float], name: str) -> int:
     return round(after[name] - before[name])
 
 

@@ -44,13 +44,13 @@ ROOMY = (("A100-80", 8, 3.9), ("H100-80", 8, 8.0), ("A100-40", 8, 2.9))
 NARROW = (("T4", 4, 0.35), ("V100-16", 8, 1.8), ("L4", 4, 0.8))
 ZONE = "us-central1-a"
 ZONES = (ZONE, "us-central1-b", "us-east1-b", "us-west1-a", "europe-west4-a")
-"""Two of one region, two more of its continent, and one beyond the sea."""
+"""Two zones of one region, two more of its continent, and one of another continent."""
 ZONED_BUDGET = 60
-"""Plans judged of a case over several zones, without and with outer steps each."""
+"""Plans judged of a case over several zones, once without and once with outer steps."""
 
 
 def pool_of(kind: tuple[str, int, float], gpus: int, zone: str = ZONE) -> Pool:
-    """So many GPUs of a kind, given with GPUs per machine and price, in machines of one kind."""
+    """A pool of ``gpus`` GPUs; ``kind`` is the GPU kind, the GPUs of a machine, and the price."""
     gpu, size, price = kind
     return Pool(
         zone, gpu, f"{gpu}x{size}", size, gpus,
@@ -61,7 +61,7 @@ def pool_of(kind: tuple[str, int, float], gpus: int, zone: str = ZONE) -> Pool:
 def case_of(
     seed: int, pools: Sequence[Pool], model: Model, samples: int, **others: Any
 ) -> Question:
-    """A job of so many samples for each GPU on these pools, with estimates from the catalogue."""
+    """A job of ``samples`` for each GPU on these pools, with estimates from the catalogue."""
     common: dict[str, Any] = {"precision": "fp16", "optimizer": "adam"}
     batch = sum(pool.gpus for pool in pools) * samples
     job = Job(f"case-{seed}", model, global_batch=batch, **common | others)
@@ -79,7 +79,7 @@ def question_of(seed: int, samples: list[int]) -> Question:
 
 
 def mixed_question_of(seed: int) -> Question:
-    """8 GPUs with much memory, and 8 to 32 with little; every fourth case has none of these."""
+    """8 GPUs with much memory, and except in every fourth case 8 to 32 with little."""
     rng = random.Random(f"mixed decisions {seed}")
     kinds = [rng.choice(ROOMY), rng.choice(NARROW)][: 1 if seed % 4 == 3 else 2]
     pools = [pool_of(kind, 8 if kind in ROOMY else kind[1] * rng.choice([2, 4])) for kind in kinds]
@@ -118,7 +118,7 @@ def large_question_of(seed: int) -> Question:
 
 
 def zoned_question_of(seed: int, samples: list[int], zones: list[int], every: int) -> Question:
-    """One or two kinds of GPUs in so many zones, 8 or 16 in each, TP 1, outer steps, no bounds."""
+    """One or two kinds of GPUs in some zones, 8 or 16 in each, TP 1, outer steps, no bounds."""
     rng = random.Random(f"zoned decisions {seed}")
     kinds = rng.sample(MACHINES[:3], rng.choice([1, 1, 2]))
     pools = []
@@ -147,8 +147,8 @@ def row_of(seed: int, question: Question, name: Any) -> tuple[list[str], float |
         asked = replace(question, job=replace(question.job, objective=objective))
     else:
         asked = replace(question, tries=(name,))
-    plain, plain_s = _timed(replace(question, outer_every=None))
-    found, found_s = _timed(replace(asked, prefer="simple"))
+    plain, plain_s = _time(replace(question, outer_every=None))
+    found, found_s = _time(replace(asked, prefer="simple"))
     without, best, is_taken = plain.objective, None, False
     gain = next((one for one in found.gains if one.name == name), None)
     if name in ALLOWED:
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _timed(question: Question) -> tuple[Answer, float]:
+def _time(question: Question) -> tuple[Answer, float]:
     started = time.process_time()
     answer = plan_job(question)
     return answer, time.process_time() - started

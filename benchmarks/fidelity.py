@@ -77,7 +77,7 @@ class Experiment:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "zones.toml").write_text(ZONES)
         self.zones = load_zones(self.folder / "zones.toml")
-        # Only its text and its catalogue are used. Each plan below fits into so much memory.
+        # Only its text and its catalogue are used. Each plan below fits into 1.9 GiB.
         local = LocalFolders(self.folder, memory_gib=1.9)
         (self.folder / "catalogue.toml").write_text(local.catalogue() + _LARGER)
         (self.folder / "job.toml").write_text(TEXT_OF_JOB)
@@ -96,12 +96,12 @@ class Experiment:
 
     @property
     def machines(self) -> Cluster:
-        """Also nodes with two GPUs."""
+        """The nodes of ``cluster``, and nodes with two GPUs."""
         return load_cluster(self.folder / "machines.toml")
 
     def measurements(self, cluster: Cluster) -> Measurements:
         network, host = self.read("network.json"), self.read("host.json")
-        # Half of an all-reduce of two is a step, of half of the bytes.
+        # One of the two steps of an all-reduce between two ranks carries half of the bytes.
         steps_s = np.interp(
             network["sizes_bytes"],
             [size / 2 for size in host["all_reduce_bytes"]],

@@ -15,7 +15,7 @@ from sailord.local.paths import LocalFolders
 from sailord.local.zone_file import Zones
 
 STEPS_BETWEEN = 4
-"""Steps before the next change."""
+"""Steps between two changes."""
 CHANGES = (
     ("addition of a2", "uncordon", "a2"),
     ("drain of a2", "drain", "a2"),
@@ -30,7 +30,7 @@ CHANGES = (
 KIND = {"drain": "notice", "kill": "loss"}
 """The kind of the reconfiguration that follows an order; after others it is an addition."""
 LATER = tuple(name for name, _, _ in CHANGES[4:])
-"""Changes that earlier moves of their kind help to predict."""
+"""Changes that come after a measured move of their kind, which corrects the prediction."""
 
 
 def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:

@@ -215,19 +215,19 @@ def write_document(folder: Path) -> None:
         )
         lines.append(f"| {' | '.join(cells)} |")
     plans = "\n".join([*lines, "", "```text", *summary_lines(rows), "```"])
-    text = _replaced(DOCUMENT.read_text(encoding="utf-8"), PLANS, plans)
+    text = _replace_between(DOCUMENT.read_text(encoding="utf-8"), PLANS, plans)
     moves = json.loads((folder / "moves.json").read_text())
     told = "\n".join(
         [f"{MOVES[0]}, seconds measured (predicted):", "", "```text", *moves_table(moves), "```"]
     )
-    DOCUMENT.write_text(_replaced(text, MOVES, told), encoding="utf-8")
+    DOCUMENT.write_text(_replace_between(text, MOVES, told), encoding="utf-8")
     for name in ("scatter", "timeline"):
         shutil.copyfile(
             folder / f"{name}.svg", DOCUMENT.parent / "pictures" / f"fidelity-{name}.svg"
         )
 
 
-def _replaced(text: str, ends: tuple[str, str], new: str) -> str:
+def _replace_between(text: str, ends: tuple[str, str], new: str) -> str:
     begin, end = (text.index(mark) for mark in ends)
     return f"{text[:begin]}{new}\n\n{text[end:]}"
 

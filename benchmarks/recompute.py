@@ -81,7 +81,7 @@ def measured(case: tuple[str, int, int, int, str], prefer: str) -> dict[str, Any
 
 
 def recomputed(plan: Plan) -> str:
-    """Of each kind of pipeline, the recomputed layers of its stages, of how many."""
+    """For each kind of pipeline, how many of each stage's layers are recomputed."""
     ways = dict.fromkeys(pipeline.stages for pipeline in plan.pipelines)
     return "; ".join(
         " ".join(

@@ -83,7 +83,8 @@ def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]
             runner.give_notice()
         runner.lose_a_replica()
         runner.lose_the_only_copy()
-        if processes < 16:  # With this many workers enough are idle; two more would change nothing.
+        # With more workers some are idle already, and two more nodes would change nothing.
+        if processes < 16:
             runner.add_machines(("large", "zone-a"), ("large", "zone-b"))
             runner.lose_beside_hung_workers()
         if processes <= 4:

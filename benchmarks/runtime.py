@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{STAGES} stages x {PIPELINES} pipelines, {tokens} tokens a step, {size}")
     _show(times, busy)
     print("\none rank")
-    _show(*_alone(size))
+    _show(*_run_alone(size))
     return 0
 
 
@@ -179,7 +179,7 @@ def _sailor(rank: int, size: Size, store: dist.Store) -> Step:
 
 
 def _deepspeed(rank: int, size: Size) -> Step:
-    with _quiet():
+    with _hide_output():
         import deepspeed  # noqa: PLC0415 - takes seconds, and not everybody has it
         from deepspeed.pipe import PipelineModule  # noqa: PLC0415 - as above
 
@@ -251,7 +251,7 @@ def _pipelining(rank: int, size: Size) -> Step:
     return step
 
 
-def _alone(size: Size) -> tuple[Times, Times]:
+def _run_alone(size: Size) -> tuple[Times, Times]:
     """One rank, a plain loop over the same micro batches, and the sums of the state's bits."""
     job = size.job(batch=size.micro_batch * MICRO_BATCHES)
     count = len(job.model.layers)
@@ -304,7 +304,7 @@ def _mean_loss(job: Job) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_output() -> Iterator[None]:
     """Hide what libraries print during their setup."""
     with open(os.devnull, "w", encoding="ascii") as nowhere, contextlib.redirect_stdout(nowhere):
         yield

@@ -66,7 +66,7 @@ class Measured:
     """Seconds of each step that counts."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     bytes_per_step: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By sending and receiving node, headers and acknowledgements included."""
+    """Bytes by sending and receiving node, headers and acknowledgements included."""
     others: float = 0.0
     """The share of the cores' time that processes other than the run's took."""
     stolen: float = 0.0
@@ -133,7 +133,7 @@ def run_plan(
         if message["kind"] == "step":
             found.step_s.append(message["seconds"])
         elif message["kind"] == "begin":
-            begun.update(bytes=network.bytes_sent(), machine=_machine(), own=_own())
+            begun.update(bytes=network.bytes_sent(), machine=_machine(), own=_own_s())
         elif message["kind"] == "end":
             _take(found, network, begun, steps)
         else:
@@ -154,7 +154,7 @@ def _take(found: Measured, network: ShapedNetwork, begun: Mapping[str, Any], ste
     busy, stolen, total = (
         after - before for before, after in zip(begun["machine"], _machine(), strict=True)
     )
-    own = _own() - begun["own"]
+    own = _own_s() - begun["own"]
     found.others = max(busy - own, 0.0) / total
     found.stolen = stolen / total
 
@@ -169,7 +169,7 @@ def _machine() -> tuple[float, float, float]:
     return busy, steal, busy + steal + idle + iowait
 
 
-def _own() -> float:
+def _own_s() -> float:
     """Return the processor seconds of this process, its ranks and the router."""
     tick = os.sysconf("SC_CLK_TCK")
     me = os.getpid()

@@ -100,7 +100,7 @@ def new_estimator() -> EventEstimator:
     job = Job(
         name="benchmark",
         model=build_model("opt", layers=BLOCKS, hidden=4096, heads=32),
-        global_batch=1,  # Not read: the plans are not checked here.
+        global_batch=1,  # The plans are not checked here, so no one reads it.
         sequence=2048,
         max_tp=GPUS_PER_MACHINE,
     )

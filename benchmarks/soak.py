@@ -178,7 +178,7 @@ class Soak:
         for (name, _, what), series in sorted(self.samples.items()):
             late = [(at, value) for at, value in series if at >= since]
             if not late or late[-1][0] - late[0][0] < minutes * 60 * (1 - WARM_UP) / 2:
-                continue  # It did not live for half of the time.
+                continue  # The process or file was there for less than half of the time.
             verdict = judge(late, LIMITS_PER_HOUR[what])
             if verdict is None:
                 continue
@@ -204,7 +204,7 @@ def fill(cluster: LocalCluster) -> None:
 
 
 def run(minutes: float, every_s: float, out: Path) -> bool:
-    """Run a cluster for so long; return whether everything levels off."""
+    """Run a cluster for ``minutes``; return whether everything levels off."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     with (
         LocalCluster(LocalFolders(folder / "c"), machines=MACHINES) as cluster,

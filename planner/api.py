@@ -38,7 +38,7 @@ def best_answer(question: Question, cache: SearchCache) -> Answer:
     other = None if answer.plan is not None else asked_with_spot_first(question)
     if other is None:
         return answer
-    # Estimates in the cache hold the prices of the other order.
+    # The cached estimates were priced with on-demand GPUs first, so use a new cache.
     answer = find_plan(other, SearchCache())
     if answer.estimate is None:
         return answer

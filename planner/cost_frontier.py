@@ -79,8 +79,8 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     if len(ends) > 1:
         # Both ends keep the job's limits, and so does every plan between them.
         for share in _shares(points):
-            usd = _between(ends[0].usd, ends[-1].usd, share)
-            seconds = _between(ends[0].seconds, ends[-1].seconds, share)
+            usd = _interpolate(ends[0].usd, ends[-1].usd, share)
+            seconds = _interpolate(ends[0].seconds, ends[-1].seconds, share)
             ask("throughput", max_usd_per_iteration=usd)
             ask("cost", min_iterations_per_s=1 / seconds)
     known += [FrontierPlan(plan, estimate) for plan, estimate in tables.judged]
@@ -122,7 +122,7 @@ def _shares(points: int) -> list[float]:
     return [(number + 1) / (pairs + 1) for number in range(pairs)]
 
 
-def _between(one: float, other: float, share: float) -> float:
+def _interpolate(one: float, other: float, share: float) -> float:
     """Interpolate by ratio, so that equal shares save equal percentages."""
     if min(one, other) <= 0:
         return one + (other - one) * share

@@ -26,7 +26,7 @@ def better_zero(
         return plain
     changed = replace(question, tries=tries, job=_with_other_zero(job))
     try:
-        # Estimates and templates in the cache are of one job.
+        # The estimates and templates in ``cache`` are of the job's own stage, so use a new cache.
         found = ask(changed, SearchCache())
     except KeyboardInterrupt:
         if not question.is_stoppable or plain.plan is None:
@@ -48,7 +48,7 @@ def better_zero(
         gains=(*taken.gains, gain),
     )
     if plain.plan is None or found.plan is None:
-        return answer  # Nothing is known of the space in which no plan was found.
+        return answer  # The space in which no plan was found has no bound.
     answer = replace(answer, covered=f"{answer.covered}; {EITHER_ZERO}")
     return bounded_by_both(question, answer, plain, found)
 
@@ -81,7 +81,7 @@ def bounded_by_both(question: Question, answer: Answer, plain: Answer, found: An
     gap, objective = question.gap, answer.objective
     note = STOPPED if found.note == STOPPED else answer.note
     if not note and gap is not None and objective is not None:
-        # Where both gaps are reached, this one is.
+        # The gap is reached if the lower of the two bounds is near enough.
         is_reached = least >= objective * (1 - gap - ROUNDING)
         note = "" if is_reached else plain.note or found.note
     return replace(

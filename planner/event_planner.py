@@ -55,9 +55,9 @@ FORMULA_PLACES_MAX = 6
 FORMULA_PLANS_MAX = 8
 """Starting plans taken from the search under the paper's formula."""
 RELAXED_PLANS_MAX = 3
-"""Plans of a search with relaxed limits that keep all limits, from which the search starts anew."""
+"""Most plans from a search with relaxed limits from which the search within limits starts anew."""
 GAP_TIMES = 10
-"""Multiple of the budget that is searched if the gap that was asked for was not reached."""
+"""Factor on the budget if the gap that was asked for is not reached within it."""
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 NO_BOUNDS = Bounds(0.0, 0.0)
@@ -65,7 +65,7 @@ VARIANTS: Mapping[Tried, Callable[[EventSearch], JudgedPlan | None]] = {
     "zero-bubble": best_without_bubble,
     "offload": best_with_offload,
 }
-"""What is tried on the plans of a search."""
+"""Functions that judge variants of a search's plans, by what the variants have."""
 
 _T = TypeVar("_T")
 
@@ -89,13 +89,11 @@ def plan_by_events(
 
         return better_with_outer_steps(question, ask, cache)
     if "zero1" in question.tries:
-        return better_zero(
-            question, lambda each, known: _answered(each, lots, limits, known), cache
-        )
-    return _answered(question, lots, limits, cache)
+        return better_zero(question, lambda each, known: _answer(each, lots, limits, known), cache)
+    return _answer(question, lots, limits, cache)
 
 
-def _answered(
+def _answer(
     question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
 ) -> Answer:
     asked = _Asked(question, lots, limits, cache)
@@ -132,12 +130,12 @@ class _Asked:
         if not self._search_or_relax().is_complete:
             self._try_less_spot()
         if self.best is None:
-            self.best = self.taken = self._best_of_allowed()
+            self.best = self.taken = self._find_best_of_allowed()
         if self.best is None:
             return
         self._bound(WORK_MAX)
         if question.gap is not None and self.note and outside_of(self.best.plan) is None:
-            # Perhaps there is a better plan, and the bound can be raised.
+            # Search again with a larger budget: the plan may get better, and the bound higher.
             self._search(self.limits, (self.best.plan,), GAP_TIMES)
             self._bound(GAP_WORK_MAX)
         if question.prefer == "simple":
@@ -152,30 +150,30 @@ class _Asked:
         if search.judged or search.is_complete:
             return search
         for easier in self.limits.relaxed():
-            keeping = _ranked(self._search(easier, cluster=cluster).keeping(self.limits))
+            keeping = _rank_plans(self._search(easier, cluster=cluster).keeping(self.limits))
             if keeping:
                 plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                 search = self._search(self.limits, plans, cluster=cluster)
         return search
 
     def _try_less_spot(self) -> None:
-        """Search on parts of the spot GPUs, too: ``max_spot_share`` steers no search."""
+        """Search on parts of the spot GPUs, too, since no search aims at ``max_spot_share``."""
         whole = self.search
         assert whole is not None
         for cluster in with_less_spot(self.question.cluster, self.limits.objective.max_spot_share):
             found = min(self._search_or_relax(cluster).judged, key=_score, default=None)
-            best = None if found is None else _judged_by(whole, found.plan)
+            best = None if found is None else _judge_again(whole, found.plan)
             if best is not None and (self.best is None or best.score < self.best.score):
                 self.best = self.taken = best
 
-    def _best_of_allowed(self) -> JudgedPlan | None:
+    def _find_best_of_allowed(self) -> JudgedPlan | None:
         """The best plan that has what is allowed beyond the searched space."""
         assert self.search is not None
         job = self.question.job
         searches, found = [self.search], []
         degrees = token_sharing_degrees(job)
         if "sequence" in job.objective.allow and max(degrees) > 1:
-            search, _ = self._searched(self.limits, shares_tokens=True, degrees=degrees)
+            search, _ = self._run_search(self.limits, shares_tokens=True, degrees=degrees)
             searches.append(search)
             found += search.judged
         if "micro-batch-per-pipeline" in job.objective.allow:
@@ -191,8 +189,8 @@ class _Asked:
         """
         assert self.taken is not None
         if self.best is None or outside_of(self.best.plan) is not None:
-            return  # It is the best of them, since no other plan keeps the limits.
-        found = self._best_of_allowed()
+            return  # The best plan has it already, since no plan of the space keeps the limits.
+        found = self._find_best_of_allowed()
         if found is None or found.score >= self.best.score:
             return
         self.best = found
@@ -210,9 +208,9 @@ class _Asked:
             return False
         best, search = min(found, key=lambda pair: pair[0].score)
         if search.lots != self.lots:
-            # Found on a part of the spot GPUs; bounds and reasons are those of all.
+            # The plan was found on a part of the spot GPUs; bounds and reasons are those of all.
             search = self.searches[0]
-            best = _judged_by(search, best.plan) or best
+            best = _judge_again(search, best.plan) or best
         if self.best is None or best.score < self.best.score:
             self.best = best
             if not search.shares_tokens:
@@ -243,11 +241,11 @@ class _Asked:
             why=self.why,
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
-            covered=self._covered(),
+            covered=self._describe_covered(),
             gains=tuple(replace(gain, is_taken=gain.name == has) for gain in self.gains.values()),
         )
 
-    def _covered(self) -> str:
+    def _describe_covered(self) -> str:
         """Which plans the bounds cover."""
         assert self.search is not None
         is_all = self.search.is_complete and not self._covers_more
@@ -277,7 +275,7 @@ class _Asked:
         return self._divides or self._offloads or self.question.outer_every is not None
 
     def _add_gain(self, name: Tried, found: JudgedPlan | None, without: JudgedPlan | None) -> None:
-        """Note the best plans with and without something, over all searches."""
+        """Note the best plans with and without what ``name`` names, over all searches."""
         goal = self.question.job.objective.goal
         known = self.gains.get(name, Gain(name, goal, None, None))
 
@@ -296,12 +294,12 @@ class _Asked:
         cluster: Cluster | None = None,
     ) -> EventSearch:
         """Search within some limits, or on another cluster; else keep the best plan found."""
-        search, best = self._searched(within, given, times, cluster=cluster)
+        search, best = self._run_search(within, given, times, cluster=cluster)
         if within is self.limits and cluster is None:
             self.search, self.best, self.taken = search, best, best
         return search
 
-    def _searched(
+    def _run_search(
         self,
         within: Limits,
         given: tuple[Plan, ...] = (),
@@ -337,7 +335,7 @@ class _Asked:
             (*given, *self.cache.given),
             question.proves and not shares_tokens and question.outer_every is None,
             width=max(1.0, budget / usual),
-            told=self._told(lambda judged: f"{judged} of about {budget} plans judged"),
+            told=self._tell_with_best(lambda judged: f"{judged} of about {budget} plans judged"),
             shares_tokens=shares_tokens,
             outer_every=question.outer_every,
         )
@@ -405,10 +403,12 @@ class _Asked:
             work_max=work_max if question.proves else min(work_max, QUICK_WORK_MAX),
             trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
             gap=question.gap or 0.0,
-            told=self._told(lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"),
+            told=self._tell_with_best(
+                lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"
+            ),
         )
 
-    def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
+    def _tell_with_best(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
         """Return a progress callback that adds the best plan so far."""
         told = self.question.told
         if told is None:
@@ -433,11 +433,11 @@ def _figures(best: JudgedPlan) -> tuple[float, float]:
     return best.estimate.iteration_s, best.score[0]
 
 
-def _ranked(judged: list[JudgedPlan]) -> list[JudgedPlan]:
+def _rank_plans(judged: list[JudgedPlan]) -> list[JudgedPlan]:
     return sorted(judged, key=_score)
 
 
-def _judged_by(search: EventSearch, plan: Plan) -> JudgedPlan | None:
+def _judge_again(search: EventSearch, plan: Plan) -> JudgedPlan | None:
     """A plan of another search, judged by this one."""
     mix = mix_of_plan(plan, search.maker)
     return None if mix is None else search.judge_plan(plan, mix)
@@ -448,7 +448,7 @@ def _score(judged: JudgedPlan) -> tuple[float, ...]:
 
 
 def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstimate | None:
-    """The best plan by its estimate, if another one was taken."""
+    """How the plan that was taken compares with the best by its estimate, if it is another."""
     if taken is best:
         return None
     usd, least = best.estimate.money.total_usd, objective_of(best, goal)

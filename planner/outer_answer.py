@@ -1,4 +1,4 @@
-"""The better of two answers: without outer steps, and with them every so many iterations.
+"""The better of two answers: without outer steps, and with them.
 
 With them, the whole search is repeated: sums across slow zones hardly count then, so that other
 plans are good, such as one group of pipelines in each zone (ADR 118).
@@ -50,14 +50,14 @@ def better_with_outer_steps(
     if is_better and not has_steps:
         plain = found  # The second question found a better plan without them.
     is_taken = is_better and has_steps
-    best = [_best_with_steps(with_steps, goal), found.objective if has_steps else None]
+    best = [_find_best_with_steps(with_steps, goal), found.objective if has_steps else None]
     least = min((each for each in best if each is not None), default=None)
     gain = Gain("outer-steps", goal, least, plain.objective, is_taken)
     taken = found if is_taken else plain
     answer = replace(taken, evaluations=evaluations, gains=(*taken.gains, gain))
     if plain.plan is None or found.plan is None:
-        return answer  # Nothing is known of the space in which no plan was found.
-    # What was asked last is bounded over both spaces, but no lower than its own best plan.
+        return answer  # The space in which no plan was found has no bound.
+    # The second question's bounds cover both spaces, but never exceed its own best plan.
     return bounded_by_both(question, replace(answer, covered=found.covered), plain, found)
 
 
@@ -69,7 +69,7 @@ def _starts(cache: SearchCache, goal: Goal) -> tuple[Plan, ...]:
     return tuple(plan for plan in plans if _can_take(plan))[:STARTS_MAX]
 
 
-def _best_with_steps(cache: SearchCache, goal: Goal) -> float | None:
+def _find_best_with_steps(cache: SearchCache, goal: Goal) -> float | None:
     """The least objective of all judged plans with outer steps."""
     judged = (PlanEstimate(*pair) for pair in cache.judged)
     figures = (objective_of(one, goal) for one in judged if one.plan.outer_every is not None)
@@ -84,7 +84,7 @@ def _can_take(plan: Plan) -> bool:
 
 
 def _is_better(question: Question, found: Answer, plain: Answer) -> bool:
-    """Whether the plan of the second question is taken."""
+    """Whether the second plan is better, beyond the error bar if simple plans are preferred."""
     if found.plan is None or found.estimate is None:
         return False
     if plain.plan is None or plain.estimate is None:

@@ -69,7 +69,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMoreMachine]:
     now = _worth(answer, seconds, dollars)
     pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
     for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
-        found, why_none = _with_one_more(question, pool)
+        found, why_none = _search_with_one_more(question, pool)
         usd = None if found is None else found.money.total_usd
         least = now * (1 - GAIN_MIN)
         if found is None or now <= 0 or _worth(answer, found.iteration_s, usd) > least:
@@ -88,7 +88,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMoreMachine]:
         )
 
 
-def _with_one_more(question: Question, pool: Pool) -> tuple[Estimate | None, str]:
+def _search_with_one_more(question: Question, pool: Pool) -> tuple[Estimate | None, str]:
     """The best estimate with one more machine of a pool, or the reason why there is no gain."""
     more = replace(pool, gpus=pool.gpus + pool.gpus_per_machine)
     pools = tuple(more if p is pool else p for p in question.cluster.pools)
@@ -130,10 +130,10 @@ def _reasons(question: Question, answer: Answer) -> Iterator[IdleGpus]:
     """For each kind with idle GPUs: does it fit, does it pay, does it help?"""
     assert answer.plan is not None
     used = Counter(answer.plan.gpus_used())
-    free = _without_dollars(question) if answer.why.idle else None
+    free = _find_fastest(question) if answer.why.idle else None
     for idle in answer.why.idle:
         name = f"{idle.gpu}@{idle.zone}"
-        beyond = _beyond_quota(question.cluster, idle, used)
+        beyond = _name_quota(question.cluster, idle, used)
         misfit = _misfit(question, idle) if idle.gpus == idle.of and not beyond else ""
         if beyond:
             yield replace(idle, because=beyond)
@@ -151,7 +151,7 @@ def _reasons(question: Question, answer: Answer) -> Iterator[IdleGpus]:
             yield replace(idle, reason="does not help")
 
 
-def _beyond_quota(cluster: Cluster, idle: IdleGpus, used: Mapping[str, int]) -> str:
+def _name_quota(cluster: Cluster, idle: IdleGpus, used: Mapping[str, int]) -> str:
     """Which quota the plan uses up, if one limits these GPUs; else an empty text."""
     for quota in cluster.quotas:
         zones = {pool.zone for pool in cluster.pools}
@@ -162,7 +162,7 @@ def _beyond_quota(cluster: Cluster, idle: IdleGpus, used: Mapping[str, int]) -> 
     return ""
 
 
-def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
+def _find_fastest(question: Question) -> tuple[Plan, Estimate] | None:
     """The fastest plan if cost is ignored; ``None`` if the job has no limit or goal in dollars."""
     objective = question.job.objective
     rich = replace(objective, goal="throughput", **NO_MONEY_LIMITS)

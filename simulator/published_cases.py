@@ -19,7 +19,7 @@ from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 UNKNOWN_RUNTIME = "megatron-deepspeed"
-"""Stands for runtimes that are not modelled; the estimate has a note."""
+"""Runtime that is assumed for those that are not modelled; the estimate has a note."""
 
 
 def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:
@@ -109,9 +109,11 @@ class PublishedCase:
             micro_batch_size=_count(plan["micro_batch_size"]),
             global_batch=_count(plan["global_batch_size"]),
             stages=tuple(stages),
-            time_s=_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
+            time_s=_read_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
             notes=notes,
-            memory_bytes=_measured(memory.get("max_over_gpus"), flags.get("memory_valid", True)),
+            memory_bytes=_read_measured(
+                memory.get("max_over_gpus"), flags.get("memory_valid", True)
+            ),
         )
 
     def job(self, profile: Profile) -> Job:
@@ -183,7 +185,7 @@ def _one_of(raw: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
     return given
 
 
-def _measured(value: object, valid: bool) -> float | None:
+def _read_measured(value: object, valid: bool) -> float | None:
     if not valid or value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

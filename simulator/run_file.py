@@ -53,34 +53,34 @@ def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> Mea
     name, source = table.text("id", default=where), table.text("source", default="")
     facts = _facts(table)
     notes: list[str] = []
-    seconds, peak = _measured(table, notes)
+    seconds, peak = _read_measured(table, notes)
     for key in PARTS:
         if not isinstance(raw[key] if key in table else None, dict):
             table.report(key, "is missing", f"give it the keys of a {key} file")
-    table.keys_read["provenance"] = None  # Where the numbers come from, in the author's own words.
-    notes += _not_used(table)
+    table.keys_read["provenance"] = None  # Free text: where the numbers come from.
+    notes += _note_unused(table)
     problems.raise_if_any()
 
     def document(key: str, values: Any) -> Document:
         return Document(f"{where}.{key}", values, folder=folder)
 
-    settings, more = _with_facts(raw["job"], facts)
+    settings, more = _apply_facts(raw["job"], facts)
     job = job_from_document(document("job", settings))
     cluster = cluster_from_document(document("cluster", raw["cluster"]), catalogue=catalogue)
     plan = complete_plan(read_plan(raw["plan"], f"{where}.plan"), cluster)
     order = facts.get("rank_order", USUAL_ORDER)
     stages = [stage for pipe in plan.pipelines for stage in pipe.stages]
     if any(place.node is not None for stage in stages for place in stage.places):
-        order = USUAL_ORDER  # The plan itself says which machine each stage is on.
+        order = USUAL_ORDER  # The plan names the machine of each stage.
     if order != USUAL_ORDER:
         Problems(list(check_plan(plan, job, cluster, place=f"{where}.plan"))).raise_if_any()
-        plan = _laid_out(plan, order, cluster)
+        plan = _lay_out(plan, order, cluster)
         if order[0] != "tp" and any(stage.tp > 1 for stage in stages):
             notes.append("rank_order: the ranks of a TP group count as neighbours on one machine")
     return MeasuredRun(name, source, job, cluster, plan, seconds, peak, (*notes, *more))
 
 
-def _measured(table: Table, notes: list[str]) -> tuple[float | None, float | None]:
+def _read_measured(table: Table, notes: list[str]) -> tuple[float | None, float | None]:
     measured = table.table("measured", required=True)
     if measured is None:
         return None, None
@@ -89,11 +89,11 @@ def _measured(table: Table, notes: list[str]) -> tuple[float | None, float | Non
     if seconds is None and peak is None:
         measured.finish()
     else:
-        notes += _not_used(measured, "measured: ")
+        notes += _note_unused(measured, "measured: ")
     return seconds, peak
 
 
-def _not_used(table: Table, inside: str = "") -> list[str]:
+def _note_unused(table: Table, inside: str = "") -> list[str]:
     """Report unknown keys that look like misspellings of missing ones; return notes on others."""
     missing = [key for key in table.keys_read if key not in table.values]
     notes = []
@@ -122,12 +122,12 @@ def _facts(table: Table) -> dict[str, Any]:
     return facts
 
 
-def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Return the job with what the facts say of its runtime, and notes on what they do not."""
+def _apply_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Return the job with the facts about its runtime, and notes on assumed and unused facts."""
     notes = [f"facts: {key} is not used" for key in sorted(set(facts) - FACTS)]
     training = job.get("training") or {}
     if not isinstance(training, dict):
-        return job, notes  # The job's reader says so.
+        return job, notes  # ``job_from_document`` reports it.
     training = dict(training)
     if training.get("runtime", "sailor") == "sailor":
         known = sorted(OF_OTHER_RUNTIMES & set(facts))
@@ -148,12 +148,12 @@ def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
     return {**job, "training": training}, notes
 
 
-def _laid_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
+def _lay_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
     """Name the machines of a plan whose ranks are numbered in this order, innermost first."""
     if any(len(stage.places) > 1 for pipe in plan.pipelines for stage in pipe.stages):
         what = "orders ranks otherwise than tp, dp, pp, but a stage of the plan is split"
         raise InputError(Problem("facts.rank_order", what, "name the nodes in the plan instead"))
-    # Of machines that lost GPUs, the size is that of the whole ones.
+    # Machines that lost GPUs count with the size of whole ones.
     pools = sorted(cluster.pools, key=lambda pool: pool.gpus_per_machine)
     sizes = {pool.key: pool.gpus_per_machine for pool in pools}
     taken: dict[tuple[str, str, str], int] = {}

@@ -230,7 +230,9 @@ def validate(
             if found[0] == "runs":
                 run = read_run(raw, where, document.folder, catalogue)
             else:
-                run = _published(PublishedCase.read(raw, where), profiles, measurements, catalogue)
+                run = _read_published(
+                    PublishedCase.read(raw, where), profiles, measurements, catalogue
+                )
             notes += [(name, note) for note in run.notes]
             if run.time_s is None and run.memory_bytes is None:
                 unmeasured.append(name)
@@ -241,7 +243,7 @@ def validate(
     return ValidationReport(tuple(comparisons), tuple(failures), tuple(unmeasured), tuple(notes))
 
 
-def _published(
+def _read_published(
     case: PublishedCase,
     profiles: dict[str, Profile],
     measurements: Measurements,

@@ -117,7 +117,7 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": _with_root(os.environ.get("PYTHONPATH", ""))},
+            env={**os.environ, "PYTHONPATH": _add_root(os.environ.get("PYTHONPATH", ""))},
         )
         try:
             code = process.wait(limit_s)
@@ -142,7 +142,7 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
     return {"state": "failed", "why": f"{ended}: {last[:300]} ({log})"} | took
 
 
-def _with_root(folders: str) -> str:
+def _add_root(folders: str) -> str:
     """Put this checkout before the user's folders of modules, which stay."""
     return os.pathsep.join([str(ROOT), *filter(None, [folders])])
 

@@ -41,11 +41,11 @@ KILLED_IN = (
 FROZEN_IN = ("forward", "wait")
 RANKS = 4
 SECONDS, SECONDS_QUICK = 90.0, 15.0
-"""After this time no further death is tried."""
+"""Seconds after which no further death is tried."""
 ANSWER_S = 45.0
-"""A rank without an answer for this long counts as lost and is killed."""
+"""Seconds after which a rank that does not answer counts as lost and is killed."""
 DEADLINE_S, FROZEN_S = 30.0, 6.0
-"""How long a rank waits for a peer; where a rank is frozen."""
+"""How long a rank waits for a peer: usually, and where a peer is frozen."""
 STEPS = 3
 
 
@@ -185,7 +185,7 @@ def _generation(
     said: dict[int, Any] = {}
     died_at = None
     if victim >= 0 and not task.is_frozen:
-        # Whichever comes first: the end of its process, or its answer where it has no such phase.
+        # Wait until its process ends, or until it answers, since not every rank has each phase.
         wait([ranks[victim].process.sentinel, ranks[victim].end], ANSWER_S)
         died_at = time.time()
     for slot in slots:

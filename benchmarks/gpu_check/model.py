@@ -17,7 +17,7 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.training.trainer import RankTrainer
 
 STATE_BYTES = 18
-"""For each parameter: bf16 weight, and master, gradient and two moments in fp32."""
+"""Bytes for each parameter: bf16 weight, and master, gradient and two moments in fp32."""
 _BLOCK, _EMBEDDINGS = 47_000_000, 131_000_000
 """Parameters of a block, and of embedding and head."""
 

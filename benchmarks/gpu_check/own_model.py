@@ -40,8 +40,8 @@ def run(setting: Setting) -> dict[str, Any]:
     vocab, sequence = (64, 16) if setting.is_quick else (32000, 2048)
     found: dict[str, Any] = {}
     for name, make in {"all weights": _llama, "LoRA": _lora}.items():
-        ours = attempt(lambda m=make: _ours(setting, lambda: m(setting), vocab, sequence))
-        plain = attempt(lambda m=make: _plain(setting, m(setting), vocab, sequence))
+        ours = attempt(lambda m=make: _train_ours(setting, lambda: m(setting), vocab, sequence))
+        plain = attempt(lambda m=make: _train_plain(setting, m(setting), vocab, sequence))
         found[name] = {"sailor": ours, "plain loop": plain}
         if isinstance(ours, dict) and isinstance(plain, dict):
             found[name]["sailor over plain loop"] = ours["step_s"] / plain["step_s"]
@@ -88,7 +88,7 @@ def _figures(setting: Setting, seconds: list[float], losses: list[float], sequen
     return found
 
 
-def _ours(setting: Setting, make: Callable[[], nn.Module], vocab: int, sequence: int) -> Any:
+def _train_ours(setting: Setting, make: Callable[[], nn.Module], vocab: int, sequence: int) -> Any:
     import sailor  # noqa: PLC0415 - not for the plain loop
 
     _free(setting)
@@ -121,7 +121,7 @@ def _ours(setting: Setting, make: Callable[[], nn.Module], vocab: int, sequence:
     }
 
 
-def _plain(setting: Setting, model: nn.Module, vocab: int, sequence: int) -> Any:
+def _train_plain(setting: Setting, model: nn.Module, vocab: int, sequence: int) -> Any:
     """Whole batches, as Sailor takes them here; autocast, torch's fused AdamW."""
     _free(setting)
     place = setting.place

@@ -46,7 +46,7 @@ ELSEWHERE = {"GCE_METADATA_HOST": "127.0.0.1:9"}
 """An address where nothing answers, so that no metadata server is asked."""
 STEPS_BEFORE = 12
 MEMORY_BYTES = 2**30
-"""More than all snapshots of this job take."""
+"""Memory for snapshots, more than all snapshots of this job take."""
 WITHIN_S = 40.0
 
 
@@ -220,7 +220,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     found["ranks"] = len(cluster.workers())
     found["measured_schedule"] = attempt(lambda: _schedule(cluster, client, setting))
     found["kill_a_rank"] = attempt(
-        lambda: _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
+        lambda: _time_gap(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
     )
     agent = cluster.nodes[0]
 
@@ -228,13 +228,13 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
         cluster.kill(agent)
         cluster.start(agent)
 
-    found["kill_the_agent"] = attempt(lambda: _after(cluster, restart))
-    # A node that is lost meanwhile would be the second of two.
+    found["kill_the_agent"] = attempt(lambda: _time_gap(cluster, restart))
+    # Wait until the agent is back, or the node killed next would be the second that is lost.
     log = cluster.folder / f"{agent}.log"
     _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b'"registering"') > 1)
     if len(cluster.nodes) > 1:
         lost = [node for node in cluster.nodes if cluster.workers(node)][-1]
-        found["kill_a_node"] = attempt(lambda: _after(cluster, lambda: cluster.kill_node(lost)))
+        found["kill_a_node"] = attempt(lambda: _time_gap(cluster, lambda: cluster.kill_node(lost)))
         found["ranks_after_it"] = len(cluster.workers())
         before = cluster.lines()[-1]["generation"]
         begin = time.time()
@@ -291,14 +291,14 @@ def _agree(lines: list[dict[str, Any]]) -> str:
     return f"{len(again)} steps done again, losses differ by {far:.1e} at most"
 
 
-def _after(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
+def _time_gap(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
     """Call ``do``, and return for how long no step ended."""
     before = cluster.lines()[-1]
     at = time.time()
     do()
     count = len(cluster.lines())
     _wait(cluster, "more steps", lambda: len(cluster.lines()) >= count + 8)
-    # The longest time without a step since then: training may go on undisturbed.
+    # Take the longest time without a step, since training may first go on undisturbed.
     ends = [each for each in cluster.lines() if each["at"] >= before["at"]]
     gaps = [(b["at"] - a["at"], a, b) for a, b in pairwise(ends)]
     longest, last, first = max(gaps, key=lambda gap: gap[0])

@@ -21,7 +21,7 @@ from worker.training.snapshot_hook import NoSnapshots
 
 FILES = 2
 BYTES = 12
-"""Of a snapshot for each parameter: master and two moments in fp32."""
+"""Bytes of a snapshot for each parameter: master and two moments in fp32."""
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def _measure(setting: Setting, job: Any, folder: Path) -> dict[str, Any]:
     place = setting.place
     trainer = trainer_for(setting, job)
     plain = _steps(trainer, place, 1, setting.rounds, None)
-    each = _with_snapshots(trainer, place, folder, 1, setting.rounds)
+    each = _train_with_snapshots(trainer, place, folder, 1, setting.rounds)
     busy_s = sum(each[name] or 0.0 for name in ("copy_s", "checksum_and_seal_s"))
-    # The next snapshot waits until this one is sealed: rare ones show what one costs.
+    # A snapshot waits until the one before is sealed, so only rare ones show what one costs.
     every = int(busy_s / plain) + 3
-    rare = _with_snapshots(trainer, place, folder, every, max(2, setting.rounds // 3))
+    rare = _train_with_snapshots(trainer, place, folder, every, max(2, setting.rounds // 3))
     stall_s = max((rare["step_s"] - plain) * every, 0.0)
     copy_s = rare["copy_s"]
     return {
@@ -82,10 +82,10 @@ def _add_bits_s(trainer: Any, place: Any, rounds: int) -> float:
     return statistics.median(seconds[2:])
 
 
-def _with_snapshots(
+def _train_with_snapshots(
     trainer: Any, place: Any, folder: Path, every: int, rounds: int
 ) -> dict[str, Any]:
-    """Train with a snapshot every so many steps; return the mean step and the snapshot's times."""
+    """Train with a snapshot each ``every`` steps; return the mean step and the snapshot's times."""
     moments: list[tuple[str, float]] = []
     target = SnapshotTarget(
         job="gpu-check", generation=every, term=1, node="here", memory=folder, memory_every=every,
@@ -108,13 +108,13 @@ def _with_snapshots(
     return {
         "bytes": size,
         "step_s": step_s,
-        "copy_s": _between(moments, "copying", "copied"),
-        "checksum_and_seal_s": _between(moments, "copied", "sealed"),
+        "copy_s": _median_between(moments, "copying", "copied"),
+        "checksum_and_seal_s": _median_between(moments, "copied", "sealed"),
     }
 
 
 def _steps(trainer: Any, place: Any, every: int, rounds: int, snapshots: Any) -> float:
-    """Return the seconds of a step: the median over rounds of so many steps each."""
+    """Return the seconds of a step: the median over rounds of ``every`` steps each."""
     seconds = []
     for number in range(2 + rounds):
         finish(place)
@@ -128,7 +128,7 @@ def _steps(trainer: Any, place: Any, every: int, rounds: int, snapshots: Any) ->
     return statistics.median(seconds) / every
 
 
-def _between(moments: list[tuple[str, float]], begin: str, end: str) -> float | None:
+def _median_between(moments: list[tuple[str, float]], begin: str, end: str) -> float | None:
     begins = [at for name, at in moments if name == begin]
     ends = [at for name, at in moments if name == end]
     found = [b - a for a, b in zip(begins, ends, strict=False)]

@@ -35,7 +35,7 @@ def run(setting: Setting) -> dict[str, Any]:
     }
     plan = plan_for(setting, job)
     found["runtime"] = ours = attempt(lambda: measured_steps(setting, place, job, plan))
-    found["plain_loop"] = plain = attempt(lambda: _plain(setting, place, job))
+    found["plain_loop"] = plain = attempt(lambda: _train_plain(setting, place, job))
     found["predicted"] = attempt(lambda: predicted(setting, job, plan, None))
     if isinstance(ours, dict) and isinstance(plain, dict):
         found["runtime_over_plain_loop"] = ours["step_s"] / plain["step_s"]
@@ -104,7 +104,7 @@ def measured_steps(
     return {**found, "mfu": mfu, "built_s": built_s}
 
 
-def _plain(setting: Setting, place: torch.device, job: Job) -> dict[str, Any]:
+def _train_plain(setting: Setting, place: torch.device, job: Job) -> dict[str, Any]:
     """The same layers in one loop: autocast, torch's AdamW, no sharing, no snapshots."""
     _free(place)
     context = MicroBatchContext()

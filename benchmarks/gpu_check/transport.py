@@ -86,7 +86,7 @@ def _all_ranks(setting: Setting) -> dict[str, Any]:
             theirs.close()
             ends.append(end)
         deadline = time.monotonic() + WITHIN_S
-        told = [_heard(end, deadline) for end in ends]
+        told = [_receive(end, deadline) for end in ends]
         for process in processes:
             process.kill() if process.is_alive() else None
             process.join()
@@ -102,7 +102,7 @@ def _all_ranks(setting: Setting) -> dict[str, Any]:
     return found
 
 
-def _heard(end: Connection, deadline: float) -> Any:
+def _receive(end: Connection, deadline: float) -> Any:
     """Return a rank's last message."""
     last: Any = "no message from this rank"
     try:

@@ -99,8 +99,8 @@ def judge_entry(
         raise InputError(unpriced)
     passed = dict.fromkeys(LACKS, 0)
     reasons = {}
-    for proposal in _ranked(planner.proposals(case, mode), case):
-        found = _judged(proposal, case, judge, limits)
+    for proposal in _rank(planner.proposals(case, mode), case):
+        found = _judge(proposal, case, judge, limits)
         if isinstance(found[0], Plan):
             plan, estimate = found
             own = proposal.seconds if math.isfinite(proposal.seconds) else None
@@ -113,7 +113,7 @@ def judge_entry(
     return JudgedPlanner(planner.name, None, None, None, passed, why_not, gpus)
 
 
-def _judged(
+def _judge(
     proposal: ProposedPlan, case: Case, judge: Estimator, limits: Limits
 ) -> tuple[Plan, Estimate] | tuple[str, str]:
     """The plan with its estimate, or the rejection reason and its text."""
@@ -132,12 +132,12 @@ def _judged(
         return "not_judged", str(error.problems[0])
     if not estimate.fits:
         return "out_of_memory", _TOO_LARGE
-    broken = _broken(plan, estimate, case, limits)
+    broken = _name_breach(plan, estimate, case, limits)
     return ("beyond_limits", broken) if broken else (plan, estimate)
 
 
-def _ranked(proposals: Sequence[ProposedPlan], case: Case) -> Sequence[ProposedPlan]:
-    """Where cost is the goal, by dollars: the planner's own, or those of its own time."""
+def _rank(proposals: Sequence[ProposedPlan], case: Case) -> Sequence[ProposedPlan]:
+    """Rank by dollars if cost is the goal: the planner's own, or those of its own time."""
     if case.job.objective.goal != "cost":
         return proposals
 
@@ -160,7 +160,7 @@ def _usd_per_s(plan: Plan, case: Case) -> float:
     return total
 
 
-def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
+def _name_breach(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     """The first limit of the job that the plan breaks, if any."""
     lots = lots_of(case.cluster, case.facts)
     share = spot_share(gpus_by_lot(plan, lots), lots)

@@ -41,7 +41,7 @@ def _parts(pools: tuple[Pool, ...]) -> Iterator[tuple[Pool, ...]]:
 
 
 def _with_share(pool: Pool, share: Fraction) -> Pool:
-    """The pool with a share of its machines; a part of one machine is none."""
+    """The pool with a share of its machines, rounded down to whole ones."""
     if share == 1:
         return pool
     machines = int(pool.gpus // pool.gpus_per_machine * share)

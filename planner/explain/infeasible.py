@@ -23,18 +23,17 @@ _MORE_GPUS = (2, 4, 8, 16, 64)
 FIT_BUDGET = 40
 """Plans judged to find out whether any plan fits, or costs less an hour."""
 PERCENT_MAX = 10
-"""A limit that is smaller than needed by a larger factor is not told in percent."""
+"""Largest factor between a limit and what is needed that is told in percent."""
 HALVINGS = 5
-"""Searches for the least price per hour, ..."""
+"""Most searches for the least price per hour."""
 NEAR = 1.02
-"""... unless it is known within this factor."""
+"""Factor within which the least price per hour is known well enough."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
 class SearchAgain(Protocol):
-    """Search again with other limits, more GPUs, another recomputation policy or larger TP.
-
-    Also without quotas, or with micro batches of any size.
+    """Search again with other limits, more GPUs, another recomputation policy or larger TP,
+    without quotas, or with micro batches of any size.
     """
 
     def __call__(
@@ -62,23 +61,23 @@ def refusals(
     free = ask(_NO_LIMITS)
     if free.estimate is None:
         if grants and ask(_NO_LIMITS, keeps_quotas=False, budget=FIT_BUDGET).plan is not None:
-            return tuple(map(_quota_in_the_way, grants))
-        return (_too_small(job, lots, ask, capacity_bytes),)
-    found = _limits_in_the_way(job.objective, lots, limits, ask)
+            return tuple(map(_name_quota, grants))
+        return (_explain_too_small(job, lots, ask, capacity_bytes),)
+    found = _find_limits_in_the_way(job.objective, lots, limits, ask)
     if not found:
         # No limit can be kept together with the others, so compare each one alone.
-        found = _limits_in_the_way(job.objective, lots, limits, ask, alone=True)
+        found = _find_limits_in_the_way(job.objective, lots, limits, ask, alone=True)
     return tuple(found) or (
         Problem("objective", "no plan that was judged keeps all limits together", _TOGETHER),
     )
 
 
-def _quota_in_the_way(grant: LotQuota) -> Problem:
+def _name_quota(grant: LotQuota) -> Problem:
     what = f"leaves {grant.gpus_max} {grant.gpu} in {grant.where}, and no plan fits on that"
     return Problem("quota", what, "raise gpus_max, or give GPUs that it does not limit")
 
 
-def _too_small(
+def _explain_too_small(
     job: Job, lots: Sequence[Lot], ask: SearchAgain, capacity_bytes: Callable[[Place], float]
 ) -> Problem:
     gpus = sum(lot.gpus for lot in lots)
@@ -114,7 +113,7 @@ def _too_small(
     )
 
 
-def _limits_in_the_way(
+def _find_limits_in_the_way(
     objective: Objective,
     lots: Sequence[Lot],
     limits: Limits,
@@ -137,20 +136,22 @@ def _limits_in_the_way(
                 least, seconds, which = needed, cheap.iteration_s, "the cheapest plan"
                 if name == "max_usd_per_hour" and needed > allowed:
                     floor = min((lot.price_usd_per_gpu_hour or 0.0 for lot in lots), default=0.0)
-                    least, seconds = _least_per_hour(in_time, cheap, max(allowed, floor), ask)
+                    least, seconds = _find_least_per_hour(in_time, cheap, max(allowed, floor), ask)
                     which = "the cheapest plan per hour"
                 if least > allowed:
                     what = (
                         f"is {allowed:g}, and {which} {others}"
                         f" needs {least:.4g} ({seconds:.3g} s an iteration)"
                     )
-                    found.append(Problem(f"objective.{name}", what, _raised(allowed, least)))
+                    found.append(
+                        Problem(f"objective.{name}", what, _describe_raise(allowed, least))
+                    )
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
         if fast is not None:
             breach = next(limits.breaches(LimitedFigures(fast.iteration_s, None, 0.0)), None)
             if breach is not None:
-                found.append(_too_slow(breach, limits, fast.iteration_s, others))
+                found.append(_explain_too_slow(breach, limits, fast.iteration_s, others))
     if objective.max_spot_share is not None:
         without = ask(replace(objective, max_spot_share=None)).estimate
         if without is not None:
@@ -164,7 +165,7 @@ def _limits_in_the_way(
     return found
 
 
-def _least_per_hour(
+def _find_least_per_hour(
     objective: Objective, known: Estimate, floor: float, ask: SearchAgain
 ) -> tuple[float, float]:
     """Dollars per hour and seconds of the cheapest plan per hour, between a floor and a known plan.
@@ -188,35 +189,35 @@ def _usd_per_hour(estimate: Estimate) -> float:
     return (estimate.money.total_usd or 0.0) / estimate.iteration_s * 3600
 
 
-def _raised(allowed: float, least: float) -> str:
-    """By how much to raise a limit, so that it is enough; by no share where it is far from it."""
+def _describe_raise(allowed: float, least: float) -> str:
+    """By how much to raise a limit so that it is enough, or to which value if it is far off."""
     if least > PERCENT_MAX * allowed:
         step = 10.0 ** (math.floor(math.log10(least)) - 3)
         return f"raise it to {math.ceil(least / step - 1e-9) * step:.4g}"
-    return f"raise it by {_enough(least / allowed - 1)}"
+    return f"raise it by {_round_percent_up(least / allowed - 1)}"
 
 
-def _lowered(allowed: float, most: float) -> str:
-    """By how much to lower a limit, as in ``_raised``."""
+def _describe_lowering(allowed: float, most: float) -> str:
+    """By how much to lower a limit, as in ``_describe_raise``."""
     if allowed > PERCENT_MAX * most:
         step = 10.0 ** (math.floor(math.log10(most)) - 3)
         return f"lower it to {math.floor(most / step + 1e-9) * step:.4g}"
-    return f"lower it by {_enough(1 - most / allowed)}"
+    return f"lower it by {_round_percent_up(1 - most / allowed)}"
 
 
-def _enough(share: float) -> str:
+def _round_percent_up(share: float) -> str:
     """A share in per cent, rounded up so that it is enough."""
     return f"{math.ceil(100 * share - 1e-9)}%"
 
 
-def _too_slow(breach: Breach, limits: Limits, fastest_s: float, others: str) -> Problem:
+def _explain_too_slow(breach: Breach, limits: Limits, fastest_s: float, others: str) -> Problem:
     """Which time limit the fastest plan breaks, and by how much."""
     if breach.limit == "min_iterations_per_s":
         return Problem(
             "objective.min_iterations_per_s",
             f"wants iterations of {1 / breach.allowed:.4g} s, and the fastest plan {others} takes"
             f" {fastest_s:.4g} s ({breach.needed:.4g} iterations/s)",
-            _lowered(breach.allowed, breach.needed),
+            _describe_lowering(breach.allowed, breach.needed),
         )
     assert limits.steps is not None
     assert limits.seconds_left is not None

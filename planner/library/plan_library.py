@@ -118,11 +118,11 @@ class PlanLibrary:
 
     def spot_only(self, state: int) -> int:
         """The availability without its on-demand GPUs."""
-        return self.state(self._only(self._counts[state], spot=True))
+        return self.state(self._keep_contract(self._counts[state], spot=True))
 
     def on_demand_only(self, state: int) -> int:
         """The availability without its spot GPUs."""
-        return self.state(self._only(self._counts[state], spot=False))
+        return self.state(self._keep_contract(self._counts[state], spot=False))
 
     def has_spot(self, state: int) -> bool:
         """Whether an availability has spot GPUs."""
@@ -130,7 +130,7 @@ class PlanLibrary:
             count and pool.spot for count, pool in zip(self._counts[state], self.pools, strict=True)
         )
 
-    def _only(self, gpus: GpuCounts, *, spot: bool) -> GpuCounts:
+    def _keep_contract(self, gpus: GpuCounts, *, spot: bool) -> GpuCounts:
         return tuple(
             count if pool.spot == spot else 0 for count, pool in zip(gpus, self.pools, strict=True)
         )
@@ -170,15 +170,16 @@ class PlanLibrary:
 
     def best(self, state: int) -> int | None:
         """The best known plan that fits an availability; of tied ones the cheapest or fastest."""
-        return self._best_by(state, self.goal)
+        return self._find_best(state, self.goal)
 
     def fastest(self, state: int) -> int | None:
         """The fastest known plan that fits an availability, whatever the goal."""
-        return self._best_by(state, "throughput")
+        return self._find_best(state, "throughput")
 
     def within(self, state: int, *, iteration_s: float, usd: float | None) -> list[int]:
-        """The known plans that fit an availability, take no longer than this for a step, and cost
-        less, where dollars are known."""
+        """The known plans that fit an availability, take at most ``iteration_s`` for a step, and
+        cost less than ``usd``, where dollars are known.
+        """
         found = []
         for plan, known in enumerate(self.known):
             is_cheaper = usd is None or known.usd is None or known.usd < usd
@@ -186,7 +187,7 @@ class PlanLibrary:
                 found.append(plan)
         return found
 
-    def _best_by(self, state: int, goal: Goal) -> int | None:
+    def _find_best(self, state: int, goal: Goal) -> int | None:
         key = (state, goal)
         if key not in self._best:
             fitting = [plan for plan in range(len(self.known)) if self.fits(plan, state)]
@@ -246,7 +247,7 @@ class PlanLibrary:
         on_demand = sorted(pools, key=lambda pool: self.pools[pool].spot)
         cheapest = sorted(pools, key=lambda pool: (prices[pool] is None, prices[pool] or 0.0))
         for order in (on_demand, cheapest):
-            way = _taken(wanted, [(pool, self.pools[pool]) for pool in order], gpus)
+            way = _take_groups(wanted, [(pool, self.pools[pool]) for pool in order], gpus)
             if way is not None:
                 yield way
 
@@ -258,7 +259,7 @@ class PlanLibrary:
         return next(limits.breaches(figures), None) is None
 
 
-def _taken(
+def _take_groups(
     wanted: Mapping[PlaceKey, Mapping[int, int]],
     pools: Sequence[tuple[int, Pool]],
     gpus: GpuCounts,
@@ -270,7 +271,7 @@ def _taken(
         for tp in sorted(groups, reverse=True):
             left = groups[tp]
             for number, pool in here:
-                fits = _most(_lot(pool, gpus[number]), taken[number], tp, left)
+                fits = _count_fitting(_lot(pool, gpus[number]), taken[number], tp, left)
                 if fits:
                     taken[number][tp] = fits
                 left -= fits
@@ -279,7 +280,7 @@ def _taken(
     return tuple(tuple(sorted(groups.items())) for groups in taken)
 
 
-def _most(lot: Lot, taken: Mapping[int, int], tp: int, wanted: int) -> int:
+def _count_fitting(lot: Lot, taken: Mapping[int, int], tp: int, wanted: int) -> int:
     """How many groups of ``tp`` fit beside those that are taken, up to ``wanted``."""
     count = min(wanted, lot.room(tp))
     while count and not lot.holds({**taken, tp: count}):
@@ -322,11 +323,11 @@ def learn(
     *,
     seconds_left: float | None = None,
 ) -> None:
-    """Search the plan of an availability, unless a larger one has none.
+    """Search the plan of an availability, unless a larger one has no plan.
 
-    With ``seconds_left`` one that takes no longer for all steps of the job.
+    With ``seconds_left`` all steps of the job must end within it.
     """
-    # On-demand GPUs of a place are charged first, so fewer of them may be what a limit allows.
+    # On-demand GPUs are charged first: a limit in dollars may allow a plan only with fewer of them.
     is_monotone = not (_has_limits(plans.question.job.objective) and _mixes_contracts(plans))
     if is_monotone and any(all(map(le, gpus, other)) for other in plans.without_plan):
         return

@@ -24,7 +24,7 @@ SPOT_SLOWDOWN_MAX = 2.0
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
 RESERVE_FACTOR = 2.0
-"""Spot GPUs may be slower, and come more often, than expected."""
+"""Factor on the reserve, since spot GPUs may be slower, and come more often, than expected."""
 PRIOR_SHARE = 0.5
 """Assumed share of time with spot GPUs before anything was observed."""
 
@@ -43,18 +43,18 @@ class DeadlineView:
     spot_each_s: float | None
     """Seconds of a step on the spot GPUs that are up; ``None``: they are too few for the job."""
     is_on_demand: bool
-    """The job runs on the on-demand GPUs, or is about to."""
+    """Whether the job runs on the on-demand GPUs, or is about to."""
     change_s: float
     """Worst-case seconds until on-demand GPUs train, repeated work included."""
     back_s: float
     """Worst-case seconds of a change to spot GPUs and back."""
     is_committed: bool = False
-    """The safety net was taken."""
+    """Whether the safety net was taken."""
     ahead_s: float = 0.0
     """Seconds ahead of an even pace at which ``uniform-progress`` leaves on-demand GPUs, so that it
     does not pay for the next change at once."""
     is_buying: bool = False
-    """On-demand GPUs were bought, for lack of spot GPUs."""
+    """Whether on-demand GPUs were bought for lack of spot GPUs."""
     reserve_s: float = 0.0
     """Time to spare that is kept for spot GPUs that are still to come, see ``slack_reserve_s``."""
     paid_s: float = math.inf
@@ -95,7 +95,7 @@ def judge_deadline(view: DeadlineView, rule: DeadlineRule = "sailor") -> Deadlin
     if view.is_committed or slack_s <= 0:
         return DeadlineVerdict("on demand", slack_s, is_committed=True)
     if can_run_on_spot(view):
-        # From on demand to spot only if that leaves time to come back.
+        # Change from on demand to spot only if that leaves time to come back.
         stays = view.is_on_demand and slack_s <= view.back_s
         return DeadlineVerdict("on demand" if stays else "spot", slack_s)
     even_pace_s = view.deadline_s * view.done / view.steps

@@ -25,9 +25,9 @@ class Mixture:
     """Share of the spot machines that are up on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
-    """If spot machines never come."""
+    """Dollars if spot machines never come."""
     is_guaranteed: bool
-    """On-demand machines finish in time even if the job must first move to them (``CHANGE_S``)."""
+    """Whether on-demand machines finish in time if the job first moves to them (``CHANGE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,14 @@ def deadline_outlook(
     assert steps is not None
     assert left is not None
     usd = estimate.money.total_usd
-    spot = _alone(question, search, spot=True)
+    spot = _find_plan_of_contract(question, search, spot=True)
     on_demand = None
     if left > CHANGE_S:
-        on_demand = _alone(question, search, spot=False, seconds_left=left - CHANGE_S)
+        on_demand = _find_plan_of_contract(
+            question, search, spot=False, seconds_left=left - CHANGE_S
+        )
     if on_demand is None:
-        on_demand = _alone(question, search, spot=False, goal="throughput")
+        on_demand = _find_plan_of_contract(question, search, spot=False, goal="throughput")
     mixture = None
     if spot is not None and on_demand is not None:
         share = PRIOR_SHARE if trace is None else spot_availability(trace, question.cluster.pools)
@@ -83,7 +85,7 @@ def deadline_outlook(
     )
 
 
-def _alone(
+def _find_plan_of_contract(
     question: Question,
     search: Callable[[Question], Answer],
     *,

@@ -67,7 +67,7 @@ class PossibleMove:
     tied: str | None = None
     """Why the new plan cannot be told apart from the old one, if it cannot."""
     with_idle: str | None = None
-    """What is told of plans with idle nodes if there is no better one."""
+    """How much worse plans with idle nodes are, for the reason to stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class MoveVerdict:
     reason: str
     expected_life_s: float
     gain: float
-    """Over the expected life."""
+    """Gain over its expected life."""
     cost: float
     unit: Unit
     ask_again_s: float | None = None
@@ -116,7 +116,7 @@ def judge_move(
     until the gain forgone reaches ``cost * (cost / gain - 1)``, where ``gain`` is all that is
     expected: not at all if that repays the cost, for the whole cost if it repays half.
     """
-    expected = _expected(offer, history, now_s=now_s, rules=rules)
+    expected = _expect(offer, history, now_s=now_s, rules=rules)
     life_s = expected.life_s
     gain = max(0.0, offer.gain_per_s) * max(0.0, life_s - offer.downtime_s)
     cost = offer.cost + expected.added_loss_chance * offer.loss_cost
@@ -167,7 +167,7 @@ class _Expected:
     """The chance that the next loss hits the new plan but would not have hit the old one."""
 
 
-def _expected(
+def _expect(
     offer: PossibleMove, history: LifetimeHistory, *, now_s: float, rules: MoveThresholds
 ) -> _Expected:
     """How long the gain lasts, and the chance that a loss of new nodes ends it.

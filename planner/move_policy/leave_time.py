@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RESERVE_S = 30.0
-"""A node may end so much earlier than announced, or the move take so much longer than predicted."""
+"""Reserve for a node that ends before its announced time, or a move that exceeds its prediction."""
 
 
 def leave_at_s(ends_s: float, move_s: float, step_s: float) -> float:

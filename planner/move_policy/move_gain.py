@@ -48,7 +48,7 @@ def offer_of(
     if unit == "$":
         worth_per_s = (estimate.money.total_usd or 0.0) / estimate.iteration_s
     is_same = plan == running.plan
-    # A move that only adds idle nodes cannot swing between plans, whatever their error bar.
+    # A move that only adds idle nodes is not taken back at the next prediction, so a tie suffices.
     tied = None if before < after else why_tied(running, PlanEstimate(plan, estimate), goal)
     return PossibleMove(
         gain_per_s=0.0 if is_same else gain,
@@ -64,11 +64,11 @@ def offer_of(
         full=full,
         loss_cost=loss_s * worth_per_s,
         tied=tied,
-        with_idle=_with_idle(running, next_plan, goal),
+        with_idle=_describe_idle_plans(running, next_plan, goal),
     )
 
 
-def _with_idle(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | None:
+def _describe_idle_plans(running: RunningPlan, next_plan: Replan, goal: Goal) -> str | None:
     """How much worse the best plan with idle nodes is than the running one, if that is known."""
     other = next_plan.with_idle
     if other is None:

@@ -61,8 +61,8 @@ class PoolRecord:
             lived_s=self.lived_s * kept + self.nodes_up * passed,
             losses=self.losses * kept,
             flaps=self.flaps * kept_lately,
-            seen_s=_observed(self.seen_s, passed, FORGET_HALF_LIFE_S),
-            seen_lately_s=_observed(self.seen_lately_s, passed, FLAP_HALF_LIFE_S),
+            seen_s=_weigh_observed(self.seen_s, passed, FORGET_HALF_LIFE_S),
+            seen_lately_s=_weigh_observed(self.seen_lately_s, passed, FLAP_HALF_LIFE_S),
             events=self.events * kept,
             shares=self.shares * kept,
             additions=self.additions * kept,
@@ -104,7 +104,7 @@ class PoolRecord:
         return (lately + PRIOR_EVENTS) / (self.seen_lately_s + PRIOR_EVENTS / of_old)
 
 
-def _observed(before_s: float, passed_s: float, half_life_s: float) -> float:
+def _weigh_observed(before_s: float, passed_s: float, half_life_s: float) -> float:
     """Return the seconds observed, weighted with the same half-life as the events."""
     kept: float = 0.5 ** (passed_s / half_life_s)
     return before_s * kept + half_life_s / math.log(2) * (1 - kept)

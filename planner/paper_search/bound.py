@@ -78,7 +78,7 @@ class _Questions:
     def least_seconds(self, family: Family, known: float) -> float:
         """Bisect the seconds of all numbers of pipelines at once, up to ``PRECISION``."""
         low = family.bounds.min(axis=1)
-        high = np.full(len(low), self._longest(known))
+        high = np.full(len(low), self._longest_s(known))
         if not np.isfinite(high).all():
             return float(low.min())
         # First test whether the known seconds can be met at all.
@@ -99,12 +99,12 @@ class _Questions:
     def least_by_cells(self, family: Family, known: Bounds) -> float:
         """Least objective where dollars count, by cells of the iteration time."""
         if not 0 < known.objective < math.inf:
-            # Without a known plan no cell of time ends anywhere, and nothing is cheaper than free.
+            # Without a known plan, or with a free one, no cost limits the cells of time.
             return float(family.score.min())
         low = family.bounds.min(axis=1)
-        longest = np.full(len(low), self._longest(known.seconds))
+        longest = np.full(len(low), self._longest_s(known.seconds))
         if self.limits.goal_is_cost:
-            longest[:] = self._longest(LONGEST_S)
+            longest[:] = self._longest_s(LONGEST_S)
             if self.limits.usd_max is None:
                 # GPUs that hold the model must be paid for however long it takes, which limits the
                 # time.
@@ -114,13 +114,13 @@ class _Questions:
                 held = np.isfinite(rate)
                 ends = known.objective / np.maximum(rate[held], 1e-12)
                 longest[every] = 0.0
-                longest[every[held]] = np.minimum(ends, self._longest(LONGEST_S))
+                longest[every[held]] = np.minimum(ends, self._longest_s(LONGEST_S))
         rows = np.flatnonzero(low < longest)
         cells = (rows, low[rows], longest[rows])
         shares = SYNC_CELLS_FEW if self.limits.goal_is_cost else SYNC_CELLS
         least, others = 0.0, math.inf
         for ratio in COST_RATIOS:
-            every, since, until = _divided(*cells, ratio)
+            every, since, until = _divide_cells(*cells, ratio)
             usd = self._usd(BoundRequest(family, every, until, since), shares)
             score = usd if self.limits.goal_is_cost else since
             fine = np.isfinite(usd)
@@ -132,7 +132,7 @@ class _Questions:
             others = min(others, float(score[~near].min(initial=math.inf)))
         return least
 
-    def _longest(self, known: float) -> float:
+    def _longest_s(self, known: float) -> float:
         most = self.limits.seconds_max
         return known if most is None else min(known, most)
 
@@ -162,11 +162,13 @@ class _Questions:
         kept = np.flatnonzero((level > 0) & (has_sync | (np.arange(cells[1]) == 0)).ravel())
         found = np.full(len(row), np.inf)
         if len(kept):
-            found[kept] = self._cheapest(asked, row[kept], level[kept], sync_until.ravel()[kept])
+            found[kept] = self._find_cheapest(
+                asked, row[kept], level[kept], sync_until.ravel()[kept]
+            )
         least: Floats = found.reshape(cells).min(axis=1)
         return least
 
-    def _cheapest(self, asked: BoundRequest, row: Ints, level: Floats, sync: Floats) -> Floats:
+    def _find_cheapest(self, asked: BoundRequest, row: Ints, level: Floats, sync: Floats) -> Floats:
         family, arrays = asked.family, asked.family.arrays
         replicas = family.replicas[asked.rows][row]
         directions = price_directions(len(arrays.kinds))
@@ -220,7 +222,9 @@ class _Questions:
         return best
 
 
-def _divided(rows: Ints, since: Floats, until: Floats, ratio: float) -> tuple[Ints, Floats, Floats]:
+def _divide_cells(
+    rows: Ints, since: Floats, until: Floats, ratio: float
+) -> tuple[Ints, Floats, Floats]:
     """Cells of time divided into equal parts, each at most a ratio long."""
     parts = np.maximum(1, np.ceil(np.log(until / since) / math.log(ratio))).astype(int)
     every = np.repeat(np.arange(len(rows)), parts)

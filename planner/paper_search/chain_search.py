@@ -72,7 +72,7 @@ class ChainSearch:
 
     def refined(self, found: Sequence[RankedChain]) -> list[RankedChain]:
         """The same chains with boundaries from a finer choice of limits."""
-        chains = self._padded([candidate.chain for candidate in found])
+        chains = self._pad([candidate.chain for candidate in found])
         counts = [candidate.replicas for candidate in found]
         return self.cut(chains, np.searchsorted(self.counts, counts), SHARES_FINE)
 
@@ -124,14 +124,14 @@ class ChainSearch:
             tried = [
                 chain
                 for chain in dict.fromkeys(
-                    changed for one in beam for changed in self._changed(one.chain)
+                    changed for one in beam for changed in self._change_chain(one.chain)
                 )
                 if chain not in seen
             ]
             if not tried:
                 break
             seen.update(tried)
-            chains = self._padded(tried)
+            chains = self._pad(tried)
             rough, indices = self.rough(chains)
             order = np.argsort(rough, kind="stable")[:CUT_PER_ROUND]
             order = order[rough[order] <= beam[0].score * ROUGH_SLACK]
@@ -250,11 +250,11 @@ class ChainSearch:
         return np.where(at < ends[:, 1:], first, -1)
 
     @staticmethod
-    def _padded(chains: Sequence[tuple[int, ...]]) -> Ints:
+    def _pad(chains: Sequence[tuple[int, ...]]) -> Ints:
         width = max(map(len, chains))
         return np.array([[*chain, *[-1] * (width - len(chain))] for chain in chains])
 
-    def _changed(self, chain: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def _change_chain(self, chain: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Chains with one stage more, less, or changed, or with two stages swapped."""
         options = range(len(self.terms.options))
         for at in range(len(chain)):
@@ -312,10 +312,10 @@ def best_chains(
     found: list[RankedChain] = []
     for number, (_, search, first) in enumerate(firsts):
         found += search.refined(search.improve(first)) if number < effort(IMPROVED) else first
-    return _varied(found)
+    return _rank_varied(found)
 
 
-def _varied(found: Sequence[RankedChain]) -> list[RankedChain]:
+def _rank_varied(found: Sequence[RankedChain]) -> list[RankedChain]:
     """Best first, with a penalty for many chains of equal length and micro batch size."""
     rank: Counter[tuple[int, int]] = Counter()
     ranked: list[tuple[float, int, RankedChain]] = []

@@ -178,7 +178,7 @@ class OptionTables:
         scale = np.maximum(scale, 1.0)
         size = np.concatenate([scale * share for share in shares])
         ways = len(shares)
-        starts, possible = self._least_level(
+        starts, possible = self._find_least_level(
             np.tile(chains, (ways, 1)), np.tile(stages, ways), np.tile(sends, (ways, 1)), size
         )
         # Rows are now (share, chain); each is judged with all choices of replicas.
@@ -211,7 +211,7 @@ class OptionTables:
             found[:, left] = np.where(first, np.where(stages == 1, 0.0, at_first), inner)
         return np.where(chains >= 0, found, 0.0)
 
-    def _least_level(
+    def _find_least_level(
         self, chains: Ints, stages: Ints, sends: Floats, size: Floats
     ) -> tuple[Ints, Bools]:
         """Bisect the least time limit under which the layers fit."""
@@ -323,7 +323,7 @@ class OptionTables:
         columns: list[list[Run]] = [[] for _ in row]
         left = replicas
         for lot_group in self.layout.lot_groups:
-            count, runs = self._most_dealt(lot_group, row, left)
+            count, runs = self._deal_most(lot_group, row, left)
             for column, more in zip(columns, runs, strict=True):
                 column.extend(more)
             left -= count
@@ -331,7 +331,7 @@ class OptionTables:
             return None
         return PlanShape(self.micro_batch, cuts, tuple(map(tuple, columns)))
 
-    def _most_dealt(
+    def _deal_most(
         self, lot_group: tuple[Lots, ...], row: list[int], most: int
     ) -> tuple[int, list[list[Run]]]:
         """As many of the pipelines as a lot group's machines hold."""
@@ -339,14 +339,14 @@ class OptionTables:
         runs: list[list[Run]] = [[] for _ in row]
         while low < most:
             middle = (low + most + 1) // 2
-            dealt = self._dealt(lot_group, row, middle)
+            dealt = self._deal(lot_group, row, middle)
             if dealt is None:
                 most = middle - 1
             else:
                 low, runs = middle, dealt
         return low, runs
 
-    def _dealt(
+    def _deal(
         self, lot_group: tuple[Lots, ...], row: list[int], count: int
     ) -> list[list[Run]] | None:
         """Runs of each stage, large groups first, so that they fit whole machines."""

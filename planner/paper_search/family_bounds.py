@@ -166,7 +166,7 @@ def rings_of(
     count = np.arange(1, max(most, asked[-1]) + 1.0)[:, None]
     rows = []
     for kind in sorted({lot.gpu for lot in model.lots}):
-        links = _quickest(_links(model, kind), float(sizes[0]) / len(count), BUCKET_BYTES)
+        links = _drop_slower(_links(model, kind), float(sizes[0]) / len(count), BUCKET_BYTES)
         for link in links:
             if link not in known or len(known[link]) < len(count):
                 known[link] = ring_seconds(link, sizes, count)
@@ -196,7 +196,7 @@ def _links(model: PaperModel, kind: str) -> list[LinkNumbers]:
     return list(found)
 
 
-def _quickest(links: list[LinkNumbers], least: float, most: float) -> list[LinkNumbers]:
+def _drop_slower(links: list[LinkNumbers], least: float, most: float) -> list[LinkNumbers]:
     """The links that no other link beats at all message sizes in between."""
     low, high = (float(np.log2(size / 1e6)) for size in (least, most))
 

@@ -64,7 +64,7 @@ class PaperModel:
     network: Network
     lots: tuple[Lot, ...]
     capacity_bytes: tuple[float, ...]
-    """Per lot."""
+    """Usable memory of a device, per lot."""
     global_batch: int
     usd_per_hour_of: UsdPerHour
     _sums: dict[tuple[str, int, int], Floats] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
     for size in range(2, len(zones) + 1):
         near = zones[:size]
         pooled = _by_machine(model, near)
-        found.append(Layout(tuple(_only(model, pooled, zone) for zone in near)))
+        found.append(Layout(tuple(_keep_zone(model, pooled, zone) for zone in near)))
         alike = _has_alike_links(model, pooled)
         if alike:
             found.append(Layout((pooled,)))
@@ -154,7 +154,7 @@ def _by_machine(model: PaperModel, zones: list[str]) -> tuple[Lots, ...]:
     return tuple(tuple(at[*kind, zone] for zone in zones if (*kind, zone) in at) for kind in kinds)
 
 
-def _only(model: PaperModel, lots: tuple[Lots, ...], zone: str) -> tuple[Lots, ...]:
+def _keep_zone(model: PaperModel, lots: tuple[Lots, ...], zone: str) -> tuple[Lots, ...]:
     return tuple(tuple(k for k in each if model.lots[k].zone == zone) for each in lots)
 
 

@@ -114,10 +114,10 @@ class Mixer:
             needs.append(need)
         key = (replicas, tuple(map(tuple, needs)))
         if key not in self._dealt:
-            self._dealt[key] = self._spread(replicas, needs)
+            self._dealt[key] = self._spread_pipelines(replicas, needs)
         return self._dealt[key]
 
-    def _spread(self, replicas: int, needs: list[list[int]]) -> PlanShape | None:
+    def _spread_pipelines(self, replicas: int, needs: list[list[int]]) -> PlanShape | None:
         """Give each lot group as many pipelines as it can run, in the order of the lot groups."""
         columns: list[list[Run]] = [[] for _ in range(self.stages)]
         left = replicas
@@ -161,9 +161,9 @@ class Mixer:
                 for kind in self.kinds
             ]
         counts = transport(count, needs, supply, prices)
-        return None if counts is None else self._into_lots(lot_group, needs, counts)
+        return None if counts is None else self._give_to_lots(lot_group, needs, counts)
 
-    def _into_lots(
+    def _give_to_lots(
         self, lot_group: Lots, needs: list[list[int]], counts: list[list[int]]
     ) -> list[list[Run]] | None:
         """Give groups to lots, large groups first, whole stages together where possible."""

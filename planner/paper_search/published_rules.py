@@ -24,7 +24,7 @@ class PublishedModel(PaperModel):
 
     degrees: tuple[int, ...] = ()
     regions: tuple[str, ...] = ()
-    """Per lot."""
+    """Region of each lot."""
     _rules: dict[object, int | None] = field(default_factory=dict)
 
     def fits(self, shape: PlanShape) -> bool:

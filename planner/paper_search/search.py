@@ -64,7 +64,7 @@ class PaperSearch:
     degrees: tuple[int, ...]
     budget: int
     is_uniform: bool = False
-    """Only boundaries that divide the layers evenly, with the rest on the last stages."""
+    """Whether boundaries divide the layers evenly, with the rest on the last stages."""
     improver: ShapeImprover = field(init=False)
 
     def __post_init__(self) -> None:

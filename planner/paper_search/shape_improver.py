@@ -130,7 +130,7 @@ class ShapeImprover:
         best, improved = found, True
         while improved and not self.is_spent:
             improved = False
-            for shape in _slid(best.shape):
+            for shape in _slide_once(best.shape):
                 tried = self.judge(shape)
                 if tried is not None and tried.score < best.score:
                     best, improved = tried, True
@@ -172,9 +172,9 @@ class ShapeImprover:
         return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
 
 
-def _slid(shape: PlanShape) -> Iterator[PlanShape]:
+def _slide_once(shape: PlanShape) -> Iterator[PlanShape]:
     """The same columns with boundaries moved, or with pipelines in another order."""
-    for cuts in _moved(shape.cuts):
+    for cuts in _move_boundaries(shape.cuts):
         yield replace(shape, cuts=cuts)
     counts = [count for _, _, count in shape.columns[0]]
     if all([count for _, _, count in column] == counts for column in shape.columns):
@@ -186,7 +186,7 @@ def _slid(shape: PlanShape) -> Iterator[PlanShape]:
             )
 
 
-def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _move_boundaries(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Boundaries with one, or several adjacent ones, moved by a layer."""
     last = len(cuts) - 1
     for a in range(1, last):

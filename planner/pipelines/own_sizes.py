@@ -15,9 +15,9 @@ HALVINGS = 40
 
 
 def rough_seconds_of(mix: PipelineMix, samples: int) -> float:
-    """Rough time in which the passes of a mix compute so many samples, parts of micro batches too.
+    """Rough time in which the passes of a mix compute ``samples``, in parts of micro batches too.
 
-    Infinite if each pipeline has to compute one micro batch and these are more.
+    Infinite if one micro batch in each pipeline is more than that.
     """
     paced = list(mix.paced)
     if sum(n * t.micro_batch for t, n in paced) > samples:
@@ -28,7 +28,7 @@ def rough_seconds_of(mix: PipelineMix, samples: int) -> float:
 
 
 def plan_with_own_sizes(mix: PipelineMix, samples: int, maker: TemplateMaker) -> Plan | None:
-    """The plan of a mix that computes so many samples; ``None`` if no micro batches make these."""
+    """The plan of a mix that computes ``samples``; ``None`` if no micro batches add up to them."""
     templates = [template for template, n in mix.pairs for _ in range(n)]
     sizes = [template.micro_batch for template in templates]
     counts = share_samples(samples, sizes, _micro_batches(mix, samples))
@@ -45,7 +45,7 @@ def plan_with_own_sizes(mix: PipelineMix, samples: int, maker: TemplateMaker) ->
 
 
 def _micro_batches(mix: PipelineMix, samples: int) -> list[int]:
-    """Micro batches of each pipeline in the rough time of the mix, about so many samples in all."""
+    """Micro batches of each pipeline in the rough time of the mix, about ``samples`` in all."""
     runs = [template for template, n in mix.paced for _ in range(n)]
 
     def within(seconds: float) -> list[int]:

@@ -76,7 +76,7 @@ class TemplateMaker:
     takes_outer_steps: bool = False
     """Whether memory is reserved for outer steps, and pipelines of other zones sum apart."""
     offloads: bool = False
-    """Whether stages may hold any number of micro batches where they can hold one."""
+    """Whether stages that can hold one micro batch count as holding any number."""
     memory: StageMemory = field(init=False)
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _again: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class TemplateMaker:
         return TemplateMaker(self.costs, self.network, self.facts, self.lots, offloads=offloads)
 
     def pipeline(self, template: Template, micro_batches: int, pipelines: int) -> Pipeline:
-        """The pipeline that runs this many micro batches in a plan of so many pipelines."""
+        """The pipeline that runs ``micro_batches`` in a plan of ``pipelines``."""
         size, stages = template.micro_batch, []
         for s, stage in enumerate(template.stages):
             layers = template.cuts[s], template.cuts[s + 1]
@@ -121,9 +121,10 @@ class TemplateMaker:
         return Pipeline(micro_batches, tuple(stages))
 
     def fitted(self, plan: Plan) -> Plan:
-        """The plan, in which stages recompute as few layers as fit, where templates do not know.
+        """The plan in which stages recompute as few layers as fit.
 
-        Under ZeRO-1 by buckets a device's moments depend on the other pipelines.
+        It differs only under ZeRO-1 by buckets, where a device's moments depend on the other
+        pipelines, which templates do not know.
         """
         costs = self.costs
         if not costs.has_owners or costs.job.recompute != "auto":
@@ -165,7 +166,7 @@ class TemplateMaker:
         return found
 
     def again_s(self, stage: TemplateStage, micro_batch: int, first: Ints, count: Ints) -> Floats:
-        """Seconds to recompute so many layers from the first on."""
+        """Seconds to recompute ``count`` layers from ``first`` on."""
         key = (self.lots[stage.lot].gpu, stage.tp, micro_batch)
         sums = self._again.get(key)
         if sums is None:
@@ -264,7 +265,7 @@ class TemplateMaker:
                     if is_near
                     else hops[-1]
                 )
-            synced.append((4 * self._held(stage.tp, cuts[s], cuts[s + 1]), home))
+            synced.append((4 * self._parameters_of(stage.tp, cuts[s], cuts[s + 1]), home))
             home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
         return Template(
             micro_batch,
@@ -284,7 +285,7 @@ class TemplateMaker:
         count = min(int(fewest[first, end]), end - first)
         return float(self.again_s(stage, micro_batch, np.array(first), np.array(count)))
 
-    def _held(self, tp: int, first: int, end: int) -> float:
+    def _parameters_of(self, tp: int, first: int, end: int) -> float:
         """Parameters of a range of layers on one rank."""
         sums = self._parameters.get(tp)
         if sums is None:
@@ -367,10 +368,10 @@ def stage_sequences(
                     for behind in range(1, min(4, stages_max - ahead) + 1):
                         yield (one,) * ahead + (other,) * behind
     if len(lots) > 2:
-        yield from _over_many_lots(lots, options, stages_max)
+        yield from _list_over_many_lots(lots, options, stages_max)
 
 
-def _over_many_lots(
+def _list_over_many_lots(
     lots: Sequence[int], options: Sequence[TemplateStage], stages_max: int
 ) -> Iterator[tuple[TemplateStage, ...]]:
     """Some stages on each lot, in any order, all with the same TP degree."""

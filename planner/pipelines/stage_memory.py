@@ -78,8 +78,8 @@ class StageMemory:
     more_bytes: int = 0
     """Bytes per parameter besides weights, gradients and the optimizer's."""
     offloads: bool = False
-    """Whether a stage counts as holding any number of micro batches where it can hold one, as if
-    the others were in its host's memory."""
+    """Whether stages that can hold one micro batch count as holding any number, as if the others
+    were in their host's memory."""
     _known: dict[object, Any] = field(default_factory=dict)
 
     def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
@@ -95,18 +95,20 @@ class StageMemory:
                 found = np.where(found >= 1, np.inf, 0.0)
             return found
 
-        return self._once(key, most)
+        return self._compute_once(key, most)
 
     def fewest_recomputed(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
     ) -> Ints:
-        """How many of its first layers a stage recomputes at least to hold so many micro batches.
+        """The fewest first layers that a stage recomputes to hold ``in_flight`` micro batches.
 
-        More layers than the model has where even all do not suffice.
+        Where even all do not suffice, it is more layers than the model has.
         """
         in_flight = 1 if self.offloads else in_flight
         key = ("fewest", *self._kind(stage, micro_batch, pipelines), in_flight)
-        return self._once(key, lambda: self._fewest(stage, micro_batch, pipelines, in_flight))
+        return self._compute_once(
+            key, lambda: self._find_fewest(stage, micro_batch, pipelines, in_flight)
+        )
 
     def recomputed(
         self,
@@ -117,7 +119,7 @@ class StageMemory:
         in_flight: int,
         room: float,
     ) -> Recompute | int:
-        """What a stage recomputes under ``auto`` with so many bytes left for its activations."""
+        """What a stage recomputes under ``auto`` with ``room`` bytes for its activations."""
         first, end = layers
         held, extra = self._activations(stage, micro_batch), self._output(micro_batch, end)
         share = 1 + platform_of(self.lots[stage.lot].gpu).fragmentation
@@ -125,7 +127,7 @@ class StageMemory:
         for kept_from in range(first, end):
             work = RESERVED_OVER_LIVE * held.transient(first, kept_from, end)
             if in_flight * kept * share + work <= room:
-                # To recompute layers that keep as much either way would be in vain.
+                # If the rest would save nothing, "full" is the same and simpler.
                 in_vain = not held.saved[kept_from:end].any() and kept_from > first
                 return "full" if in_vain else kept_from - first or "none"
             kept -= float(held.saved[kept_from])
@@ -141,8 +143,8 @@ class StageMemory:
         in_flight: int,
         room: float,
     ) -> int | None:
-        """How many layers after the recomputed ones a stage offloads at least with so many bytes
-        left for its activations; ``None`` if even all do not suffice.
+        """The fewest layers after the recomputed ones that a stage has to offload with ``room``
+        bytes for its activations; ``None`` if even all do not suffice.
         """
         first, end = layers
         kept_from = first + recomputed
@@ -150,7 +152,7 @@ class StageMemory:
         share = 1 + platform_of(self.lots[stage.lot].gpu).fragmentation
         work = RESERVED_OVER_LIVE * held.transient(first, kept_from, end)
         kept = held.kept[first:end].sum() - held.saved[first:kept_from].sum() + extra
-        # One micro batch of what is offloaded is on its way.
+        # One micro batch of the offloaded layers is on its way, and so on the device.
         on_host = (in_flight - 1) * prefix_sums(held.kept[kept_from:end])
         fits = np.flatnonzero((in_flight * kept - on_host) * share + work <= room)
         return int(fits[0]) if len(fits) else None
@@ -158,11 +160,11 @@ class StageMemory:
     def room(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
         """Bytes of a device that are left for activations and transients; negative if none are."""
         key = ("room", *self._kind(stage, micro_batch, pipelines))
-        return self._once(key, lambda: self._room(stage, micro_batch, pipelines))
+        return self._compute_once(key, lambda: self._room(stage, micro_batch, pipelines))
 
     # -- tables ---------------------------------------------------------------------------------
 
-    def _once(self, key: object, make: Callable[[], _T]) -> _T:
+    def _compute_once(self, key: object, make: Callable[[], _T]) -> _T:
         if key not in self._known:
             self._known[key] = make()
         found: _T = self._known[key]
@@ -210,7 +212,7 @@ class StageMemory:
 
     def _activations(self, stage: TemplateStage, micro_batch: int) -> _Activations:
         gpu = self.lots[stage.lot].gpu
-        return self._once(
+        return self._compute_once(
             ("activations", gpu, stage.tp, micro_batch),
             lambda: self._activations_of(gpu, stage.tp, micro_batch),
         )
@@ -223,7 +225,7 @@ class StageMemory:
         )
         return _Activations(kept, np.maximum(kept - again, 0.0), work, work_again)
 
-    def _kept(self, stage: TemplateStage, micro_batch: int) -> Floats:
+    def _kept_bytes(self, stage: TemplateStage, micro_batch: int) -> Floats:
         """Bytes that a stage keeps for each micro batch if it recomputes what it must."""
         lot = self.lots[stage.lot]
         kept = all_range_sums(
@@ -240,14 +242,14 @@ class StageMemory:
         work = self.costs.workspace_bytes(
             tp=stage.tp, samples=micro_batch, recompute=stage.least, gpu=gpu
         )
-        room, kept = self.room(stage, micro_batch, pipelines), self._kept(stage, micro_batch)
-        most = _count(room - RESERVED_OVER_LIVE * _largest(work), kept)
+        room, kept = self.room(stage, micro_batch, pipelines), self._kept_bytes(stage, micro_batch)
+        most = _count(room - RESERVED_OVER_LIVE * _largest_transients(work), kept)
         if stage.recompute != "auto":
             return most
-        saved, transient = self._saved(stage, micro_batch)
+        saved, transient = self._saved_bytes(stage, micro_batch)
         return np.maximum(most, _count(room - transient, kept - all_range_sums(saved)))
 
-    def _saved(self, stage: TemplateStage, micro_batch: int) -> tuple[Floats, Floats]:
+    def _saved_bytes(self, stage: TemplateStage, micro_batch: int) -> tuple[Floats, Floats]:
         """Bytes that each recomputed layer saves for each micro batch, and the least transients of
         a stage that recomputes some.
         """
@@ -258,13 +260,13 @@ class StageMemory:
         behind = np.append(np.where(held.saved > 0, np.arange(layers), layers), layers)
         first = np.minimum.accumulate(behind[::-1])[::-1]
         again = np.append(held.work_again, 0.0)[first]
-        transient, head = _largest(held.work), float(held.work[-1])
+        transient, head = _largest_transients(held.work), float(held.work[-1])
         transient[:, layers] -= head
         transient = np.maximum(transient, again[:, None])
         transient[:, layers] += head
         return held.saved * share, RESERVED_OVER_LIVE * transient
 
-    def _fewest(
+    def _find_fewest(
         self, stage: TemplateStage, micro_batch: int, pipelines: int, in_flight: int
     ) -> Ints:
         layers = self.costs.layer_count
@@ -273,8 +275,8 @@ class StageMemory:
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         if fits[first < end].all():
             return np.zeros((layers + 1, layers + 1), dtype=np.int64)
-        saved, transient = self._saved(stage, micro_batch)
-        kept = self._kept(none, micro_batch)
+        saved, transient = self._saved_bytes(stage, micro_batch)
+        kept = self._kept_bytes(none, micro_batch)
         left = self.room(stage, micro_batch, pipelines) - transient
         sums = prefix_sums(saved)
         missing = kept * (1 - 1e-12) - left / in_flight
@@ -306,7 +308,7 @@ def _count(room: Floats, kept: Floats) -> Floats:
     return fits
 
 
-def _largest(work: Floats) -> Floats:
+def _largest_transients(work: Floats) -> Floats:
     """The largest transient of each range; the head's is added, as in the memory model."""
     layers = len(work)
     found = np.zeros((layers + 1, layers + 1))

@@ -16,10 +16,10 @@ ALONE_MAX = 2
 
 
 def paying_spot_first(cluster: Cluster, limits: Limits, facts: PlaceFacts) -> Cluster | None:
-    """The cluster on which plans pay spot GPUs before those on demand; ``None``: it is no other.
+    """The cluster on which plans pay spot GPUs before those on demand.
 
-    Only for limits in dollars, where some place has both and spot costs less. Plans are not asked
-    to keep a share of spot at the same time.
+    ``None``: there is no limit in dollars, no place where spot costs less, or a limit on the share
+    of spot, or they pay spot first already.
     """
     share = limits.objective.max_spot_share
     if not limits.caps_dollars or (share is not None and share < 1) or cluster.pays_spot_first:
@@ -38,15 +38,15 @@ def paying_spot_first(cluster: Cluster, limits: Limits, facts: PlaceFacts) -> Cl
 def with_less_spot(cluster: Cluster, share: float | None) -> Iterator[Cluster]:
     """The cluster with few enough spot GPUs that a plan on all its GPUs keeps a share of spot.
 
-    A plan within the share has at most ``share / (1 - share)`` spot GPUs for each one on demand. So
-    many are left in all spot pools together, then in each alone, then in none.
+    A plan within the share has at most ``share / (1 - share)`` spot GPUs for each one on demand.
+    They are left in all spot pools together, then in one of the largest, then in none.
     """
     spot = {n: pool.gpus for n, pool in enumerate(cluster.pools) if pool.spot and pool.gpus}
     steady = sum(pool.gpus for pool in cluster.pools if not pool.spot)
     if share is None or share >= 1 or not spot or not steady:
         return
     most = math.floor(steady * share / (1 - share) + 1e-9)
-    left = [_dealt(spot, most)]
+    left = [_deal_in_proportion(spot, most)]
     largest = sorted(spot, key=lambda n: (-spot[n], n))[:ALONE_MAX]
     left += [{n: min(spot[n], most)} for n in largest]
     left.append({})
@@ -63,8 +63,8 @@ def with_less_spot(cluster: Cluster, share: float | None) -> Iterator[Cluster]:
         yield replace(cluster, pools=tuple(pools))
 
 
-def _dealt(gpus: dict[int, int], most: int) -> dict[int, int]:
-    """At most so many GPUs in all, dealt in proportion; the largest pools get what is left over."""
+def _deal_in_proportion(gpus: dict[int, int], most: int) -> dict[int, int]:
+    """Deal ``most`` GPUs to pools in proportion; the largest pools get what is left over."""
     total = sum(gpus.values())
     if total <= most:
         return gpus

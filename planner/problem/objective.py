@@ -93,7 +93,7 @@ class Limits:
         if next(self.breaches(figures), None) is not None:
             return None
         if figures.usd is None and self.needs_prices:
-            return None  # It cannot be compared, or its limits cannot be checked.
+            return None  # Without a price it cannot be compared, or its limits not be checked.
         if self.goal_is_cost:
             assert figures.usd is not None
             return figures.usd, figures.seconds
@@ -149,14 +149,14 @@ class Limits:
         """The most dollars that an iteration may cost."""
         o = self.objective
         total = o.max_usd_total / self.steps if o.max_usd_total is not None and self.steps else None
-        return _least(o.max_usd_per_iteration, total)
+        return pick_tightest(o.max_usd_per_iteration, total)
 
     @property
     def seconds_max(self) -> float | None:
         """The most seconds that an iteration may take."""
         pace, left = self.objective.min_iterations_per_s, self.seconds_left
         by_deadline = left / self.steps if left is not None and self.steps else None
-        return _least(1 / pace if pace else None, by_deadline)
+        return pick_tightest(1 / pace if pace else None, by_deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ObjectiveArrays:
         possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
         usd = finite * usd_per_s + egress_usd
-        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+        for value, most in self.limits.capped(finite, usd, _usd_per_hour(finite, usd)):
             possible = possible & (value <= most)
         found: Floats = np.where(possible, usd if self.limits.goal_is_cost else seconds, np.inf)
         return found
@@ -183,7 +183,7 @@ class ObjectiveArrays:
         finite = np.where(possible, seconds, 1.0)
         usd = finite * np.maximum(usd_per_s, FREE_USD_PER_HOUR / 3600)
         score = usd if self.limits.goal_is_cost else finite
-        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+        for value, most in self.limits.capped(finite, usd, _usd_per_hour(finite, usd)):
             possible = possible & (value <= most * ROUGH_TOLERANCE)
             excess = np.minimum(value, most * ROUGH_TOLERANCE) / max(most, 1e-12)
             score = score * np.maximum(1.0, excess) ** 2
@@ -191,10 +191,11 @@ class ObjectiveArrays:
         return found
 
 
-def _least(*limits: float | None) -> float | None:
+def pick_tightest(*limits: float | None) -> float | None:
+    """Return the least of several upper limits; ``None``: there is no limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _hourly(seconds: Floats, usd: Floats) -> Floats:
+def _usd_per_hour(seconds: Floats, usd: Floats) -> Floats:
     hourly: Floats = usd / np.maximum(seconds, 1e-12) * 3600
     return hourly

@@ -41,7 +41,7 @@ OUTSIDE = {
 """Added to the space where the bounds do not cover the plan, by what it has."""
 Tried = Literal["zero-bubble", "offload", "zero1", "outer-steps"]
 TRIED: tuple[Tried, ...] = ("zero-bubble", "offload", "zero1", "outer-steps")
-"""What a plan may have only if the question asks what it would bring."""
+"""What plans have only in questions that ask what it would bring."""
 CANNOT_RUN: Mapping[Tried, str] = {
     "zero-bubble": "such plans cannot be submitted: no runtime runs them yet",
     "offload": "such plans cannot be submitted: no runtime offloads activations yet",
@@ -198,7 +198,7 @@ class Gain:
     best: float | None
     """The objective of the best plan found with it; ``None``: none keeps the limits."""
     without: float | None
-    """That of the best plan found without it."""
+    """The objective of the best plan found without it."""
     is_taken: bool = False
     """Whether the answer's plan has it."""
     why_none: str = ""
@@ -323,7 +323,7 @@ class Answer:
 
     @property
     def space(self) -> str:
-        """Which plans the bounds cover, and why the plan is none of them, if so."""
+        """Which plans the bounds cover, and why they do not cover this plan, if they do not."""
         outside = None if self.plan is None else outside_of(self.plan)
         return self.covered if outside is None else f"{self.covered}; {outside}"
 

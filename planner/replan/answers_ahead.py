@@ -26,7 +26,7 @@ class Precomputed:
     running: RunningPlan
     nodes: tuple[PlannerNode, ...]
     by_loss: dict[frozenset[str], Replan] = field(default_factory=dict)
-    """By the ids of the lost nodes."""
+    """Next plans by the ids of the lost nodes."""
     used: frozenset[str] = field(init=False)
     """Ids of the nodes that the running plan uses."""
 
@@ -39,7 +39,7 @@ class Precomputed:
         for node in sorted(self.nodes, key=lambda n: n.id):
             lost = frozenset([node.id])
             if node.id not in self.used:
-                continue  # An unused node: its loss stops nothing.
+                continue  # The loss of an unused node stops nothing.
             role = self.role(node)
             live = self.without(lost)
             known = first_of.get(role)
@@ -77,7 +77,7 @@ class Precomputed:
         """The next plan on the nodes that are up: precomputed if possible, or else computed now.
 
         A precomputed plan ignores nodes that were added since; a later replan may use them. Where
-        there was none, they may allow one.
+        no plan was found ahead and nodes were added, it is computed anew.
         """
         there = {node.id for node in live}
         has_joined = not there <= {node.id for node in self.nodes}

@@ -107,7 +107,7 @@ def assign(
         at_place[node.key].append(node)
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
     for key in sorted(groups):
-        # Of equal nodes those on demand first, as plans are priced.
+        # Nodes on demand come before equal ones on spot, as plans are priced.
         order = [(n.spot, natural_order(n.id), n) for n in at_place[key]]
         here = tuple(node for *_, node in sorted(order))
         fetch = _FetchUsd(key, by_id, held, state, routes)
@@ -118,14 +118,14 @@ def assign(
         else:
             return None
         chosen |= room.chosen
-    return _placed(plan, groups, chosen, nodes, running, state)
+    return _place(plan, groups, chosen, nodes, running, state)
 
 
 def keeping_places(plan: Plan, running: Plan, nodes: Sequence[PlannerNode]) -> Plan:
-    """The plan with each pipeline that runs already, on nodes that all live, at its place."""
+    """The plan in which pipelines that run already, on nodes that are up, keep their places."""
     if plan.virtual_stages != running.virtual_stages:
-        # As many stages may be other device groups.
-        return replace(plan, pipelines=tuple(map(_unplaced, plan.pipelines)))
+        # Equal stages are then other device groups.
+        return replace(plan, pipelines=tuple(map(_unplace, plan.pipelines)))
     by_id = {node.id: node for node in nodes}
     alive: defaultdict[tuple[Stage, ...], list[tuple[Stage, ...]]] = defaultdict(list)
     for pipeline in running.pipelines:
@@ -180,13 +180,13 @@ def _machines(
 ) -> dict[tuple[int, int], object]:
     """The machine of each group of the pipelines that do not run yet, by the estimator's rule."""
     new = sorted({group.pipeline for group in groups if group.home is None})
-    pipelines = tuple(_unplaced(plan.pipelines[p]) for p in new)
+    pipelines = tuple(_unplace(plan.pipelines[p]) for p in new)
     sizes = tuple((size, 1) for size in sorted((node.gpus for node in nodes), reverse=True))
     layout = lay_out(replace(plan, pipelines=pipelines), lambda *_: sizes)
     return {(new[p], s): node for (p, s, _), node in layout.node_of.items()}
 
 
-def _unplaced(pipeline: Pipeline) -> Pipeline:
+def _unplace(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, stages=tuple(map(unplaced, pipeline.stages)))
 
 
@@ -348,7 +348,7 @@ def _hand_out(
         room.put(unit, room.nodes[here].id)
 
 
-def _placed(
+def _place(
     plan: Plan,
     groups: Mapping[PlaceKey, list[_Group]],
     chosen: Mapping[tuple[int, int], tuple[str, bool]],
@@ -379,14 +379,14 @@ def _placed(
         devices = _devices(group, node, free[node], spans, layer_bytes, atoms)
         places[group.pipeline, group.stage] = replace(place, node=node, devices=devices)
     pipelines = tuple(
-        _at(pipeline, [places[p, s] for s in range(plan.group_count(pipeline))])
+        _put_at(pipeline, [places[p, s] for s in range(plan.group_count(pipeline))])
         for p, pipeline in enumerate(plan.pipelines)
     )
-    # From here on the nodes' names give the placement.
+    # The nodes' names give the placement now, so ``together`` says nothing more.
     return replace(plan, pipelines=pipelines, together=None)
 
 
-def _at(pipeline: Pipeline, places: Sequence[Place]) -> Pipeline:
+def _put_at(pipeline: Pipeline, places: Sequence[Place]) -> Pipeline:
     """The pipeline with its device groups at these places; the same object if nothing changes."""
     there = [(stage, places[s % len(places)]) for s, stage in enumerate(pipeline.stages)]
     if all(stage.place is place for stage, place in there):

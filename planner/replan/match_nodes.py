@@ -47,7 +47,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
     """
     problems = Problems()
     gone = set(lost)
-    named = _named(plan, problems)
+    named = _read_names(plan, problems)
     for name in sorted(gone - named.keys()):
         if is_placed(plan):
             problems.add("--lost", f'no stage runs on "{name}"', nearest(name, named))
@@ -63,7 +63,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
         up[node.key].append(node)
     spot = {pool.key for pool in cluster.pools if pool.spot}
     if not is_placed(plan):
-        return _counted(plan, cluster, up, spot)
+        return _match_by_count(plan, cluster, up, spot)
     before, now = [], []
     names: defaultdict[PlaceKey, list[str]] = defaultdict(list)
     for name in sorted(named, key=natural_order):
@@ -105,7 +105,7 @@ def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
     return replace(cluster, pools=(*cluster.pools, *gone)) if gone else cluster
 
 
-def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
+def _read_names(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
     """The nodes that a plan names: their place, and the number of devices that they need."""
     named: dict[str, tuple[Place, int]] = {}
     for pipeline in plan.pipelines:
@@ -125,13 +125,13 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
     return named
 
 
-def _counted(
+def _match_by_count(
     plan: Plan,
     cluster: Cluster,
     up: dict[PlaceKey, list[PlannerNode]],
     spot: Collection[PlaceKey],
 ) -> MatchedNodes:
-    """Before: as many machines as the plan may need, starting with those that are up."""
+    """Match by number: before the change there were as many machines as the plan may need."""
     groups: Counter[PlaceKey] = Counter()
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
@@ -145,7 +145,7 @@ def _counted(
         machines = up.get(key, [])
         whole = (pool.gpus_per_machine for pool in cluster.pools if pool.key == key)
         size = max([sizes[key], *whole])
-        # One that lost GPUs may be too small for what ran.
+        # A machine that lost GPUs may be too small for the group that ran on it.
         missing = max(0, count - sum(node.gpus >= sizes[key] for node in machines))
         more = (
             PlannerNode(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)

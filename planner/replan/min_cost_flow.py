@@ -25,7 +25,7 @@ def cheapest_flow(cost: Floats, supply: Ints, room: Ints, *, start: Ints | None 
     u, v = np.zeros(rows), np.zeros(columns)
     for row in np.flatnonzero(left).tolist():
         while left[row]:
-            path = _shortest(row, cost - u[:, None] - v[None, :], flow, free, u, v)
+            path = _find_shortest(row, cost - u[:, None] - v[None, :], flow, free, u, v)
             last = path[-1][1]
             moved = min(left[row], free[last])
             # Along a path, a column passes on from the next row what it takes in from the previous
@@ -41,7 +41,7 @@ def cheapest_flow(cost: Floats, supply: Ints, room: Ints, *, start: Ints | None 
     return flow
 
 
-def _shortest(
+def _find_shortest(
     row: int, reduced: Floats, flow: Ints, free: Ints, u: Floats, v: Floats
 ) -> list[tuple[int, int]]:
     """The cheapest chain of moves from a row to a column with room; updates the potentials."""

@@ -31,7 +31,7 @@ class MoveTimes:
     abort_s: float = 0.5
     """Time to abort waiting collectives and return the ranks to their agents."""
     copy_bytes_per_s: float = 10e9
-    """Between a device and its host's memory."""
+    """Rate of copies between a device and its host's memory."""
     restore_bytes_per_s: float = 0.5e9
     """Rate at which one node reads from a replica or a checkpoint."""
     groups_s: float = 0.3
@@ -39,13 +39,13 @@ class MoveTimes:
     group_s_per_node: float = 0.005
     """Additional rendezvous time per node."""
     meeting_round_trips: int = 14
-    """Over the longest link: 7 to reach the first rank's store, 7 to connect the peer monitors."""
+    """Round trips on the longest link: 7 to the first rank's store, 7 to connect peer monitors."""
     group_round_trips: int = 7
-    """For each process group: a barrier, the addresses, connections of all pairs."""
+    """Round trips for each process group: a barrier, the addresses, connections of all pairs."""
     check_bytes_per_s: float = 5e9
     """Rate of checksums over the loaded state."""
     collectives_s: float = 0.3
-    """One trial collective in each group."""
+    """Time of one trial collective in each group."""
     first_step_slower: float = 0.5
     """Share by which the first iteration is slower, with cold caches and allocators."""
     snapshot_every_steps: int = 1

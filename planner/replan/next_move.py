@@ -19,14 +19,14 @@ def replacement_s(
 ) -> float:
     """Return how long a planned move takes that replaces the node with the most state.
 
-    The one that takes over is alike and fetches all of it, while the other one is still there.
+    The new node is of the same kind and fetches all of it while the old one is still up.
     """
     state = tables.state
     held = held_by_node(plan, nodes, state)
     largest = max(nodes, key=lambda node: (float(held[node.id] @ state.bytes_by_unit), node.id))
     going = replace(largest, id=f"{largest.id} before")
     there = (*nodes, going)
-    before = _moved(plan, largest.id, going.id)
+    before = _move_node(plan, largest.id, going.id)
     return seconds_to(tables, plan, estimate, there, running=before, is_planned=True)
 
 
@@ -39,7 +39,10 @@ def seconds_to(
     running: Plan | None,
     is_planned: bool,
 ) -> float:
-    """Return how long a move to the plan takes at equal speed; ``None``: from a checkpoint."""
+    """Return how long a move to the plan takes at equal speed.
+
+    Without a ``running`` plan the state comes from a checkpoint.
+    """
     state = tables.state
     return cost_of_move(
         plan,
@@ -55,8 +58,8 @@ def seconds_to(
     ).seconds
 
 
-def _moved(plan: Plan, node: str, to: str) -> Plan:
-    """Return the plan with all that is placed on a node placed on another one."""
+def _move_node(plan: Plan, node: str, to: str) -> Plan:
+    """Return the plan with everything on one node moved to another."""
 
     def stage(each: Stage) -> Stage:
         places = (replace(p, node=to) if p.node == node else p for p in each.places)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 RECENT = 8
-"""How many of the last moves count; older ones do not, since durations change."""
+"""Number of last moves that count; older ones do not, since durations change."""
 LEAST_S = 0.02
-"""Least predicted seconds of a phase, to divide by."""
+"""Least predicted seconds of a phase in a ratio, so that none is divided by 0."""
 FACTOR_MAX = 50.0
 WHILE_TRAINING = frozenset({"detect", "plan", "quiesce"})
 """Phases during which a job trains if its move is planned; they are not part of its downtime, and

@@ -34,11 +34,11 @@ class RepairDrafts:
         """Mixes that keep most of the running pipelines, in no order."""
         running = (*base.templates, *(one.template for one in broken))
         near = {stage.lot for template in running for stage in template.stages}
-        spare = self._fitting(base, [*self._repaired(base, broken), *self._known(base, broken)])
-        yield from self._refilled(base, spare, near)
+        spare = self._fitting(base, [*self._repair(base, broken), *self._list_known(base, broken)])
+        yield from self._refill(base, spare, near)
         if not base.templates:
             # A single pipeline sets no memory aside for sums of gradients.
-            for template in self._fitting(base, self._repaired(base, broken, is_alone=True)):
+            for template in self._fitting(base, self._repair(base, broken, is_alone=True)):
                 yield PipelineMix((template,), (1,), base.together)
         for index, (given_up, count) in enumerate(base.pairs):
             # One pipeline less: cheaper by itself, or making room for others.
@@ -46,11 +46,11 @@ class RepairDrafts:
             if not fewer.templates:
                 continue
             yield fewer
-            others = self._known(fewer, broken)
+            others = self._list_known(fewer, broken)
             spare = [t for t in self._fitting(fewer, others) if t != given_up]
-            yield from self._refilled(fewer, spare[:FILL_WITH], near)
+            yield from self._refill(fewer, spare[:FILL_WITH], near)
 
-    def _refilled(
+    def _refill(
         self, base: PipelineMix, spare: Sequence[Template], lots: Collection[int]
     ) -> Iterator[PipelineMix]:
         """More of one template; then also of others on these lots; then of any."""
@@ -99,7 +99,9 @@ class RepairDrafts:
                 found[template] = None
         return list(found)
 
-    def _known(self, base: PipelineMix, broken: Sequence[BrokenPipeline]) -> Iterator[Template]:
+    def _list_known(
+        self, base: PipelineMix, broken: Sequence[BrokenPipeline]
+    ) -> Iterator[Template]:
         """Templates that ran before, then good templates on lots with spare GPUs."""
         yield from (one.template for one in broken)
         yield from base.templates
@@ -112,7 +114,7 @@ class RepairDrafts:
                 mixed = self.templates.templates(pair, self.micro_batch, self.total)
                 yield from mixed[:MIXED_PER_PAIR]
 
-    def _repaired(
+    def _repair(
         self, base: PipelineMix, broken: Sequence[BrokenPipeline], *, is_alone: bool = False
     ) -> Iterator[Template]:
         """Broken pipelines without their lost stages, or with other GPUs in their place."""

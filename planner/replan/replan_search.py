@@ -70,7 +70,7 @@ class ReplanSearch:
     _simple: Plan | None = None
     _judged_plans: list[PlacedPlan] = field(default_factory=list)
     _refused: list[Breach] = field(default_factory=list)
-    """Of each plan that breaks limits, the limit that it exceeds most."""
+    """The limit that a plan exceeds most, for each plan that breaks limits."""
 
     def __post_init__(self) -> None:
         unknown = {n.key for n in self.nodes} - {x.key for x in self.tables.lots}
@@ -95,19 +95,19 @@ class ReplanSearch:
         """The best of the survivors and of a few mixes around them."""
         simple = self.survivors()
         found = [simple] if simple is not None else []
-        found += self._best_of(self._base())
+        found += self._judge_best(self._base())
         return min(found, key=by_worth, default=None)
 
     def around(self, best: PlacedPlan) -> PlacedPlan | None:
         """A better plan near this one, or ``None``."""
         mix = self._mix_by_plan_id.get(id(best.plan)) or self._base()
-        found = min(self._best_of(mix), key=by_worth, default=None)
+        found = min(self._judge_best(mix), key=by_worth, default=None)
         return found if found is not None and found.score < best.score else None
 
     def placed_anew(self, plan: Plan) -> PlacedPlan | None:
-        """Judge a plan from elsewhere: with running pipelines at their places, and by its own
-        placement alone if that is another one. If neither keeps the limits, by the
-        contracts at which the search priced it.
+        """Judge a plan of another search: with running pipelines at their places, and by its own
+        placement if that differs. If neither keeps the limits, judge it on the contracts at which
+        the search priced it.
         """
         ways = [keeping_places(plan, self.running.plan, self.nodes)]
         if plan.together != self.running.together:
@@ -135,9 +135,9 @@ class ReplanSearch:
         )
         if on_nodes is None or on_nodes == self._simple:
             return None
-        return self._judged(on_nodes)
+        return self._judge(on_nodes)
 
-    def _judged(self, plan: Plan) -> PlacedPlan | None:
+    def _judge(self, plan: Plan) -> PlacedPlan | None:
         self.evaluations += 1
         assert plan.samples_per_iteration == self.tables.job.global_batch
         estimate = (
@@ -153,7 +153,7 @@ class ReplanSearch:
         score = self.tables.limits.score(figures)
         if score is None:
             breaches = list(self.tables.limits.breaches(figures))
-            if breaches:  # Else its price is unknown.
+            if breaches:  # Without a breach there is no score because its price is unknown.
                 self._refused.append(max(breaches, key=lambda breach: breach.excess))
             return None
         self._judged_plans.append(PlacedPlan((*score, len(plan.pipelines)), plan, estimate))
@@ -162,21 +162,21 @@ class ReplanSearch:
     def best_with_idle_nodes(self) -> PlacedPlan | None:
         """The best judged plan that uses nodes which the running plan leaves idle.
 
-        If none was judged, a few mixes are that looked too slow by rough times.
+        If none was judged, it judges a few mixes that looked too slow by rough times.
         """
         in_use, base = nodes_used(self.running.plan), self._base()
         if all(node.id in in_use for node in self.nodes):
             return None
-        if (best := self._best_beyond(in_use)) is not None:
+        if (best := self._find_best_beyond(in_use)) is not None:
             return best
         drafted = dict.fromkeys(self._drafts.around(base, ()))
         more = [mix for mix in drafted if base.pipelines < mix.pipelines <= self._total]
-        for mix in self._ranked(more, base, worse_max=math.inf)[:WITH_IDLE_BUDGET]:
-            if list(self._placed_of(mix)) and (best := self._best_beyond(in_use)) is not None:
+        for mix in self._rank(more, base, worse_max=math.inf)[:WITH_IDLE_BUDGET]:
+            if list(self._judge_mix(mix)) and (best := self._find_best_beyond(in_use)) is not None:
                 return best
         return None
 
-    def _best_beyond(self, in_use: frozenset[str]) -> PlacedPlan | None:
+    def _find_best_beyond(self, in_use: frozenset[str]) -> PlacedPlan | None:
         others = (one for one in self._judged_plans if not nodes_used(one.plan) <= in_use)
         return min(others, key=by_worth, default=None)
 
@@ -214,20 +214,20 @@ class ReplanSearch:
         if not alive or len(alive) > self._total:
             return None
         if len(alive) < len(plan.pipelines):
-            kept = self._with_all_samples([plan.pipelines[p] for p in alive])
+            kept = self._share_out_samples([plan.pipelines[p] for p in alive])
             if kept is None:
                 return None
             plan = replace(plan, pipelines=kept)
             plan = with_sizes(plan, plan.size_by_pipeline)
         self._simple = plan
-        found = self._judged(plan)
+        found = self._judge(plan)
         if found is None and self.needed is None:
             self.needed = (
                 "the running plan exceeds its devices' memory or breaks a limit of the job"
             )
         return found
 
-    def _with_all_samples(self, kept: Sequence[Pipeline]) -> tuple[Pipeline, ...] | None:
+    def _share_out_samples(self, kept: Sequence[Pipeline]) -> tuple[Pipeline, ...] | None:
         """The pipelines with the samples of those that were lost; ``None`` if that cannot be."""
         plan, counts = self.running.plan, [pipeline.micro_batches for pipeline in kept]
         if len(plan.sizes) == 1:
@@ -255,29 +255,29 @@ class ReplanSearch:
         templates = Counter(self.running.templates[p] for p in self._damage.alive)
         return PipelineMix(tuple(templates), tuple(templates.values()), self.running.together)
 
-    def _best_of(self, base: PipelineMix) -> Iterable[PlacedPlan]:
+    def _judge_best(self, base: PipelineMix) -> Iterable[PlacedPlan]:
         """Judge the most promising mixes around one, including the mix itself."""
         if self.evaluations >= self.budget:
             return
         drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
         fresh = [f for f in drafted if f not in self._seen and 0 < f.pipelines <= self._total]
-        for mix in self._ranked(fresh, base):
+        for mix in self._rank(fresh, base):
             if self.evaluations >= self.budget:
                 return
             self._seen.add(mix)
-            yield from self._placed_of(mix)
+            yield from self._judge_mix(mix)
 
-    def _placed_of(self, mix: PipelineMix) -> Iterator[PlacedPlan]:
+    def _judge_mix(self, mix: PipelineMix) -> Iterator[PlacedPlan]:
         """The judged plans of a mix."""
         for plan in filter(self._has_allowed_sizes, self._plans_of(mix)):
-            # Templates are of plans with sequence parallelism if the running plan has it.
+            # If the running plan has sequence parallelism, the templates assume it too.
             shares = self.running.plan.sequence_parallel
             found = self.placed(replace(plan, sequence_parallel=shares))
             if found is not None:
                 self._mix_by_plan_id[id(found.plan)] = mix
                 yield found
 
-    def _ranked(
+    def _rank(
         self,
         mixes: Sequence[PipelineMix],
         base: PipelineMix,
@@ -317,7 +317,8 @@ class ReplanSearch:
         return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
 
     def _plans_of(self, mix: PipelineMix) -> Iterator[Plan]:
-        """The plan of a mix; with chunks, too, or sizes of their own, if the running plan has them.
+        """The plans of a mix: the plain one, and one with chunks or own sizes if the running plan
+        has them.
 
         Pipelines that run already stay where they are.
         """
@@ -333,13 +334,13 @@ class ReplanSearch:
         ours = {tuple(map(unplaced, pipeline.stages)) for pipeline in running.pipelines}
         ways = [p for p in in_chunks(plain) if p.virtual_stages == running.virtual_stages]
         if ways:
-            # The one of which most runs already.
+            # Take the way in which the most pipelines run already.
             best = max(ways, key=lambda way: sum(p.stages in ours for p in way.pipelines))
             yield keeping_places(best, running, self.nodes)
         yield plain
 
     def _has_allowed_sizes(self, plan: Plan) -> bool:
-        """Whether the job allows its micro batch sizes: that of the templates may be another."""
+        """Whether the job allows the plan's micro batch sizes; it may not allow the templates'."""
         allowed = self.tables.job.micro_batches
         return not allowed or set(plan.sizes) <= set(allowed)
 
@@ -358,7 +359,7 @@ class ReplanSearch:
         return plan_with_own_sizes(resized, self.tables.job.global_batch, maker)
 
     def _at_home(self, mix: PipelineMix, plan: Plan) -> Plan:
-        """A plan of a mix, in whose order its pipelines are; those that run stay where they are."""
+        """The plan with running pipelines where they are; ``mix`` gives the pipelines' order."""
         homes: defaultdict[Template, list[int]] = defaultdict(list)
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)

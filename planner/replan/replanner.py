@@ -59,7 +59,7 @@ class Replan:
         return self.plan, self.estimate, self.transfers, self.move
 
 
-def _better(one: PlacedPlan | None, other: PlacedPlan | None) -> PlacedPlan | None:
+def _take_better(one: PlacedPlan | None, other: PlacedPlan | None) -> PlacedPlan | None:
     return min((plan for plan in (one, other) if plan is not None), key=by_worth, default=None)
 
 
@@ -91,7 +91,7 @@ class Replanner(ReplanTables):
         """The better of the given plan and the survivors on these nodes; ``None``: neither fits."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
-        best = _better(search.placed_anew(plan), simple)
+        best = _take_better(search.placed_anew(plan), simple)
         return self._result(running, best, search) if best is not None else None
 
     def improve(
@@ -124,7 +124,9 @@ class Replanner(ReplanTables):
             )
             problems = answer.problems
             if answer.plan is not None:
-                best = self._preferred(running, best, search.placed_anew(answer.plan), search)
+                best = self._choose_preferred(
+                    running, best, search.placed_anew(answer.plan), search
+                )
         if best is None:
             problems = problems or (search.why_none(),)
             return Replan(None, None, None, None, search.needed, search.evaluations, problems)
@@ -133,17 +135,18 @@ class Replanner(ReplanTables):
             return found
         return replace(found, with_idle=search.best_with_idle_nodes())
 
-    def _preferred(
+    def _choose_preferred(
         self,
         running: RunningPlan,
         near: PlacedPlan | None,
         anew: PlacedPlan | None,
         search: ReplanSearch,
     ) -> PlacedPlan | None:
-        """The better one; or the one that the job prefers if they cannot be told apart, and it can
-        be told apart from the plan that runs.
+        """The better plan, or the one that the job prefers if both are tied.
+
+        The latter only if it beats the running plan beyond the error bar, or that cannot go on.
         """
-        better, objective = _better(near, anew), self.job.objective
+        better, objective = _take_better(near, anew), self.job.objective
         if better is None or objective.prefer == "fastest":
             return better
         others = [one for one in (near, anew) if one is not None]

@@ -52,9 +52,9 @@ class DeadlinePolicy:
     deadline_s: float
     is_live: bool = True
     is_committed: bool = False
-    """The safety net was taken."""
+    """Whether the safety net was taken."""
     is_paid_for: bool = False
-    """The budget has paid for all steps on demand, and is kept such that it still does."""
+    """Whether the budget has paid for all steps on demand, and is kept such that it still does."""
     looked_s: float = 0.0
     had_spot: bool = False
     periods: int = 0
@@ -80,7 +80,7 @@ class DeadlinePolicy:
             return self._run(plans.best(view.state), view)
         spot = self._spot(view, preferred, fastest)
         self._note_spot(has_spot=spot is not None)
-        steady, verdict = self._judged(view, spot, preferred, fastest)
+        steady, verdict = self._judge(view, spot, preferred, fastest)
         if verdict.use == "wait" and not any(pool.spot for pool in plans.pools):
             verdict = replace(verdict, use="on demand")  # There is nothing to wait for.
         # Once committed, on-demand GPUs do all steps; until then spot GPUs do, if there are any.
@@ -150,7 +150,7 @@ class DeadlinePolicy:
         figures = self.figures[plan]
         return self.intervals.every_s(plan, now_s) + figures.checkpoint_s + figures.iteration_s
 
-    def _judged(
+    def _judge(
         self, view: PolicyInput, spot: int | None, preferred: int, fastest: int
     ) -> tuple[int, DeadlineVerdict]:
         """The on-demand plan to count on, and what to run on now."""

@@ -73,7 +73,8 @@ class _Begin:
     down_s: float
     before: _End
     is_fixed: bool
-    """It begins with its machines while no plan runs: an earlier one cannot go on for longer."""
+    """Whether it begins with its machines while no plan runs, so that it cannot begin later in
+    favour of an earlier plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +82,9 @@ class _Leaving:
     """A stretch on machines whose loss is announced."""
 
     end: _End
-    """If the plan trains until they are lost, or the trace ends."""
+    """Its end if the plan trains until they are lost, or the trace ends."""
     gain: float
-    """Of a second on them."""
+    """Value of a second on them."""
 
     def at(self, now_s: float) -> _End:
         """Its end if the plan is left at this moment."""
@@ -210,9 +211,9 @@ class _Program:
                         begin_s = before.at
                         lead = before.value - usd[way] * down_s - gain[way] * (begin_s + down_s)
                         going[way].append(_Begin(lead, begin_s, down_s, before, is_fixed))
-                going[way] = _undominated(going[way])
+                going[way] = _drop_dominated(going[way])
             if samples is not None:
-                done = self._reached(samples, number, going, gain, done)
+                done = self._find_earliest_end(samples, number, going, gain, done)
                 if done is not _NEVER and done.at <= end_s:
                     return done
             then, announced = self._ends(number, going, gain)
@@ -235,8 +236,10 @@ class _Program:
     def _sources(
         self, way: int, number: int, best: _Best, leaving: Sequence[_Leaving]
     ) -> list[tuple[_End, float, bool]]:
-        """What may come before a stretch that begins with a span, or when machines leave in it, the
-        seconds until it trains, and whether its beginning is fixed."""
+        """The ends before a stretch that begins with a span, or when machines leave in it.
+
+        Each comes with the seconds until the stretch trains, and whether its beginning is fixed.
+        """
         span = self.spans[number]
         if not self.fits(way, span.state):
             return []
@@ -324,7 +327,7 @@ class _Program:
         return best, announced
 
     def _cut_short(self, way: int, begin: _Begin, gain: float, end_s: float) -> _End:
-        """The end of a stretch by a loss, after which none that trains begins for now."""
+        """The end of a stretch that runs until a loss, before another plan can begin."""
         value, steps = begin.lead + gain * end_s, None
         trains_s = end_s - begin.begin - begin.down_s
         if begin.is_fixed and trains_s >= 0:
@@ -334,7 +337,7 @@ class _Program:
             value -= gain * (trains_s - steps * each_s)
         return _End(value, end_s, begin.begin, begin.down_s, way, steps, begin.before)
 
-    def _reached(
+    def _find_earliest_end(
         self,
         samples: float,
         number: int,
@@ -357,8 +360,10 @@ class _Program:
         return found
 
 
-def _undominated(begins: Sequence[_Begin]) -> list[_Begin]:
-    """All with a fixed beginning, since whole iterations decide among them; the best of others."""
+def _drop_dominated(begins: Sequence[_Begin]) -> list[_Begin]:
+    """All stretches with a fixed beginning, as whole iterations decide among them, and the best
+    of the others.
+    """
     others = [begin for begin in begins if not begin.is_fixed]
     fixed = [begin for begin in begins if begin.is_fixed]
     return [*fixed, max(others, key=_lead)] if others else fixed

@@ -21,7 +21,7 @@ from simulator.traces.trace import GpuCounts
 
 
 def plan_to_run(plans: PlanLibrary, best: int | None, view: PolicyInput) -> int | None:
-    """The best plan; where there is none, the one that runs trains until its GPUs are lost."""
+    """The best plan; if no plan fits, the running one, which trains until its GPUs are lost."""
     if best is None and view.plan is not None and view.leaves_s < math.inf:
         return None if plans.fits(view.plan, view.state) else view.plan
     return best
@@ -49,7 +49,7 @@ class IgnoreAdditions:
 
     plans: PlanLibrary
     left: tuple[GpuCounts, ...]
-    """What each span still has of the initial capacity."""
+    """The GPUs of the initial capacity that are still up, by span."""
     name: str = "ignore-additions"
     is_live: bool = True
 

@@ -53,7 +53,7 @@ class Replay:
     figures: tuple[PlanFigures, ...]
     spans: tuple[AvailabilitySpan, ...]
     policy_results: tuple[PolicyResult, ...]
-    """In the order of ``POLICIES``, or of those with a deadline."""
+    """Results in the order of ``POLICIES``, or of those with a deadline."""
     least_usd: tuple[float | None, ...]
     """For each policy, the least dollars for which any policy could train as many samples."""
     ideal_samples: float

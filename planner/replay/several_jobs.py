@@ -31,7 +31,7 @@ from simulator.traces.trace import LostSlots, Trace
 
 SHARE, LINE = "share", "line"
 WAYS = (SHARE, LINE)
-"""At once by weight, or one after another in the order of arrival."""
+"""Jobs run at once by weight, or one after another in the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ def replayed_together(
         JobOfMany(each.plans, each.plans.figures(), each.weight, begins_s)
         for each, begins_s in zip(sharers, begins or [0.0] * len(sharers), strict=True)
     ]
-    play_way = partial(_played, trace, taken, costs, chooses_checkpoints)
+    play_way = partial(_play_rounds, trace, taken, costs, chooses_checkpoints)
     limits = [job.limits for job in jobs]
     by_arrival = OneAfterAnother([job.begins_s for job in jobs])
     alone = [
@@ -135,7 +135,7 @@ def replayed_together(
     }
     meanwhile = {
         way: tuple(
-            _played(
+            _play_rounds(
                 trace.until(result.duration_s), taken, costs, chooses_checkpoints,
                 [job], OneAfterAnother([job.begins_s]), [NO_LIMITS],
             )[0].samples
@@ -153,7 +153,7 @@ def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> RunningShare:
     return RunningShare(SharingJob(job.plans, job.weight).choices(), job.weight, down_s)
 
 
-def _played(
+def _play_rounds(
     trace: Trace,
     taken: Sequence[LostSlots],
     costs: ReconfigurationCosts,

@@ -94,12 +94,14 @@ class SideBySide:
         exponent = round(math.log2((EVENT_PRIOR_S + moment.now_s) / (1 + moment.changes)))
         key = (moment.up, moment.absent, keeps, exponent)
         if key not in self.known:
-            claims = [self._claim(job, keeps[job], moment, 2.0**exponent) for job in self._all()]
+            claims = [
+                self._claim(job, keeps[job], moment, 2.0**exponent) for job in self._all_jobs()
+            ]
             self.known[key] = split_machines(claims, moment.up)
         self.running = list(self.known[key])
-        return [self._part(job, moment.up) for job in self._all()]
+        return [self._part(job, moment.up) for job in self._all_jobs()]
 
-    def _all(self) -> range:
+    def _all_jobs(self) -> range:
         return range(len(self.jobs))
 
     def _claim(
@@ -133,7 +135,7 @@ class _Pool:
     """The machines of the cluster while a trace is walked through."""
 
     up: list[list[int]]
-    """By pool, the longest up first."""
+    """Machines that are up, by pool, the longest up first."""
     holdings: list[_Holding]
     free_s: dict[int, float] = field(default_factory=dict)
     """When machines that were given up may be used by others."""

@@ -65,7 +65,7 @@ def in_chunks(plan: Plan) -> Iterator[Plan]:
     layers = plan.pipelines[0].stages[-1].layers[1]
     for chunks in CHUNKS:
         divided = {
-            stages: _divided(stages, chunks, layers)
+            stages: _divide(stages, chunks, layers)
             for stages in dict.fromkeys(pipeline.stages for pipeline in rounds)
         }
         ways = min(map(len, divided.values()))
@@ -107,7 +107,7 @@ def in_rounds(pipelines: Sequence[Pipeline], chunks: int = 1) -> tuple[Pipeline,
     )
 
 
-def _divided(stages: tuple[Stage, ...], chunks: int, layers: int) -> list[tuple[Stage, ...]]:
+def _divide(stages: tuple[Stage, ...], chunks: int, layers: int) -> list[tuple[Stage, ...]]:
     """The stages divided into chunks: each with its layers, or all chunks equal; at most 3 ways."""
     sizes = [stage.layers[1] - stage.layers[0] for stage in stages]
     cuts = []
@@ -118,10 +118,10 @@ def _divided(stages: tuple[Stage, ...], chunks: int, layers: int) -> list[tuple[
             cuts.append(tuple(accumulate(itertools.chain.from_iterable(turns), initial=0)))
     if layers >= chunks * len(stages):
         cuts.append(equal_cuts(layers, chunks * len(stages)))
-    return [_in_turns(stages, list(pairwise(cut))) for cut in dict.fromkeys(cuts)]
+    return [_interleave(stages, list(pairwise(cut))) for cut in dict.fromkeys(cuts)]
 
 
-def _in_turns(stages: tuple[Stage, ...], spans: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
+def _interleave(stages: tuple[Stage, ...], spans: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
     """Chunks of the stages' device groups, which take turns.
 
     A group recomputes as many layers as before, of its first chunks: these wait longest.

@@ -41,11 +41,11 @@ PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
-"""Shares of the pipelines that fit, tried where dollars count, ..."""
+"""Shares of the pipelines that fit, tried where dollars count."""
 FEW = (1, 2, 4)
-"""... and numbers of pipelines, tried in mixes of one template."""
+"""Numbers of pipelines tried in mixes of one template, where dollars count."""
 PACKED = 3
-"""Times for which the master problem is solved, one after the other."""
+"""Number of iteration times for which the master problem is solved, one after the other."""
 PACKED_WHOLE = 1e-6
 """A count this close below a whole number is taken as that number."""
 FREE_ZONES = 1000.0
@@ -59,9 +59,9 @@ EQUAL_LOTS_MAX = 2
 EQUAL_TABLE_MAX = 60_000
 """With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
-"""Up to this many lots, every subset of them is tried."""
+"""Most lots of which every subset is tried."""
 SMALL_GPUS = 32
-"""With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
+"""Most GPUs with which pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
 """Most lots of a template in a mix on such a cluster; on a larger one it is 2."""
 KINDS_MAX = 6
@@ -99,7 +99,7 @@ class EventDrafts:
     tables: StageTimeTables = field(init=False)
     """Lower bounds of stage times."""
     alone: TemplateMaker = field(init=False)
-    """Also makes templates that fit only as the single pipeline of a plan."""
+    """Maker of templates that may fit only as the single pipeline of a plan."""
 
     drafted: tuple[int, ...] = field(init=False)
     """The micro batch sizes that are drafted; small changes reach the rest."""
@@ -158,12 +158,12 @@ class EventDrafts:
             pure = {lot: self.templates((lot,), b, total) for lot in range(len(self.lots))}
             for chosen in self.lot_sets():
                 for whole in self._mixes_of(chosen, pure, b, total):
-                    for mix in self._smaller(whole, total) if whole.counts else ():
+                    for mix in self._list_smaller(whole, total) if whole.counts else ():
                         if mix not in seen:
                             seen.add(mix)
                             yield mix
 
-    def _smaller(self, mix: PipelineMix, total: int) -> Iterator[PipelineMix]:
+    def _list_smaller(self, mix: PipelineMix, total: int) -> Iterator[PipelineMix]:
         """The mix, and mixes with fewer pipelines: cheaper, or with less to synchronise."""
         yield mix
         if self.limits.needs_prices:
@@ -173,11 +173,11 @@ class EventDrafts:
                 # Few pipelines spend the least time in bubbles and have little to synchronise.
                 yield from (replace(mix, counts=(n,)) for n in FEW if n < mix.counts[0])
         elif len(mix.counts) == 1:
-            # The fewest pipelines that need no more rounds of micro batches.
+            # The fewest pipelines with as many rounds of micro batches, or one or two more.
             most = mix.counts[0]
             rounds = -(-total // most)
             fewer = [-(-total // (rounds + more)) for more in range(3)]
-            # Or few enough that the replicas of a stage share a machine.
+            # Also few enough pipelines that the replicas of a stage share a machine.
             size = max(self.lots[lot].gpus_per_machine for lot, _ in mix.templates[0].gpus)
             fewer += [n for n in range(2, min(size, most)) if size % n == 0]
             for count in dict.fromkeys(fewer):
@@ -212,7 +212,7 @@ class EventDrafts:
             # Lots with the same machines in other zones suit the same templates.
             kind = (self._offers(lots), micro_batch)
             if kind not in self._twins:
-                found = self._sorted_templates(lots, micro_batch, total)[
+                found = self._sort_templates(lots, micro_batch, total)[
                     : self.kept(TEMPLATES_PER_LOT)
                 ]
                 self._templates[key], self._twins[kind] = found, lots
@@ -242,7 +242,7 @@ class EventDrafts:
             for number, lot in zip(lots, some, strict=True)
         )
 
-    def _sorted_templates(
+    def _sort_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
     ) -> list[Template]:
         options = stage_options(self.lots, lots, self.degrees, self.job.recompute)
@@ -256,7 +256,7 @@ class EventDrafts:
             count = min(room_for(template, self.lots, {}, self.grants), total)
             if count:
                 # Rate it as if this template did all the work.
-                found += self._smaller(PipelineMix((template,), (count,)), total)
+                found += self._list_smaller(PipelineMix((template,), (count,)), total)
         if not found:
             return []
         passes = rough_seconds(found, [total] * len(found)).tolist()
@@ -289,9 +289,9 @@ class EventDrafts:
                         yield self.filled([mixed], [], total)
             staying = [t for t in pool if len({self.lots[lot].zone for lot, _ in t.gpus}) == 1]
             for some in [pool, staying] if staying != pool else [pool]:
-                yield from self._packed(some, total)
+                yield from self._pack(some, total)
 
-    def _packed(self, pool: list[Template], total: int) -> Iterator[PipelineMix]:
+    def _pack(self, pool: list[Template], total: int) -> Iterator[PipelineMix]:
         """Mixes of any templates, from the master problem: the most micro batches within a time.
 
         The time begins with that of a simple mix, and is then the one that the last mix needs.
@@ -310,7 +310,7 @@ class EventDrafts:
             runs = np.array([self._runs(t, mix.pipelines, seconds) for t in pool])
             counts = best_packing(runs, uses, room)
             chosen = [n for n in np.argsort(-counts, kind="stable") if counts[n] > 0]
-            found = self._rounded([pool[n] for n in chosen], counts[chosen], total)
+            found = self._round_counts([pool[n] for n in chosen], counts[chosen], total)
             if not found.counts or found == mix:
                 return
             yield found
@@ -321,7 +321,7 @@ class EventDrafts:
         left = seconds - self.sums.seconds(PipelineMix((template,), (pipelines,))) - template.fill_s
         return 0.0 if left < 0 else 1 + left / template.level_s
 
-    def _rounded(self, templates: list[Template], counts: Floats, total: int) -> PipelineMix:
+    def _round_counts(self, templates: list[Template], counts: Floats, total: int) -> PipelineMix:
         """Whole numbers of pipelines near these, and as many more as fit."""
         taken: dict[int, dict[int, int]] = {}
         whole = [0] * len(templates)

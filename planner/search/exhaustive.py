@@ -160,7 +160,7 @@ class _Enumerator:
         lines = self._lines()
         for kinds in self._kinds(sorted(lines)):
             within_s = self._seconds_max(kinds)
-            some = {groups: self._within(lines[groups], within_s) for groups in set(kinds)}
+            some = {groups: self._find_within(lines[groups], within_s) for groups in set(kinds)}
             for chosen in self._sets([some[groups] for groups in kinds]):
                 caps = [cap for _, _, cap in chosen]
                 for counts in self._counts(caps, [index for _, index, _ in chosen], kinds):
@@ -259,7 +259,7 @@ class _Enumerator:
 
         return walk(0, ())
 
-    def _within(
+    def _find_within(
         self, lines: Sequence[BoundedPipeline], seconds: float
     ) -> list[tuple[BoundedPipeline, int, int]]:
         """Pipelines with their index and the most micro batches that they run within a time."""

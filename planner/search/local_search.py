@@ -295,12 +295,12 @@ class EventSearch(EventDrafts):
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
             for changed in self.variants(template, total, self.maker_for(mix)):
-                yield self._with(mix, index, changed, total)
+                yield self._change_template(mix, index, changed, total)
         for index, count in enumerate(mix.counts):
             for changed_count in (count - 1, count + 1):
                 if changed_count or len(mix.counts) > 1:
                     yield mix.with_count(index, changed_count)
-        yield from self._smaller(mix, total)
+        yield from self._list_smaller(mix, total)
         yield from self.other_micro_batches(mix)
         for lot in range(len(self.lots)):
             for template in self.templates((lot,), b, total):
@@ -376,7 +376,9 @@ class EventSearch(EventDrafts):
                     seen.add(found)
                     yield found
 
-    def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
+    def _change_template(
+        self, mix: PipelineMix, index: int, template: Template, total: int
+    ) -> PipelineMix:
         """The mix with one template changed, and as many pipelines of it as fit.
 
         Without that template if the new one is in the mix already or has no room.

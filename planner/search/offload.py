@@ -37,7 +37,7 @@ def best_with_offload(search: EventSearch) -> JudgedPlan | None:
 
 
 def offloaded(search: EventSearch, plan: Plan) -> Plan | None:
-    """The plan in which stages offload where they are quicker then; ``None`` if none is."""
+    """The plan in which stages offload if that makes them quicker; ``None`` if it helps none."""
     if not _recomputes(plan):
         return None
     if search.outer_every is not None:
@@ -80,7 +80,7 @@ class _StageChoice:
         return self.pipeline.stages[self.number]
 
     def quickest(self, device: DeviceMemory) -> Stage:
-        """The stage as it is, or as it takes less time with some layers offloaded."""
+        """The stage with some layers offloaded if it takes less time then, else as it is."""
         stage = self.stage
         if not stage.recomputed or self.costs.host_bytes_per_s(stage.place.gpu) is None:
             return stage

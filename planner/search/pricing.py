@@ -23,7 +23,7 @@ from planner.search.stage_times import Times
 from simulator.arrays import Bools, Floats, Ints
 
 EVERY = 64
-"""Up to this many micro batches, each number is solved by itself."""
+"""Largest number of micro batches up to which each number is solved by itself."""
 RATIO = 1.03
 """Above ``EVERY``, numbers within this ratio are treated as one."""
 HALVINGS = 8
@@ -77,7 +77,7 @@ class Reach:
         furthest, levels = self.furthest, []
         layers = furthest.shape[2]
         column = np.arange(len(self.counts))
-        # By [first layer or later, count]: least price of the stages laid so far; none yet.
+        # By [first layer or later, count]: least price of the stages laid so far, 0 at the start.
         least = np.full((layers + 1, len(self.counts)), np.inf)
         least[layers] = 0.0
         best = np.full(len(self.counts), np.inf)
@@ -103,9 +103,9 @@ class Priced:
     prices: Floats
     levels: tuple[Floats, ...]
     least: Floats
-    """By index of the count."""
+    """Least price of a pipeline by the index of its number of micro batches."""
     floor: Floats
-    """The same, or a higher bound where one is given."""
+    """``least``, or a higher bound where one is given."""
 
     @cached_property
     def hull(self) -> tuple[Floats, Floats]:
@@ -145,18 +145,18 @@ class Priced:
         while first < layers:
             ends = furthest[min(behind, len(furthest) - 1), :, first, index]
             prices = [
-                self.prices[choice] + self._from(behind - 1, int(end), index)[0]
+                self.prices[choice] + self._price_from(behind - 1, int(end), index)[0]
                 for choice, end in enumerate(ends.tolist())
             ]
             choice = int(np.argmin(prices))
-            end = self._from(behind - 1, int(ends[choice]), index)[1]
+            end = self._price_from(behind - 1, int(ends[choice]), index)[1]
             if end <= first:
                 return None
             found.append((choice, first, end))
             first, behind = end, behind - 1
         return tuple(found)
 
-    def _from(self, behind: int, end: int, index: int) -> tuple[float, int]:
+    def _price_from(self, behind: int, end: int, index: int) -> tuple[float, int]:
         """Least price of the stages that follow, and the layer from which it is reached."""
         if behind < 0:
             layers = self.reach.furthest.shape[2]
@@ -277,11 +277,11 @@ def pipeline_prices(
 
     low = np.broadcast_to(stages * prices.min(), (stages_max, len(counts)))
     high = np.broadcast_to(stages * prices.max(), low.shape)
-    found: Floats = _least_that(is_enough, low.astype(float), high.astype(float)).min(axis=0)
+    found: Floats = _find_least(is_enough, low.astype(float), high.astype(float)).min(axis=0)
     return found
 
 
-def _least_that(is_enough: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
+def _find_least(is_enough: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
     """The least prices that suffice, approached from below; infinite where the highest do not."""
     possible, at_once = is_enough(high), is_enough(low)
     floor = low
@@ -359,7 +359,7 @@ def quickest_equal_pipelines(
         for pipelines in PIPELINES:
             if pipelines > min(total, gpus):
                 break
-            found = _quickest(
+            found = _find_quickest(
                 tables,
                 prices,
                 micro_batch=b,
@@ -376,7 +376,7 @@ def quickest_equal_pipelines(
                 yield EqualPipelines(seconds, pipelines, maker.timed(steps, b, cuts))
 
 
-def _quickest(
+def _find_quickest(
     tables: StageTimeTables,
     prices: Floats,
     *,

@@ -45,12 +45,12 @@ class Recomputation:
         if not self.is_chosen:
             return np.zeros((1, 1, 1, 1))
         if fewest > 1:
-            return self._with(micro_batch, most)
+            return self._seconds_with(micro_batch, most)
         # One pipeline needs fewer buffers; many have smaller optimizer shards under ZeRO-1.
-        alone = self._with(micro_batch, 1)
+        alone = self._seconds_with(micro_batch, 1)
         if not self.maker.costs.job.zero:
             return alone
-        either: Floats = np.minimum(alone, self._with(micro_batch, most))
+        either: Floats = np.minimum(alone, self._seconds_with(micro_batch, most))
         return either
 
     def at(self, seconds: Floats, in_flight: Ints, where: tuple[int, Ints, Ints]) -> Floats:
@@ -75,7 +75,7 @@ class Recomputation:
             below[-1] = times.below_top + whole
         return below
 
-    def _with(self, micro_batch: int, pipelines: int) -> Floats:
+    def _seconds_with(self, micro_batch: int, pipelines: int) -> Floats:
         maker = self.maker
         key = (micro_batch, pipelines if maker.costs.job.zero else min(pipelines, 2))
         if key not in self._known:

@@ -30,10 +30,10 @@ class RoughSums:
         if mix.pipelines < 2:
             return 0.0
         if not self.maker.takes_outer_steps:
-            return self._summed_s(mix)
+            return self._sum_s(mix)
         zones = [{self.lots[stage.lot].zone for stage in t.stages} for t in mix.templates]
         return max(
-            self._summed_s(
+            self._sum_s(
                 replace(
                     mix,
                     templates=tuple(mix.templates[n] for n in numbers),
@@ -43,7 +43,7 @@ class RoughSums:
             for numbers in linked_by_zones(zones)
         )
 
-    def _summed_s(self, mix: PipelineMix) -> float:
+    def _sum_s(self, mix: PipelineMix) -> float:
         if mix.pipelines < 2:
             return 0.0
         used = sorted({key for template in mix.templates for key in template.gpus})

@@ -23,7 +23,7 @@ def simpler_or_cheaper(search: EventSearch, best: JudgedPlan) -> JudgedPlan:
     end = search.evaluations + int(SIMPLER_SHARE * search.evaluations)
     chosen = preferred(best, search.judged, goal)
     for start in dict.fromkeys((best.mix, chosen.mix)):
-        # Mixes of several sizes are judged by ``size_variants`` alone.
+        # Variants of mixes with several sizes are left to ``size_variants``.
         variants = dict.fromkeys(mix for mix in Variants(search, start).mixes() if mix.has_one_size)
         for mix in search.ranked(list(variants)):
             if search.evaluations >= end:
@@ -45,7 +45,7 @@ class Variants:
         equal TP degrees or layers; with one pipeline less.
         """
         for change in self._changes():
-            changed = self._changed(change)
+            changed = self._change(change)
             if changed is not None and changed != self.mix:
                 yield changed
         for index, count in enumerate(self.mix.counts):
@@ -57,19 +57,19 @@ class Variants:
         lots, stages = self.search.lots, [s for t in self.mix.templates for s in t.stages]
         used = sorted({stage.lot for stage in stages})
         for template in self.mix.templates:
-            yield partial(self._alone, template)
+            yield partial(self._keep_alone, template)
         for names in ([lot.gpu for lot in lots], [lot.zone for lot in lots]):
             for name in sorted({names[k] for k in used}):
-                yield partial(self._without, {k for k in used if names[k] == name})
+                yield partial(self._leave_out, {k for k in used if names[k] == name})
         for here in used:
             for there in range(len(lots)):
                 if there != here:
-                    yield partial(self._moved, here, there)
+                    yield partial(self._move, here, there)
         for tp in sorted({stage.tp for stage in stages}):
-            yield partial(self._with_tp, tp)
-        yield self._even
+            yield partial(self._set_tp, tp)
+        yield self._even_out
 
-    def _changed(self, change: Callable[[Template], Template | None]) -> PipelineMix | None:
+    def _change(self, change: Callable[[Template], Template | None]) -> PipelineMix | None:
         """The mix with its templates changed, and no more pipelines than there were."""
         counts: Counter[Template] = Counter()
         taken: dict[int, dict[int, int]] = {}
@@ -86,31 +86,31 @@ class Variants:
             return None
         return PipelineMix(tuple(counts), tuple(counts.values()), self.mix.together)
 
-    def _alone(self, only: Template, template: Template) -> Template | None:
+    def _keep_alone(self, only: Template, template: Template) -> Template | None:
         return template if template == only else None
 
-    def _without(self, lots: set[int], template: Template) -> Template | None:
+    def _leave_out(self, lots: set[int], template: Template) -> Template | None:
         return None if any(stage.lot in lots for stage in template.stages) else template
 
-    def _moved(self, here: int, there: int, template: Template) -> Template | None:
+    def _move(self, here: int, there: int, template: Template) -> Template | None:
         if all(stage.lot != here for stage in template.stages):
             return template
         stages = (replace(s, lot=there) if s.lot == here else s for s in template.stages)
-        return self._balanced(replace(template, stages=tuple(stages)))
+        return self._balance(replace(template, stages=tuple(stages)))
 
-    def _with_tp(self, tp: int, template: Template) -> Template | None:
+    def _set_tp(self, tp: int, template: Template) -> Template | None:
         if all(stage.tp == tp for stage in template.stages):
             return template
-        return self._balanced(
+        return self._balance(
             replace(template, stages=tuple(replace(stage, tp=tp) for stage in template.stages))
         )
 
-    def _balanced(self, template: Template) -> Template | None:
+    def _balance(self, template: Template) -> Template | None:
         total = self.search.job.global_batch // template.micro_batch
         maker = self.search.maker_for(self.mix)
         return maker.template(template.stages, template.micro_batch, total)
 
-    def _even(self, template: Template) -> Template | None:
+    def _even_out(self, template: Template) -> Template | None:
         """The same stages with as many blocks each; embedding and head are no blocks."""
         maker = self.search.maker_for(self.mix)
         layers, stages = maker.costs.layer_count, template.stages

@@ -46,7 +46,7 @@ def best_with_own_sizes(search: EventSearch) -> JudgedPlan | None:
 
 def _variants(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
     """The mix with other sizes of its templates; and with pipelines of other sizes on idle GPUs."""
-    yield from _resized(search, mix)
+    yield from _resize(search, mix)
     b, samples = mix.templates[0].micro_batch, search.job.global_batch
     for lot, size in itertools.product(range(len(search.lots)), _sizes(search, b)):
         if size == b:
@@ -58,7 +58,7 @@ def _variants(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
                 yield PipelineMix(*more, mix.together)
 
 
-def _resized(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
+def _resize(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
     """The mix with other micro batch sizes of its templates, not all the same."""
     b, samples, maker = mix.templates[0].micro_batch, search.job.global_batch, search.maker_for(mix)
     sizes, templates = _sizes(search, b), range(len(mix.templates))

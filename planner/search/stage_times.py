@@ -34,12 +34,13 @@ class Times:
     forward_work: Floats
     """The forward part of ``work``."""
     forward: Floats
-    """Forward including the overhead of messages; ``backward`` likewise."""
+    """Forward including the overhead of messages."""
     backward: Floats
+    """Backward including the overhead of messages."""
     through: Floats
     """The part of ``work`` in a round trip, by [choice, layer]: all if backwards are whole."""
     inputs: Floats
-    """That part of ``backward``: the gradient of the weights may come later."""
+    """The part of ``backward`` in a round trip: the gradient of the weights may come later."""
     below_top: Floats
     """Backward of all layers of the stage except the last one."""
     last_send: Floats

@@ -2,9 +2,8 @@
 
 Every layer is held by one device group of each pipeline. Their ring, or their staged rings over
 zones (not to owners, under ZeRO-1), is at least as slow as its hop into the machine of the group in
-question. That hop carries no
-more flows than the group has ranks, because members on one machine are adjacent in the ring, the
-narrowest first. Contention is ignored; it only adds time.
+question. That hop carries no more flows than the group has ranks, because members on one machine
+are adjacent in the ring, the narrowest first. Contention is ignored; it only adds time.
 
 A tensor that embedding and head share is summed last, over all groups that hold either: at least
 one of each pipeline, and two of each that has several stages.
@@ -88,8 +87,8 @@ class SyncBound:
         """Least seconds per layer for a group of ``tp`` GPUs of a kind, with ``fewest`` to ``most``
         pipelines.
 
-        With ``stages``, so many stages have groups on the group's machine, whose NIC their rings
-        share, and the group's rings leave the machine; otherwise they may run inside it.
+        With ``stages``, that number of stages have groups on the group's machine, and their rings
+        leave it and share its NIC; otherwise the group's rings may run inside it.
         """
         return self._by_tensors(gpu, tp, fewest, most, stages)[:-1]
 
@@ -180,7 +179,7 @@ class SyncBound:
         if low < 2:
             return np.zeros(self._tensors)
         some = [flows for flows in self.degrees if flows <= tp]
-        mine = self._into("near", gpu)
+        mine = self._links_into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
         shared = stages or 1
         to_owner = self.costs.has_owners
@@ -190,16 +189,16 @@ class SyncBound:
             if low <= max(self._by_zone.values()):
                 rings.append(self._ring(steps, mine, some, stages=shared))
             if stages is None and low <= machine:
-                rings.append(self._ring(steps, self._into("machine", gpu), some))
+                rings.append(self._ring(steps, self._links_into("machine", gpu), some))
             if self._far:
                 across = np.minimum(
                     self._ring(steps, mine, some, stages=shared),
-                    self._ring(steps, self._into("far", gpu), some, stages=shared),
+                    self._ring(steps, self._links_into("far", gpu), some, stages=shared),
                 )
-                far_s = self._ring(steps, self._into("far"), self.degrees)
+                far_s = self._ring(steps, self._links_into("far"), self.degrees)
                 rings.append(np.maximum(across, far_s))
         if self._far and not to_owner:
-            far_s = self._step(self._into("far"), self.degrees, high)
+            far_s = self._step(self._links_into("far"), self.degrees, high)
             fewest = -(-low // len(self._by_zone))
             rings.append(2 * far_s + self._inside_zones(fewest, high, machine))
         least: Floats = np.min(rings, axis=0)
@@ -218,7 +217,7 @@ class SyncBound:
         """Reduce-scatter and all-gather in the zone with the most pipelines."""
         if fewest <= machine:
             return np.zeros(self._tensors)
-        near = self._into("near")
+        near = self._links_into("near")
         least: Floats = np.min(
             [
                 2 * (a - 1) * self._step(near, self.degrees, b)
@@ -228,7 +227,7 @@ class SyncBound:
         )
         return least
 
-    def _into(self, where: str, gpu: str | None = None) -> _Hops:
+    def _links_into(self, where: str, gpu: str | None = None) -> _Hops:
         """The links of one sort, or those that lead to one GPU kind."""
         if where == "machine":
             hops = tuple((lot.place, lot.place) for lot in self.lots if lot.gpu == gpu)
@@ -250,7 +249,9 @@ class SyncBound:
         key = (hops.where, hops.gpu, max(flows), shards, share, stages)
         if key not in self._known:
             rows = [
-                self._over_layers(_Link(hop, width, hops.where == "machine", stages), shards, share)
+                self._sum_over_layers(
+                    _Link(hop, width, hops.where == "machine", stages), shards, share
+                )
                 for hop in hops.hops
                 for width in flows
             ]
@@ -258,7 +259,7 @@ class SyncBound:
             self._known[key] = least
         return self._known[key]
 
-    def _over_layers(self, link: _Link, shards: int, share: float) -> Floats:
+    def _sum_over_layers(self, link: _Link, shards: int, share: float) -> Floats:
         sizes, number = self._rank_bytes(link.flows)
         seconds = [self._bytes_s(link, share * size, shards) for size in sizes.tolist()]
         return np.array(seconds)[number]

@@ -24,7 +24,7 @@ def best_variant(
     They are judged on top of the budget.
     """
     end = search.evaluations + FAMILIES_MAX + int(STEPS_SHARE * search.evaluations)
-    found = [_judged(search, one.plan, one.mix, change) for one in starts]
+    found = [_judge(search, one.plan, one.mix, change) for one in starts]
     keeping = [one for one in found if one is not None and one.keeps_limits]
     best = min(keeping, key=lambda one: one.score, default=None)
     climbed: set[PipelineMix] = set()
@@ -45,13 +45,13 @@ def _better_neighbour(
         if mix in climbed or not 1 <= mix.pipelines <= total:
             continue
         climbed.add(mix)
-        found = _judged(search, plan_of(mix, total, search.maker), mix, change)
+        found = _judge(search, plan_of(mix, total, search.maker), mix, change)
         if found is not None and found.score < best.score:
             return found
     return None
 
 
-def _judged(
+def _judge(
     search: EventSearch, plan: Plan, mix: PipelineMix, change: PlanChange
 ) -> JudgedPlan | None:
     changed = change(plan)

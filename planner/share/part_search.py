@@ -33,7 +33,7 @@ class SharingJob:
     weight: float
 
     def choices(self) -> tuple[PlanChoice, ...]:
-        """Its plans, without those that need at least the machines of one that is as good."""
+        """Its plans, without those that another plan matches with no more machines."""
         return without_dominated(
             [
                 PlanChoice(plan, self.plans.whole_machines(plan), worth)

@@ -19,7 +19,7 @@ class JobPart:
     plans: PlanLibrary
     weight: float
     machines: MachineCounts
-    """By pool; none if it has to wait."""
+    """Its machines by pool; none if it has to wait."""
     known: KnownPlan | None
     """Its plan on them."""
     alone: KnownPlan | None

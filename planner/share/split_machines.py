@@ -96,7 +96,7 @@ def split_machines(
             best = sorted(grown, key=lambda total: grown[total].rank, reverse=True)
             grown = {total: grown[total] for total in best[:splits_max]}
         splits = grown
-    # Of equal splits the one that takes the fewest machines.
+    # Among equal splits take the one with the fewest machines.
     best_total = max(splits, key=lambda total: (splits[total].rank, -sum(total), total))
     return splits[best_total].choices
 

@@ -15,7 +15,7 @@ from planner.api import best_answer, plan_job
 from planner.move_policy.deadline import SPOT_SLOWDOWN_MAX, steps_on_spot
 from planner.move_policy.decide_move import PossibleMove, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
-from planner.problem.objective import Limits
+from planner.problem.objective import Limits, pick_tightest
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import PlannerNode, cluster_with
@@ -85,14 +85,10 @@ class _Bounds:
             own,
             goal=self.goal or own.goal,
             min_iterations_per_s=max(filter(None, (own.min_iterations_per_s, pace)), default=None),
-            max_usd_per_iteration=_least(own.max_usd_per_iteration, self.step_usd),
-            max_usd_per_hour=_least(own.max_usd_per_hour, self.usd_per_hour),
+            max_usd_per_iteration=pick_tightest(own.max_usd_per_iteration, self.step_usd),
+            max_usd_per_hour=pick_tightest(own.max_usd_per_hour, self.usd_per_hour),
         )
         return replace(job, objective=objective)
-
-
-def _least(*limits: float | None) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 NO_BOUNDS = _Bounds()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from sailord.plots.timeline import Bar, BarKind, Lane, Row
 from simulator.estimate.result import DeviceMemory, Money
+from simulator.hardware.types import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GIB = 2**30
 KIND_COLOURS: dict[BarKind, str] = {
     "forward": "#0072B2",
     "backward": "#E69F00",

@@ -30,7 +30,7 @@ class Pool(Located):
     price_source: str = "unknown"
 
     def machines(self, gpus: int) -> Machines:
-        """Return the machines of so many GPUs of the pool: whole ones, and one for the rest."""
+        """Return the machines of ``gpus`` GPUs of the pool: whole ones, and one for the rest."""
         whole, rest = divmod(gpus, self.gpus_per_machine)
         found = (self.gpus_per_machine, whole), (rest, 1)
         return tuple((size, count) for size, count in found if size and count)

@@ -26,9 +26,10 @@ class PlaceFacts:
         return known or self.cluster.catalogue.machine(place.machine).gpus
 
     def machines(self, place: Place, gpus: int) -> Machines:
-        """Return the machines that so many GPUs may take, in this order; the last never run out.
+        """Return the machines that ``gpus`` GPUs may take, in this order.
 
-        Those that are up, the largest first; obtainable ones where these are too few.
+        First come those that are up, the largest first, then obtainable ones if these are too few.
+        At the end come enough of the largest size for all GPUs.
         """
         pools = self._pools(place)
         found = sorted(some for pool in pools for some in pool.machines(pool.gpus))[::-1]
@@ -51,7 +52,7 @@ class PlaceFacts:
     def price_usd_per_gpu_hour(self, place: Place) -> float | None:
         """Return the lowest price of the pools here, or ``None`` if any of them is unknown.
 
-        Those with GPUs that are up count, else those with obtainable ones, else all.
+        Pools with GPUs that are up count, else those with obtainable ones, else all.
         """
         pools = self._pools(place)
         counting = [pool for pool in pools if pool.gpus] or [p for p in pools if p.obtainable_gpus]
@@ -64,8 +65,8 @@ class PlaceFacts:
     def usd_per_hour(self, place: Place, gpus: int, spot: bool | None = None) -> float | None:
         """Return the price of several GPUs of one contract; ``None`` if it is unknown.
 
-        Where the contract is unknown: in the cluster's order, on demand before spot as a rule, and
-        what is up before what is obtainable.
+        If the contract is unknown, pools are charged in the cluster's order, on demand before spot
+        as a rule, and GPUs that are up before obtainable ones.
         """
         pools = self._pools(place)
         if not pools:

@@ -129,7 +129,7 @@ class Table:
             self.problems.add(place, what, cure)
 
     def no_longer_read(self, keys: Iterable[str]) -> list[str]:
-        """Accept keys that earlier versions read; return where those that are there stand."""
+        """Accept keys that earlier versions read; return the places of those in the file."""
         return [self.place_of(key) for key in keys if key in self]
 
     def finish(self) -> None:

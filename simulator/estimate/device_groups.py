@@ -244,15 +244,15 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 
 def range_sums(row: Floats, first: Ints, end: Ints) -> Floats:
     """Return the sum over each range of a row, without subtracting prefix sums."""
-    return _over_ranges(np.add, row, first, end)
+    return _reduce_ranges(np.add, row, first, end)
 
 
 def range_maxima(row: Floats, first: Ints, end: Ints) -> Floats:
     """Return the largest entry in each range of a row."""
-    return _over_ranges(np.maximum, row, first, end)
+    return _reduce_ranges(np.maximum, row, first, end)
 
 
-def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
+def _reduce_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
     # reduceat needs an entry behind the last one.
     cuts = np.stack([first, end], axis=1).ravel()
     found: Floats = what.reduceat(np.append(row, 0.0), cuts)[::2]
@@ -282,12 +282,12 @@ def _split_hops(groups: DeviceGroups) -> StageHops:
             start = near[-1][2] if near else 0
             near.append((row, start, start + int(groups.samples[row])))
         for s in range(len(stages) - 1):
-            found += _shared(stages[s], stages[s + 1])
+            found += _match_samples(stages[s], stages[s + 1])
     columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return StageHops(*np.ascontiguousarray(columns))
 
 
-def _shared(
+def _match_samples(
     ours: Sequence[tuple[int, int, int]], theirs: Sequence[tuple[int, int, int]]
 ) -> list[tuple[int, int, int]]:
     """Return (source, target, samples) for two stages given as (row, first sample, end sample)."""

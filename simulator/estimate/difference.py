@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 REPEATED = 0.02
-"""Error between plans with pipelines of the same shape, as of measured layers."""
+"""Error between plans with pipelines of the same shape, as measured layers have it."""
 OTHER_SHAPE = 0.046
-"""Error that is added where pipelines differ in depth, micro batch size or recomputation; counted
-alike for offload, of which nothing was measured."""
+"""Error that is added where pipelines differ in depth, micro batch size or recomputation; assumed
+for offload, too, which was not measured."""
 OTHER_TP = 0.07
 """Error that is added where the work runs under another TP degree."""
 WorkKeyOf = Callable[[Plan, Pipeline, Stage, Place, str], Hashable]
-"""Of layers of a stage at a place that are recomputed, offloaded or kept, what errors depend on."""
+"""What the errors of a stage's layers depend on, at a place, if recomputed, offloaded or kept."""
 
 
 def difference_error(

@@ -191,7 +191,7 @@ class EventEstimator:
         passes = tuple(replays[id(times)] for times in pipelines)
         ends = PassEnds(
             np.concatenate([one.last_backward_end for one in passes]),
-            np.concatenate([_free_of(one) for one in passes]),
+            np.concatenate([_free_s(one) for one in passes]),
         )
         finish = self._finish(layout, ends, self._sync(layout))
         owning = layout.groups.owning.tolist()
@@ -266,7 +266,7 @@ class EventEstimator:
                 begin, end = groups.blocks[p]
                 passes = self._replay(plan, times[p])
                 ends.last_backward[begin:end] = passes.last_backward_end
-                ends.free[begin:end] = _free_of(passes)
+                ends.free[begin:end] = _free_s(passes)
         # Copy the results to equal pipelines.
         like = groups.bounds[equal][groups.pipeline] - groups.bounds[groups.pipeline]
         rows = np.arange(len(groups)) + like
@@ -430,7 +430,7 @@ def _durations(work: PlanTimes, rows: Ints) -> PassDurations:
     return PassDurations(forward, backward, activation[rows], gradient[rows], *messages)
 
 
-def _free_of(passes: ScheduleReplay) -> Floats:
+def _free_s(passes: ScheduleReplay) -> Floats:
     return np.array([passes.free[device] for device in passes.device_of])
 
 

@@ -116,7 +116,7 @@ class HopTimes:
             flows=flows * rings * abreast,
             bytes_each=bytes_each,
             zone_bytes=flows * zone_rings * rivals * bytes_each,
-            # Staged rings across zones leave a machine once for each of its members already.
+            # Staged rings across zones count the flows of all members on a machine in ``abreast``.
             stripes=members if abreast == 1 else 1,
         )
 
@@ -162,7 +162,7 @@ class SyncJobs:
     def _jobs(self, rings: SyncRings, pieces: list[_Piece]) -> list[SyncJob]:
         ring = np.array([piece.ring for piece in pieces])
         carried = {
-            flows: np.array([self._carried(piece, flows) for piece in pieces])
+            flows: np.array([self._count_carried(piece, flows) for piece in pieces])
             for flows in rings.flow_counts()
         }
         ring_s = self._ring_seconds(rings, ring, carried)
@@ -175,7 +175,7 @@ class SyncJobs:
             is_staged = other_s < one_s
             algorithm = "hierarchical" if is_staged else "reduce" if self.to_owners else "ring"
             algorithm = "tied" if piece.is_tied else algorithm
-            # Any rank may be the owner, at whom its ring begins or ends: half of an all-reduce.
+            # A sum to an owner goes around the ring once, half as often as an all-reduce.
             sent = parameters / 2 if self.to_owners else parameters
             egress = rings.egress(piece.ring, sent * self.gradient_bytes, staged=is_staged)
             about = piece.layers, rings.groups, rings.members(piece.ring)
@@ -186,7 +186,7 @@ class SyncJobs:
             found.append(SyncJob(*about, min(one_s, other_s), egress, algorithm, broadcast))
         return found
 
-    def _carried(self, piece: _Piece, ways: int) -> float:
+    def _count_carried(self, piece: _Piece, ways: int) -> float:
         """Return the parameters that one of ``ways`` parallel rings carries.
 
         A tensor that embedding and head share has a separate job.
@@ -210,7 +210,7 @@ class SyncJobs:
         size, seconds = rings.size[ring], np.zeros(len(ring))
         steps = ring_steps(size, size, to_owner=self.to_owners, is_gloo=rings.has_gloo)
         for count, share, shards in steps:
-            step_s = self._slowest(rings.around, ring, carried, shards=shards, share=share)
+            step_s = self._slowest_step_s(rings.around, ring, carried, shards=shards, share=share)
             seconds += count * step_s
         return seconds
 
@@ -221,7 +221,7 @@ class SyncJobs:
         other; under gloo, which passes whole tensors down a tree, once for each of its levels.
         """
         share = MASTER_BYTES / self.gradient_bytes
-        once = self._slowest(rings.around, ring, carried, shards=1, share=share)
+        once = self._slowest_step_s(rings.around, ring, carried, shards=1, share=share)
         levels = np.ceil(np.log2(rings.size[ring])) if rings.has_gloo else 1
         seconds: list[float] = (levels * once).tolist()
         return seconds
@@ -234,7 +234,7 @@ class SyncJobs:
         """
         staged = np.full(len(ring), np.inf)
         if rings.has_gloo or self.to_owners:
-            return staged  # Gloo knows plain rings only, and NCCL reduces to one rank so.
+            return staged  # Gloo has plain rings only, and so has NCCL's reduction to one rank.
         far = np.flatnonzero(rings.zone_count[ring] > 1)
         if not len(far):
             return staged
@@ -245,7 +245,8 @@ class SyncJobs:
             members = sizes[ring]
             steps = np.maximum(members - 1, 0)
             inside = np.maximum(
-                inside, steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1))
+                inside,
+                steps * self._slowest_step_s(hops, ring, carried, shards=np.maximum(members, 1)),
             )
         # All members of a zone send their shard at once: those of one machine share its NIC,
         # and all of them share the bandwidth between the zones.
@@ -253,7 +254,7 @@ class SyncJobs:
         across = (
             2
             * (zones - 1)
-            * self._slowest(
+            * self._slowest_step_s(
                 rings.across,
                 ring,
                 carried,
@@ -265,7 +266,7 @@ class SyncJobs:
         staged[far] = 2 * inside + across
         return staged
 
-    def _slowest(
+    def _slowest_step_s(
         self,
         hops: RingHops,
         ring: Ints,

@@ -46,7 +46,7 @@ class MachineLayout:
 def lay_out(plan: Plan, machines_of: Callable[[Place, int], Machines]) -> MachineLayout:
     """Assign each device group the machine that the plan names, else the next free one.
 
-    ``machines_of`` returns those that so many GPUs of a place take, in this order.
+    ``machines_of`` returns the machines that a number of GPUs of a place take, in this order.
     """
     groups = DeviceGroups.of(plan)
     node = np.empty(len(groups), dtype=np.int64)
@@ -89,9 +89,9 @@ def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
 def _machines(tp: Ints, machines: Machines, *, in_turn: bool) -> Ints:
     """Return the machine number of each group, given the groups' devices in order.
 
-    Groups that the machines have no room for take more of the largest size. ``in_turn`` leaves a
-    machine for good once a group does not fit; otherwise a group takes the first machine with room,
-    so that pipelines side by side need no more machines than there are.
+    Groups for which the machines have no room take further ones of the largest size. ``in_turn``
+    leaves a machine for good once a group does not fit; otherwise a group takes the first machine
+    with room, so that pipelines side by side need no more machines than there are.
     """
     largest = max(int(tp.max()), *(size for size, _ in machines))
     if (tp == tp[0]).all():
@@ -106,7 +106,7 @@ def _machines(tp: Ints, machines: Machines, *, in_turn: bool) -> Ints:
     sizes = chain(*(repeat(size, count) for size, count in machines), repeat(largest))
     found: list[int] = []
     free: list[int] = []
-    # By number of devices, the first machine that may have room for that many.
+    # By number of devices, the first machine that may have room for them.
     first: dict[int, int] = {}
     for devices in tp.tolist():
         number = max(0, len(free) - 1) if in_turn else first.get(devices, 0)

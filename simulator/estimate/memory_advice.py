@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from simulator.documents.fields import quote
 from simulator.estimate.result import DeviceMemory
+from simulator.hardware.types import GIB
 from simulator.spec.plan import Plan, Stage, with_sizes
-
-GIB = 2**30
 
 MemoryOf = Callable[[Plan], tuple[tuple[DeviceMemory, ...], ...]]
 
@@ -78,7 +77,7 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, degrees: Sequence[in
         return memory_of(changed)[p][s].fits
 
     def stage_fits(other: Stage) -> bool:
-        return fits(_with(plan, p, s, other))
+        return fits(_replace_stage(plan, p, s, other))
 
     found = [*_recomputation(stage, stage_fits)]
     found += _smaller_micro_batch(plan, p, stage, fits)
@@ -128,12 +127,12 @@ def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> I
     for count in range(end - first - 1, 0, -1):
         # Remove layers at the end next to another stage.
         shorter = (first, first + count) if s < len(stages) - 1 else (end - count, end)
-        if fits(_with(plan, p, s, replace(stage, layers=shorter))):
+        if fits(_replace_stage(plan, p, s, replace(stage, layers=shorter))):
             yield f"with {count} layer{'' if count == 1 else 's'} instead of {end - first}"
             return
 
 
-def _with(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+def _replace_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
     """Return the plan with one stage replaced; the other pipelines share its optimizer state."""
     pipeline = plan.pipelines[p]
     stages = (*pipeline.stages[:s], stage, *pipeline.stages[s + 1 :])

@@ -12,8 +12,8 @@ import numpy as np
 from simulator.arrays import Floats, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows
-from simulator.estimate.memory_advice import GIB
 from simulator.estimate.pass_order import held_at_most
+from simulator.hardware.types import GIB
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place

@@ -250,7 +250,7 @@ def _rows(plan: Plan, profile: Profile, gpus_per_node: Callable[[Place], int]) -
                     float(timing.forward_s[first:end].sum() + timing.backward_s[first:end].sum())
                     for timing in timings
                 ),
-                # As measured, on a small model: the formula does not scale it.
+                # The formula does not scale this time, which was measured on a small model.
                 update_s=max(timing.optimizer_s or 0.0 for timing in timings),
                 output_bytes=FP32_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
                 gradient_bytes=FP32_BYTES * sum(whole.parameters[first:end]),
@@ -288,7 +288,7 @@ class _Links:
 
     def _seconds(self, sender: _End, receiver: _End, size_bytes: float) -> float:
         if size_bytes <= 0:
-            return 0.0  # Such as the gradients of a layer without parameters.
+            return 0.0  # A layer without parameters has no gradients to send.
         curves = self.network.measured.raw_between.get((sender[:2], receiver[:2]), {})
         curve = curves.get((sender[2], receiver[2]))
         where = " to ".join(f"{gpus} x {gpu} in {zone}" for zone, gpu, gpus in (sender, receiver))
@@ -443,7 +443,7 @@ def _messages(plan: Plan, rows: tuple[_Row, ...]) -> _Traffic:
 
 
 def _sums(count: int, rows: tuple[_Row, ...]) -> _Traffic:
-    """Yield the gradients that so many pipelines sum in a ring."""
+    """Yield the gradients that ``count`` pipelines sum in a ring."""
     if count == 1:
         return
     for row in rows:

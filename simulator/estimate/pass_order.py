@@ -30,9 +30,9 @@ def device_orders(
         return [_zero_bubble(stage, stages, micro_batches) for stage in range(stages)]
     if schedule == "interleaved":
         n = stages // virtual_stages
-        return [_interleaved(device, n, virtual_stages, micro_batches) for device in range(n)]
+        return [_interleave(device, n, virtual_stages, micro_batches) for device in range(n)]
     return [
-        _alternating(
+        _alternate(
             [Op("F", stage, m) for m in range(micro_batches)],
             [Op("B", stage, m) for m in range(micro_batches)],
             micro_batches if schedule == "gpipe" else min(stages - 1 - stage, micro_batches),
@@ -41,7 +41,7 @@ def device_orders(
     ]
 
 
-def _alternating(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[Op]:
+def _alternate(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[Op]:
     """Warm-up forwards, then one forward and one backward in turn, then the other backwards."""
     order = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
@@ -60,7 +60,7 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int) -> list[Op]:
     return order + [Op("W", stage, m) for m in left]
 
 
-def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> list[Op]:
+def _interleave(device: int, devices: int, chunks: int, micro_batches: int) -> list[Op]:
     """Return Megatron's order: rounds of ``devices`` micro batches, chunk after chunk."""
     total = micro_batches * chunks
 
@@ -77,12 +77,12 @@ def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> 
         warm_up = total
     else:
         warm_up = min((devices - device - 1) * 2 + (chunks - 1) * devices, total)
-    return _alternating(forwards, backwards, warm_up)
+    return _alternate(forwards, backwards, warm_up)
 
 
 HeldCounts = tuple[int, ...]
-"""Number of micro batches whose activations a device group holds, per stage that it runs; for
-zero-bubble, and then the number of those of which only the gradient of weights is missing."""
+"""Micro batches whose activations a device group holds, per stage that it runs. For zero-bubble:
+those held in full, and those of which only the gradient of weights is missing."""
 
 
 def held_at_most(
@@ -107,7 +107,7 @@ def held_at_most(
     else:
         devices = stages // virtual_stages
         held = [0] * virtual_stages
-        for op in _interleaved(device, devices, virtual_stages, micro_batches):
+        for op in _interleave(device, devices, virtual_stages, micro_batches):
             held[op.stage // devices] += 1 if op.kind == "F" else -1
             seen.add(tuple(held))
     return tuple(sorted(one for one in seen if not any(_exceeds(other, one) for other in seen)))

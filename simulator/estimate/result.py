@@ -20,7 +20,7 @@ class DeviceMemory:
     """Transients of the largest layer's forward or backward, logits included."""
     communication: float
     context: float
-    """In use by framework and driver before the first tensor."""
+    """Memory in use by framework and driver before the first tensor."""
     fragmentation: float
     capacity: float
 

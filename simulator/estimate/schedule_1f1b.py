@@ -66,7 +66,7 @@ def run_1f1b(
         _Lockstep(durations)
         if messaging == "lockstep"
         else _Eager(
-            _folded(durations, messaging),
+            _fold_blocking(durations, messaging),
             tail=durations.send_gradient + (durations.gradient if messaging == "blocking" else 0.0),
         )
     )
@@ -85,7 +85,7 @@ def run_1f1b(
     return finish
 
 
-def _folded(durations: PassDurations, messaging: Messaging) -> PassDurations:
+def _fold_blocking(durations: PassDurations, messaging: Messaging) -> PassDurations:
     """Add the times that messages block a device to its passes; blocking transfers too."""
     blocking = messaging == "blocking"
     zero = np.zeros_like(durations.forward)

@@ -57,9 +57,9 @@ class ScheduleReplay:
 
     spans: tuple[PassSpan, ...]
     last_backward_end: tuple[float, ...]
-    """Per group, when it has all gradients of its weights."""
+    """When each group has all gradients of its weights."""
     free: tuple[float, ...]
-    """Per device: with interleaving a device runs several groups."""
+    """When each device has finished; with interleaving a device runs several groups."""
     device_of: tuple[int, ...]
 
 

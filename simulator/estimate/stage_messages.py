@@ -35,13 +35,13 @@ class ChannelTimes:
     activation_s: Floats
     gradient_s: Floats
     gather_activation_s: Floats
-    """At the target."""
+    """What the target gathers after it has received."""
     gather_gradient_s: Floats
-    """At the source."""
+    """What the source gathers after it has received."""
     before_activation_s: Floats
     """What the source gathers before it sends."""
     before_gradient_s: Floats
-    """The same, of the target."""
+    """What the target gathers before it sends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

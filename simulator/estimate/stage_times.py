@@ -80,7 +80,7 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
     divides = groups.plan.schedule == "zero-bubble"
     weight = np.zeros(len(groups))
     if divides:
-        # Sums of the same layers, rounded differently.
+        # Both are sums over the same layers, which may be rounded differently.
         weight = np.minimum(_weight_parts(groups, costs), backward)
     seconds = (
         forward + np.where(is_first, load_s, 0.0),

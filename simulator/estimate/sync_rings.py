@@ -23,7 +23,7 @@ from simulator.hardware.runtime_constants import uses_gloo
 HopName = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int, int]
 """Sender, receiver, and the other columns of ``HopColumn``."""
 RingSteps = tuple[tuple[Any, Any, Any], ...]
-"""How many steps there are, of which share of the tensor, cut into how many parts."""
+"""Number of steps, the share of the tensor that each carries, and the parts that it is cut into."""
 
 
 class HopColumn(IntEnum):
@@ -38,7 +38,7 @@ class HopColumn(IntEnum):
     """Rings between the two zones."""
     same_node = 5
     members = 6
-    """Members of the ring on the one of the two machines that holds fewer."""
+    """Members of the ring on the machine that holds fewer of them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ class OwnedMost:
     """The parameters on the rank of each device group that has the most of them."""
 
     kept: Floats
-    """For which it keeps moments: all that it holds of a layer of which it owns a bucket."""
+    """Parameters with moments: all that the rank holds of layers of which it owns a bucket."""
     updated: Floats
 
 
@@ -36,7 +36,7 @@ def owned_most(groups: DeviceGroups, costs: LayerCosts) -> OwnedMost:
     """Assign all buckets of a plan to owners."""
     columns = (groups.owner, groups.tp, groups.first, groups.end)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    kept, updated = _owned(tuple(rows), _sizes(costs))
+    kept, updated = _assign_owners(tuple(rows), _sizes(costs))
     return OwnedMost(np.array(kept), np.array(updated))
 
 
@@ -53,7 +53,7 @@ def least_kept(costs: LayerCosts, tp: int) -> Floats:
 
 @lru_cache(maxsize=8)
 def _sizes(costs: LayerCosts) -> Sizes:
-    """Solve parameters(t) = split / t + unsplit for one rank and for as many as there are atoms."""
+    """Solve parameters(t) = split / t + unsplit from the parameters at TP 1 and at ``max_tp``."""
     atoms = costs.job.max_tp
     whole, part = costs.parameters(1).copy(), costs.parameters(atoms).copy()
     tied = costs.tied_parameters(1), costs.tied_parameters(atoms)
@@ -67,7 +67,7 @@ def _sizes(costs: LayerCosts) -> Sizes:
 
 
 @lru_cache(maxsize=256)
-def _owned(
+def _assign_owners(
     rows: tuple[tuple[int, int, int, int], ...], sizes: Sizes
 ) -> tuple[list[float], list[float]]:
     """Return, by row, the most kept and updated parameters of one of its ranks.
@@ -86,7 +86,7 @@ def _owned(
     # Layers descend, and the shared tensor is the last: equal sizes are assigned in this order.
     for layer in (*reversed(range(shared)), shared):
         if not holders[layer]:
-            continue  # A plan with a mistake: no stage holds it.
+            continue  # The plan has a mistake: no stage holds this layer.
         key = tuple(holders[layer].items())
         if key not in known:
             known[key] = _Holders.of(holders[layer], first_rank)
@@ -118,7 +118,7 @@ class _Holders:
     """By range: its share of the split parameters, and the ranks that hold it."""
     ranks: list[int]
     is_whole: bool
-    """Each rank holds all of the layer."""
+    """Whether each rank holds all of the layer."""
 
     @staticmethod
     def of(holders: dict[int, int], first_rank: list[int]) -> _Holders:

@@ -35,7 +35,7 @@ class Catalogue(CatalogueTables):
 
     def gpu_name(self, name: str) -> str:
         """Return the canonical name of a GPU, given in any spelling or as an alias."""
-        return _named(name, self.spelling.gpus, self.gpus, what="GPU")
+        return _resolve_name(name, self.spelling.gpus, self.gpus, what="GPU")
 
     def gpu(self, name: str) -> Gpu:
         """Return a GPU by its name or an alias."""
@@ -43,7 +43,7 @@ class Catalogue(CatalogueTables):
 
     def machine_name(self, name: str) -> str:
         """Return the canonical name of a machine type, given in any spelling or as an alias."""
-        return _named(name, self.spelling.machines, self.machines, what="machine type")
+        return _resolve_name(name, self.spelling.machines, self.machines, what="machine type")
 
     def machine(self, name: str) -> MachineType:
         """Return a machine type by its name, an alias or ``"<gpu>x<n>"``."""
@@ -67,7 +67,7 @@ class Catalogue(CatalogueTables):
         if not machines:
             cure = "add one to your catalogue file as [machine.NAME]"
             raise InputError(Problem("", f"no machine type has the GPU {name}", cure))
-        # Of equal sizes take the first in the file, where cloud machines come first.
+        # Among equal sizes take the first in the file, where cloud machines come first.
         larger = (machine for machine in machines if machine.gpus >= gpus_per_machine)
         machine = next(larger, machines[-1])
         if machine.gpus == gpus_per_machine:
@@ -197,7 +197,7 @@ def _of(tables: CatalogueTables) -> Catalogue:
     return Catalogue(**{one.name: getattr(tables, one.name) for one in fields(tables)})
 
 
-def _named(name: str, names: Mapping[str, str], known: Iterable[str], *, what: str) -> str:
+def _resolve_name(name: str, names: Mapping[str, str], known: Iterable[str], *, what: str) -> str:
     found = names.get(catalogue_overlay.spelling_key(name))
     if found is None:
         raise InputError(Problem("", f'no {what} "{name}" is known', nearest(name, known)))

@@ -19,6 +19,7 @@ from simulator.hardware.catalogue_overlay import (
 from simulator.hardware.types import (
     ANYWHERE,
     DISTANCES,
+    GIB,
     GPU_PRECISIONS,
     Distance,
     DistanceLimits,
@@ -30,7 +31,6 @@ from simulator.hardware.types import (
     Region,
 )
 
-GIB = 2**30
 EGRESS_RULES = ("zone", "region", "cloud-to-outside", "aws-to-outside", "outside")
 
 NVLINK_STEP_S = 1.25e-6

@@ -69,7 +69,7 @@ def built_in_facts() -> Mapping[FactName, Fact]:
     facts: dict[FactName, Fact] = {}
     for file in FILES:
         raw = tomllib.loads((folder / file).read_text(encoding="utf-8"))
-        for fact in _flat(raw, file=file, problems=problems):
+        for fact in _flatten(raw, file=file, problems=problems):
             assert fact.name not in facts, f"{fact.place} is defined twice"
             facts[fact.name] = fact
     problems.raise_if_any()
@@ -80,7 +80,7 @@ def user_facts(path: Path) -> list[Fact]:
     """Read a user's file of facts."""
     document = load_document(path)
     problems = Problems()
-    facts = list(_flat(document.data, file=document.name, problems=problems))
+    facts = list(_flatten(document.data, file=document.name, problems=problems))
     problems.raise_if_any()
     return facts
 
@@ -96,7 +96,7 @@ def overlay(below: Mapping[FactName, Fact], above: Iterable[Fact]) -> dict[FactN
         known = merged.get(fact.name)
         values: dict[str, Any] = {} if known is None else dict(known.values)
         for key, value in fact.values.items():
-            values[key] = _joined(values.get(key), value)
+            values[key] = _join(values.get(key), value)
         left = None
         if fact.name[0] != "source":
             values["date"] = fact.values.get("date", UNDATED)
@@ -165,7 +165,7 @@ class Spelling:
         return replace(fact, name=(fact.name[0], found, *fact.name[2:]))
 
 
-def _joined(old: Any, new: Any) -> Any:
+def _join(old: Any, new: Any) -> Any:
     if isinstance(old, dict) and isinstance(new, dict):
         return {**old, **new}
     if isinstance(old, list) and isinstance(new, list):
@@ -173,7 +173,7 @@ def _joined(old: Any, new: Any) -> Any:
     return new
 
 
-def _flat(raw: Mapping[str, Any], *, file: str, problems: Problems) -> Iterator[Fact]:
+def _flatten(raw: Mapping[str, Any], *, file: str, problems: Problems) -> Iterator[Fact]:
     for kind, body in raw.items():
         depth = KINDS.get(kind)
         if depth is None:

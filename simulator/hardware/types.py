@@ -13,6 +13,7 @@ Distance = Literal["zone", "region", "continent", "world"]
 GPU_PRECISIONS: tuple[GpuPrecision, ...] = ("fp32", "tf32", "bf16", "fp16")
 DISTANCES: tuple[Distance, ...] = ("zone", "region", "continent", "world")
 
+GIB = 2**30
 ANYWHERE = "*"  # The region of a price that holds in every region.
 
 
@@ -34,7 +35,7 @@ class Gpu:
     date: str
     multiprocessors: int | None = None
     host_bytes_per_s: float | None = None
-    """What it copies to or from its host's memory while all GPUs of its usual machine do."""
+    """Rate of copies to or from its host's memory while all GPUs of its usual machine copy."""
 
     def computes_in(self, precision: TrainingPrecision) -> TrainingPrecision:
         """Return the format in which it computes a job: without bf16 in hardware, in fp32."""
@@ -56,7 +57,7 @@ class Link:
     date: str
     full_duplex: bool = True
     ring_bytes_per_s: float = 0.0
-    """What each GPU sends in a ring all-reduce inside a machine; 0: as one flow."""
+    """Rate at which each GPU sends in a ring all-reduce inside a machine; 0: that of one flow."""
     step_s: float = 0.0
     """Latency of a step of such a ring, after its launch."""
 

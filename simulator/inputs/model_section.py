@@ -91,7 +91,7 @@ def read_model(
         return _attempt(table, lambda: preset(name, **training.options()))
     if source == "family":
         return _attempt(table, lambda: _family(name, numbers, training))
-    return _from_file(table, source, name, training)
+    return _read_file(table, source, name, training)
 
 
 def _report_source(table: Table, given: list[str], numbers: dict[str, object]) -> None:
@@ -121,7 +121,7 @@ def _family(name: str, numbers: dict[str, Any], training: TrainingSettings) -> M
     return build(sequence=wanted)
 
 
-def _from_file(table: Table, source: str, name: str, training: TrainingSettings) -> Model | None:
+def _read_file(table: Table, source: str, name: str, training: TrainingSettings) -> Model | None:
     place = table.place_of(source)
     try:
         if source == "description" and name.startswith("{"):

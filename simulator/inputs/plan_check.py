@@ -183,10 +183,10 @@ def split_in_proportion(total: int, weights: list[int]) -> list[int]:
 
 
 def share_samples(total: int, sizes: Sequence[int], weights: Sequence[int]) -> list[int] | None:
-    """Micro batches of each pipeline, at least one, that make exactly so many samples.
+    """Micro batches of each pipeline, at least one, that add up to exactly ``total`` samples.
 
     They are in proportion to the weights, as nearly as the sizes allow: what remains is shared out
-    in as few micro batches as make it up. ``None``: no numbers are known that do.
+    in as few micro batches as possible. ``None``: no such numbers were found.
     """
     assert len(sizes) == len(weights), (sizes, weights)
     whole = sum(map(mul, sizes, weights))
@@ -199,7 +199,7 @@ def share_samples(total: int, sizes: Sequence[int], weights: Sequence[int]) -> l
             _extend(fewest, rest, sorted(set(sizes)))
             if fewest[rest][0] < REST_MAX:
                 break
-        # Take back one: of those that are no larger than what is too many, where most is too many.
+        # Take back a micro batch no larger than the excess, from the pipeline most above its share.
         able = [i for i, count in enumerate(counts) if count > 1]
         if not able or rest > REST_MAX:
             return None
@@ -217,7 +217,7 @@ def share_samples(total: int, sizes: Sequence[int], weights: Sequence[int]) -> l
 
 
 def _extend(fewest: list[tuple[int, int]], rest: int, sizes: Sequence[int]) -> None:
-    """Note how few micro batches make each number of samples up to ``rest``, and one of them."""
+    """Note the fewest micro batches that make each number of samples, and the size of one."""
     for number in range(len(fewest), rest + 1):
         ways = [(fewest[number - size][0] + 1, size) for size in sizes if size <= number]
         fewest.append(min(ways, default=(REST_MAX, 0)))

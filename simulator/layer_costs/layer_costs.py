@@ -48,7 +48,7 @@ class LayerCosts:
         self.job = job
         self.sequence = job.model.tokens_of(job.sequence)
         if profile is not None and job.model.is_vision:
-            # It was measured on whole images, too, whatever its job said of a sequence.
+            # A vision model is measured on whole images, whatever sequence its job states.
             profile = replace(profile, sequence=self.sequence)
         self.hints = hints
         self._live = live
@@ -70,7 +70,7 @@ class LayerCosts:
         )
         hooked = profile is not None and not profile.is_own
         self._times = LayerTimeTable(
-            None if profile is None else _with_collectives(profile, roofline),
+            None if profile is None else _add_collectives(profile, roofline),
             roofline,
             catalogue,
             lambda gpu: platform_of(gpu).profiled_hook_s if hooked else 0.0,
@@ -79,7 +79,7 @@ class LayerCosts:
         self._sums: dict[tuple[str, int, int], tuple[Floats, ...]] = {}
 
     def counted(self, model: Model) -> LayerCosts:
-        """Return what is counted and computed of a model that costs otherwise, not measured."""
+        """Return the costs of a variant of the model, counted and computed without a profile."""
         return LayerCosts(
             replace(self.job, model=model),
             profile=None,
@@ -144,7 +144,7 @@ class LayerCosts:
     def range_seconds(
         self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
     ) -> tuple[Floats, Floats]:
-        """Return ``stage_seconds`` of many ranges that recompute so many of their first layers."""
+        """Return ``stage_seconds`` of many ranges, of which ``recompute`` layers are recomputed."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
         if found is None:
@@ -267,16 +267,18 @@ class LayerCosts:
         precision = self.precision_on(gpu)
         return self._row(
             ("kept", tp, samples, recompute, precision),
-            lambda: self._kept(tp, samples, recompute, precision),
+            lambda: self._kept_bytes(tp, samples, recompute, precision),
         )
 
-    def _kept(self, tp: int, samples: int, recompute: Recompute, precision: Precision) -> Floats:
-        modelled = self._modelled("kept_bytes", tp, samples, recompute, precision)
+    def _kept_bytes(
+        self, tp: int, samples: int, recompute: Recompute, precision: Precision
+    ) -> Floats:
+        modelled = self._model_bytes("kept_bytes", tp, samples, recompute, precision)
         profile = self.profile
         if profile is None or not profile.sizes:
             return modelled
         if recompute == "full":
-            whole = self._kept(tp, samples, "none", precision)
+            whole = self._kept_bytes(tp, samples, "none", precision)
             # Layers that are not recomputed keep the measured bytes; recomputed ones keep no more.
             recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
             return np.where(recomputed, np.minimum(whole, modelled), whole)
@@ -285,13 +287,13 @@ class LayerCosts:
             return exact
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
-        there = self._profiled_in(profile)
+        there = self._find_profiled_precision(profile)
         # Published profiles do not reliably state whether flash attention was on.
         flash = profile.flash_attention if profile.is_own else self.job.uses_flash
         same = degree == tp and profile.sequence == self.sequence and there == precision
         if same and flash == self.job.uses_flash:
             return measured
-        reference = self._modelled(
+        reference = self._model_bytes(
             "kept_bytes", degree, samples, recompute, there, profile.sequence, flash=flash
         )
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
@@ -341,13 +343,13 @@ class LayerCosts:
     def _workspace(
         self, tp: int, samples: int, recompute: Recompute, precision: Precision
     ) -> Floats:
-        modelled = self._modelled("workspace_bytes", tp, samples, recompute, precision)
+        modelled = self._model_bytes("workspace_bytes", tp, samples, recompute, precision)
         profile = self.profile
         measured = self._measured_bytes("transient_bytes", tp, samples, precision)
         if measured is not None:
             if recompute == "none":
                 return measured
-            whole, left = (self._kept(tp, samples, how, precision) for how in _RECOMPUTES)
+            whole, left = (self._kept_bytes(tp, samples, how, precision) for how in _RECOMPUTES)
             restored: Floats = measured + np.maximum(whole - left, 0.0)
             return restored
         if profile is not None and not profile.config.get("head_has_vocab_projection", True):
@@ -370,23 +372,23 @@ class LayerCosts:
             return None
         if profile.flash_attention != self.job.uses_flash:
             return None
-        computes_in = self._computed_in(profile)
+        computes_in = self._find_precisions(profile)
         gpus = [gpu for gpu in profile.gpus() if computes_in[gpu] == precision]
         return profile.measured_bytes(what, gpus=gpus, tp=tp, samples=samples)
 
-    def _computed_in(self, profile: Profile) -> dict[str, Precision]:
+    def _find_precisions(self, profile: Profile) -> dict[str, Precision]:
         """Return the formats in which the GPU kinds of a profile were measured."""
         kinds = profile.gpus()
         return {gpu: self._catalogue.gpu(gpu).computes_in(profile.precision) for gpu in kinds}
 
-    def _profiled_in(self, profile: Profile) -> Precision:
+    def _find_profiled_precision(self, profile: Profile) -> Precision:
         """Return the format of a profile's element counts: the one in which all its GPU kinds
         compute, else the profile's own.
         """
-        formats = set(self._computed_in(profile).values())
+        formats = set(self._find_precisions(profile).values())
         return formats.pop() if len(formats) == 1 else profile.precision
 
-    def _modelled(
+    def _model_bytes(
         self,
         what: str,
         tp: int,
@@ -453,7 +455,7 @@ class LayerCosts:
         return self.times(gpu, tp=tp, samples=samples).provenance
 
 
-def _with_collectives(profile: Profile, roofline: Roofline) -> Profile:
+def _add_collectives(profile: Profile, roofline: Roofline) -> Profile:
     """Add the TP all-reduces to timings that were measured without them."""
     there = roofline.under(sequence=profile.sequence, precision=profile.precision)
     timings = dict(profile.timings)

@@ -50,10 +50,10 @@ class LayerTimeTable:
             return self._analytic(gpu, tp, micro_batch)
         other = self._other_conditions(gpu)
         if profile.micro_batches(gpu, tp):
-            times = self._over_micro_batches(profile, gpu, tp, micro_batch)
+            times = self._interpolate_micro_batches(profile, gpu, tp, micro_batch)
         else:
-            times = self._over_degrees(profile, gpu, tp, micro_batch)
-        return times if other is None else self._converted(times, gpu, tp, micro_batch, other)
+            times = self._scale_degrees(profile, gpu, tp, micro_batch)
+        return times if other is None else self._convert(times, gpu, tp, micro_batch, other)
 
     def _analytic(self, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
         known = self.catalogue.gpus
@@ -63,7 +63,7 @@ class LayerTimeTable:
 
     # -- measured -------------------------------------------------------------------------
 
-    def _over_micro_batches(
+    def _interpolate_micro_batches(
         self, profile: Profile, gpu: str, tp: int, micro_batch: int
     ) -> LayerTimes:
         """Return the measurement, or interpolate linearly over micro batch sizes."""
@@ -89,7 +89,7 @@ class LayerTimeTable:
             Provenance("interpolated", error, (note, *notes)),
         )
         if micro_batch > sizes[-1]:
-            return self._beyond(profile, gpu, tp, micro_batch, times)
+            return self._extrapolate(profile, gpu, tp, micro_batch, times)
         return times
 
     def _rows(self, profile: Profile, gpu: str, tp: int) -> tuple[list[int], Floats, Floats]:
@@ -97,19 +97,19 @@ class LayerTimeTable:
         sizes = profile.micro_batches(gpu, tp)
         entries = [profile.timings[gpu, tp, size] for size in sizes]
         hook = self.hook_s(gpu)
-        forward = _without_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
-        backward = _without_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
+        forward = _subtract_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
+        backward = _subtract_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
         return sizes, forward, backward
 
-    def _beyond(
+    def _extrapolate(
         self, profile: Profile, gpu: str, tp: int, micro_batch: int, along: LayerTimes
     ) -> LayerTimes:
-        """Return extrapolated times, none of which beats the roofline by more than a measured one.
+        """Return extrapolated times; none beats the roofline by more than measured times do.
 
         Batches so small that launching their kernels takes longest say nothing of larger ones: a
         line through them is nearly flat.
         """
-        there = self._as_measured(profile).times(gpu, tp=tp, micro_batch=micro_batch)
+        there = self._roofline_as_measured(profile).times(gpu, tp=tp, micro_batch=micro_batch)
         least_forward, least_backward = self._least_shares(profile, gpu)
         forward = np.maximum(along.forward, there.forward * least_forward * _LEEWAY)
         backward = np.maximum(along.backward, there.backward * least_backward * _LEEWAY)
@@ -119,14 +119,14 @@ class LayerTimeTable:
             f"{gpu} TP {tp}: a line through the measured micro batches is too flat, as if bound by "
             "launches; scaled by the roofline"
         )
-        provenance = _scaled(along.provenance, note)
+        provenance = _scale_provenance(along.provenance, note)
         return LayerTimes(forward, backward, along.optimizer_s_per_parameter, provenance)
 
     def _least_shares(self, profile: Profile, gpu: str) -> tuple[Floats, Floats]:
         """Return the least ratio of measured to computed times, by layer and direction."""
         found = self._shares.get(gpu)
         if found is None:
-            roofline, shares = self._as_measured(profile), list[tuple[Floats, Floats]]()
+            roofline, shares = self._roofline_as_measured(profile), list[tuple[Floats, Floats]]()
             for tp in profile.degrees(gpu):
                 for size, forward, backward in zip(*self._rows(profile, gpu, tp), strict=True):
                     computed = roofline.times(gpu, tp=tp, micro_batch=size)
@@ -135,22 +135,19 @@ class LayerTimeTable:
             found = self._shares[gpu] = np.min(forwards, axis=0), np.min(backwards, axis=0)
         return found
 
-    def _as_measured(self, profile: Profile) -> Roofline:
+    def _roofline_as_measured(self, profile: Profile) -> Roofline:
         return self.roofline.under(sequence=profile.sequence, precision=profile.precision)
 
-    def _over_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
-        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts.
-
-        Of the sequence and precision that were measured, as all here.
-        """
-        degrees, roofline = profile.degrees(gpu), self._as_measured(profile)
+    def _scale_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
+        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts."""
+        degrees, roofline = profile.degrees(gpu), self._roofline_as_measured(profile)
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
         target = roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward, step, total = np.zeros(1), np.zeros(1), 0.0, 0.0
         notes: dict[str, None] = {}
         error = 0.20
         for degree in near:
-            base = self._over_micro_batches(profile, gpu, degree, micro_batch)
+            base = self._interpolate_micro_batches(profile, gpu, degree, micro_batch)
             model = roofline.times(gpu, tp=degree, micro_batch=micro_batch)
             notes.update(dict.fromkeys(base.provenance.notes))
             error = max(error, base.provenance.relative_error)
@@ -170,7 +167,7 @@ class LayerTimeTable:
         parameters = profile.optimizer_parameters.get(tp)
         if not parameters or timing.optimizer_s is None:
             note = f"{gpu} TP {tp}: optimizer step computed, not measured"
-            return self._as_measured(profile).optimizer_s_per_parameter(gpu), (note,)
+            return self._roofline_as_measured(profile).optimizer_s_per_parameter(gpu), (note,)
         return timing.optimizer_s / parameters, ()
 
     # -- sequence or precision other than the profile's -----------------------------------------
@@ -187,11 +184,11 @@ class LayerTimeTable:
             )
         return f"{gpu}: {' and '.join(found)}" if found else None
 
-    def _converted(
+    def _convert(
         self, times: LayerTimes, gpu: str, tp: int, micro_batch: int, what: str
     ) -> LayerTimes:
         assert self.profile is not None
-        there = self._as_measured(self.profile).times(gpu, tp=tp, micro_batch=micro_batch)
+        there = self._roofline_as_measured(self.profile).times(gpu, tp=tp, micro_batch=micro_batch)
         here = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         note = f"{what}; scaled by the roofline"
         return LayerTimes(
@@ -200,11 +197,11 @@ class LayerTimeTable:
             times.optimizer_s_per_parameter
             * here.optimizer_s_per_parameter
             / there.optimizer_s_per_parameter,
-            _scaled(times.provenance, note),
+            _scale_provenance(times.provenance, note),
         )
 
 
-def _scaled(source: Provenance, note: str) -> Provenance:
+def _scale_provenance(source: Provenance, note: str) -> Provenance:
     """Return the provenance of what the roofline scales: no surer than what it scales."""
     error = max(_SCALED_ERROR, source.relative_error)
     return Provenance("interpolated", error, (note, *source.notes))
@@ -227,7 +224,7 @@ def _line(sizes: list[int], rows: Floats, micro_batch: int) -> Floats:
     return line
 
 
-def _without_hooks(sizes: list[int], rows: Floats, hook_s: float) -> Floats:
+def _subtract_hooks(sizes: list[int], rows: Floats, hook_s: float) -> Floats:
     """Subtract the host time of profiling hooks from launch-bound layers.
 
     A hook overlaps with a busy GPU, but adds to the measured time of a launch-bound layer. A

@@ -87,7 +87,7 @@ class Profile:
     config: Mapping[str, Any]
     flash_attention: bool = False
     fingerprint: str = ""
-    """Of the model that was measured; empty: not known."""
+    """Hash of the model that was measured; empty: not known."""
     did_not_fit: frozenset[tuple[str, int, int]] = field(default_factory=frozenset)
     """The (GPU kind, TP degree, micro batch) combinations for which memory was too small."""
 

@@ -110,11 +110,11 @@ class _PublishedReader:
                 continue
             if self.merge_tail:
                 outputs = [*outputs[:-2], outputs[-1]]
-            rows_of = (self._merged(parameters), outputs, self._merged(kept))
+            rows_of = (self._merge_norm(parameters), outputs, self._merge_norm(kept))
             sizes[_degree(key)] = LayerSizes(*(tuple(map(round, row)) for row in rows_of))
         return sizes
 
-    def _merged(self, row: list[float]) -> list[float]:
+    def _merge_norm(self, row: list[float]) -> list[float]:
         """Return the row with a separate final norm added to the head."""
         return [*row[:-2], row[-2] + row[-1]] if self.merge_tail else row
 
@@ -164,7 +164,7 @@ class _PublishedReader:
         words = set(name.split())
         notes = tuple(f"{name}: {flag}" for flagged, flag in self._flags() if flagged <= words)
         # Published files have 0 where no optimizer step was timed.
-        ahead, back = (np.array(self._merged(row)) for row in (forward, backward))
+        ahead, back = (np.array(self._merge_norm(row)) for row in (forward, backward))
         return Timing(ahead, back, step[0] or None, notes)
 
     def _flags(self) -> Iterator[tuple[set[str], str]]:

@@ -65,14 +65,14 @@ class SharedTokenCosts(LayerCosts):
     def kept_bytes(
         self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None
     ) -> Floats:
-        return self._scaled_bytes("kept_bytes", tp, samples, recompute, gpu)
+        return self._scale_bytes("kept_bytes", tp, samples, recompute, gpu)
 
     def workspace_bytes(
         self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None
     ) -> Floats:
-        return self._scaled_bytes("workspace_bytes", tp, samples, recompute, gpu)
+        return self._scale_bytes("workspace_bytes", tp, samples, recompute, gpu)
 
-    def _scaled_bytes(
+    def _scale_bytes(
         self, what: str, tp: int, samples: int, recompute: Recompute, gpu: str | None
     ) -> Floats:
         found: list[Floats] = [

@@ -77,7 +77,7 @@ def expand_layers(data: dict[str, Any]) -> dict[str, Any]:
     problems, known, found = Problems(), dict[str, Mapping[str, Any]](), []
     layers = data.get("layers")
     if not isinstance(layers, list):
-        return data  # Whoever reads the description says so.
+        return data  # ``model_from_description`` reports it.
     for number, given in enumerate(layers):
         layer = given
         if isinstance(given, Mapping) and "like" in given:

@@ -18,7 +18,7 @@ _GELU: dict[str, Nonlinearity] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# All approximations of GELU cost the same; ``_refined`` distinguishes them.
+# All approximations of GELU cost the same; ``_refine`` distinguishes them.
 _ACTIVATIONS = {**dict.fromkeys(_GELU, "gelu"), "relu": "relu"}
 _GATED = {"silu": "swiglu", "swish": "swiglu"}
 # The key of the norm epsilon, and its default in the format.
@@ -161,7 +161,7 @@ def model_from_config(
         _take_translated(error, keys, problems)
         raise InputError(problems.found) from None
     assert model.architecture is not None, "models of a family have an architecture"
-    architecture = _refined(
+    architecture = _refine(
         model.architecture,
         config,
         activation=dialect.activation,
@@ -228,7 +228,7 @@ def _take_translated(error: InputError, keys: Mapping[str, str], problems: Probl
             problems.add(key, problem.what, problem.cure)
 
 
-def _refined(
+def _refine(
     architecture: Architecture,
     config: Mapping[str, object],
     *,

@@ -223,7 +223,7 @@ class Model:
     # Learned positions limit sequences to sequence_max.
     learned_positions: bool
     tied: bool
-    # None for a user's own layers, which only that user's code can compute.
+    # ``None`` for a user's own layers, which only that user's code can compute.
     architecture: Architecture | None = None
 
     @property

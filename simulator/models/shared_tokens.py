@@ -12,7 +12,7 @@ from dataclasses import replace
 from simulator.models.layers import Layer, LayerKind, Model, PassPoint, Term
 
 _ANY = 2**20
-"""More pieces than there are ranks."""
+"""Number of pieces of what any number of ranks can divide."""
 _GATHERED: dict[LayerKind, frozenset[str]] = {
     # Every rank looks up all tokens, and gathers the gradient of what it found.
     "embedding": frozenset({"token ids", "lookup gradient of the output"}),
@@ -42,9 +42,9 @@ def with_shared_tokens(model: Model) -> Model:
 
 def _layer(layer: Layer, model: Model) -> Layer:
     gathered = _GATHERED[layer.kind]
-    kept = tuple(_own(layer.kept, gathered))
+    kept = tuple(_divide_own(layer.kept, gathered))
     moments = tuple(
-        replace(moment, terms=tuple(_own(moment.terms, gathered, moment.name)))
+        replace(moment, terms=tuple(_divide_own(moment.terms, gathered, moment.name)))
         for moment in layer.moments
     )
     if layer.kind == "block":
@@ -52,28 +52,30 @@ def _layer(layer: Layer, model: Model) -> Layer:
         if not model.architecture.norm_first:
             # The gathered input of attention is another tensor than that of the layer.
             kept = (*kept, Term("input", per_token=model.hidden, ways=_ANY))
-        moments = tuple(_with_gathered_gradient(moments, model.hidden))
+        moments = tuple(_add_gathered_gradient(moments, model.hidden))
     return replace(
         layer,
         kept=kept,
-        checkpoint=tuple(_own(layer.checkpoint, gathered)),
+        checkpoint=tuple(_divide_own(layer.checkpoint, gathered)),
         moments=moments,
         traffic=tuple(_traffic(layer.traffic, model.hidden)),
     )
 
 
-def _own(terms: Iterable[Term], gathered: frozenset[str], moment: str = "") -> Iterator[Term]:
-    """Divide what ranks hold of each token, but for what they gather."""
+def _divide_own(
+    terms: Iterable[Term], gathered: frozenset[str], moment: str = ""
+) -> Iterator[Term]:
+    """Divide among the ranks what they hold of each token, except what they gather."""
     for term in terms:
         names = {term.name, f"{moment} {term.name}"}
         is_own = term.ways == 1 and term.per_token != 0 and not names & gathered
         yield replace(term, ways=_ANY) if is_own else term
 
 
-def _with_gathered_gradient(moments: Iterable[PassPoint], hidden: int) -> Iterator[PassPoint]:
+def _add_gathered_gradient(moments: Iterable[PassPoint], hidden: int) -> Iterator[PassPoint]:
     """Add the gradient of all tokens behind the last product, which each rank gathers.
 
-    It arrives by rank, and is put in the order of samples, for which there are two of it.
+    It arrives by rank and is copied into the order of samples, so that two copies exist meanwhile.
     """
     for moment in moments:
         gathered = Term("gathered gradient", per_token=hidden)

@@ -180,7 +180,7 @@ def _kept_by_block(n: TransformerConfig) -> tuple[Term, ...]:
     )
 
 
-def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
+def _negate(kept: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(
         replace(term, name=f"freed: {term.name}", per_token=-term.per_token) for term in kept
     )
@@ -199,8 +199,8 @@ def _block_moments(n: TransformerConfig) -> tuple[PassPoint, ...]:
     columns = {"relu": 2, "gelu": 1, "swiglu": 2}[n.activation]
     norm = kept_by_norm(n, "mlp norm")
     # With norm last, the norm's backward runs first and frees its tensors before the MLP's.
-    at_mlp = () if n.norm_first else _freed(norm)
-    at_attention = _freed(
+    at_mlp = () if n.norm_first else _negate(norm)
+    at_attention = _negate(
         (
             *_kept_by_mlp(n),
             Term("mlp input", per_token=h),
@@ -255,8 +255,8 @@ def _drawing_moments(n: TransformerConfig) -> tuple[PassPoint, ...]:
                 Term("random numbers", per_pair=heads, ways=heads, item="index", when="eager"),
                 Term("later: after dropout", per_pair=-heads, ways=heads, when="eager"),
                 Term("later: mask", per_pair=-heads, ways=heads, item="mask", when="eager"),
-                *_freed((Term("context", per_token=n.query_width, ways=n.heads),)),
-                *_freed((Term("mlp input", per_token=n.hidden), *_kept_by_mlp(n))),
+                *_negate((Term("context", per_token=n.query_width, ways=n.heads),)),
+                *_negate((Term("mlp input", per_token=n.hidden), *_kept_by_mlp(n))),
             ),
         ),
     )

@@ -97,17 +97,17 @@ def make_consistent(curves: Mapping[int, Curve]) -> dict[int, Curve]:
     fixed = dict(curves)
     for fewer, more in pairwise(counts):
         # Total bandwidth does not fall: seconds(more) <= seconds(fewer) * more / fewer.
-        fixed[more] = _capped(
+        fixed[more] = _cap(
             fixed[more], fixed[fewer], more / fewer, f"{more} flows carried less than {fewer}"
         )
     for fewer, more in zip(reversed(counts[:-1]), reversed(counts[1:]), strict=True):
-        fixed[fewer] = _capped(
+        fixed[fewer] = _cap(
             fixed[fewer], fixed[more], 1.0, f"{fewer} flows were slower than {more}"
         )
     return fixed
 
 
-def _capped(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
+def _cap(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
     limits = [bound(size) * factor for size in curve.sizes_bytes]
     if all(own <= limit for own, limit in zip(curve.seconds, limits, strict=True)):
         return curve

@@ -29,7 +29,7 @@ class MeasuredNetwork:
     """Uncorrected curves by the number of GPUs at each end; only the ``paper`` estimator uses
     them."""
     within: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
-    """Between the GPUs of one machine, by GPU kind and by the number of GPUs taking part."""
+    """Curves between the GPUs of one machine, by GPU kind and by the number of GPUs taking part."""
     egress_usd_per_byte: Mapping[tuple[str, str], float] = field(default_factory=dict)
     price_usd_per_gpu_hour: Mapping[tuple[str, str], float] = field(default_factory=dict)
     gpus_per_node: Mapping[str, int] = field(default_factory=dict)

@@ -23,7 +23,7 @@ PRICES = {
     "egress_usd_per_GB": "zone_to_zone",
     "gpu_price_usd_per_hour": "simulations_constants_GPU_PRICES",
 }
-"""Where the prices stand that are read, of several that a file may have."""
+"""Of the tables of prices that a file may have, the ones that are read."""
 
 
 def network_from_json(
@@ -31,14 +31,14 @@ def network_from_json(
 ) -> MeasuredNetwork:
     """Read a network file; raise ``InputError`` if it is malformed."""
     try:
-        return _measured(raw, place, catalogue)
+        return _read_measured(raw, place, catalogue)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(malformed(place, error, "network")) from None
 
 
-def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> MeasuredNetwork:
+def _read_measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> MeasuredNetwork:
     problems = Problems()
     entries = _read_curves(raw, place, problems)
     sizes = raw.get("sizes_bytes")
@@ -47,8 +47,8 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
     problems.raise_if_any()
     assert isinstance(sizes, list)
     curves = _FileCurves(entries, tuple(float(size) for size in sizes), problems)
-    raw_between, trusted = _between_machines(raw, curves, place, catalogue)
-    within = _within_machines(raw, curves, place, catalogue)
+    raw_between, trusted = _read_between_machines(raw, curves, place, catalogue)
+    within = _read_within_machines(raw, curves, place, catalogue)
     egress, prices = (_prices(raw, key, inner, place, problems) for key, inner in PRICES.items())
     for section, table in zip(PRICES, (egress, prices), strict=True):
         for row, columns in table.items():
@@ -113,7 +113,7 @@ _TrustedLinks = dict[tuple[LinkEnd, LinkEnd], dict[int, Curve]]
 """Curves by both ends, and the number of GPUs at each."""
 
 
-def _between_machines(
+def _read_between_machines(
     raw: Mapping[str, Any], curves: _FileCurves, place: str, catalogue: Catalogue
 ) -> tuple[_RawLinks, _TrustedLinks]:
     """Read the links between machines: as measured, and as the file trusts them."""
@@ -138,7 +138,7 @@ def _between_machines(
     return raw_between, trusted
 
 
-def _within_machines(
+def _read_within_machines(
     raw: Mapping[str, Any], curves: _FileCurves, place: str, catalogue: Catalogue
 ) -> dict[str, dict[int, Curve]]:
     """Read the links inside machines, by GPU kind and number of GPUs."""

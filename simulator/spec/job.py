@@ -53,7 +53,7 @@ class Data:
     samples: tuple[int, ...] | None = None
     """How many samples a script's data sets had when it was submitted."""
     num_workers: int = 0
-    """In how many processes each rank loads samples; 0: in a thread."""
+    """Processes in which each rank loads samples; 0: it loads them in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Work:
     package: str
     """The packed folder: ``HASH-BYTES``, by which nodes fetch and check it; empty: no script."""
     arguments: tuple[str, ...] = ()
-    """Of the script."""
+    """Arguments of the script."""
     setup: tuple[str, ...] = ()
     """Shell commands that prepare a node, once for each package."""
     secrets: tuple[str, ...] = ()

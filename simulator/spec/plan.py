@@ -141,7 +141,7 @@ class Plan:
     k + D, k + 2D, ... of a pipeline with D device groups share one device group."""
     together: int | None = None
     """How many equal pipelines take machines together, stage by stage, before the next do; ``None``
-    for all. With 1, the stages of each pipeline are side by side. Named nodes go before."""
+    for all. With 1, the stages of each pipeline are side by side. Named nodes take precedence."""
     sequence_parallel: bool = False
     """The ranks of a stage with a TP degree above 1 share the tokens between split parts."""
     zero: Literal[0, 1] | None = None

@@ -28,12 +28,12 @@ class NamedNodes:
         ``names``: of the nodes that are added or, below 0, lost by ``change``; without a change, of
         all that are up.
         """
-        flaw = None if pool in self.flawed else self._noted(pool, names, gpus, change)
+        flaw = None if pool in self.flawed else self._note(pool, names, gpus, change)
         if flaw is not None:
             self.flawed.add(pool)
         return flaw
 
-    def _noted(
+    def _note(
         self, pool: int, names: Sequence[str] | None, gpus: int, change: int | None
     ) -> Flaw | None:
         before, size = self.up[pool], self.sizes[pool]

@@ -22,11 +22,11 @@ class ReconfigurationCosts:
     planned_s: float = 5.0
     """Live reconfiguration of a running job: stop, fetch state, rebuild groups, verify."""
     unplanned_s: float = 10.0
-    """Live reconfiguration after a loss: as above, plus detection and abort."""
+    """Live reconfiguration after a loss: as a planned one, plus detection and abort."""
     restart_s: float = 120.0
     """Restart from the durable checkpoint: start processes, read the state from the store."""
     checkpoint_every_s: float = 600.0
-    """Between two durable checkpoints, unless the policy chooses another interval."""
+    """Time between two durable checkpoints, unless the policy chooses another interval."""
     snapshot_steps: int = 1
     """Steps between two snapshots in node memory."""
     survive_share: float = 0.5
@@ -68,7 +68,7 @@ class PlanFigures:
     egress_usd: float = 0.0
     """Per iteration."""
     checkpoint_s: float = 0.0
-    """From the start of a durable checkpoint until all of it is written."""
+    """Time from the start of a durable checkpoint until all of it is written."""
 
     @property
     def rate(self) -> float:
@@ -187,11 +187,11 @@ class PolicyResult:
     """Number of losses that stopped the running plan."""
     useful_s: float
     lost_s: float
-    """Spent on iterations that were rolled back or never finished."""
+    """Time spent on iterations that were rolled back or never finished."""
     downtime_s: float
-    """Spent on reconfigurations, restarts and checkpoints."""
+    """Time spent on reconfigurations, restarts and checkpoints."""
     idle_s: float
-    """Without a plan to run."""
+    """Time without a plan to run."""
     gpu_seconds: tuple[float, ...]
     """GPU-seconds held, by pool."""
     usd: float | None

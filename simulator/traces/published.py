@@ -53,7 +53,7 @@ class Series:
     """Ordered by time, the first at 0."""
     end_s: float
     nodes: tuple[NodesByKind, ...]
-    """Of each point."""
+    """Names of the nodes at each point."""
     begins: datetime | None = None
     """The date and time of second 0, if the log has it."""
 
@@ -84,7 +84,7 @@ class LogFile:
     pool: str
     gpus_per_node: int
     unit: str | None = None
-    """Of its times, if they have none and the user has said it."""
+    """The unit of its times, if the user has given one that the file lacks."""
 
 
 def series_of(file: LogFile) -> Series:
@@ -94,7 +94,7 @@ def series_of(file: LogFile) -> Series:
 
 def series_of_leaders(logs: Sequence[LogFile]) -> Series:
     """Merge sailord's logs, those of successive leaders, by their times."""
-    points = _own_points(map(own_lines, logs))
+    points = _read_own_points(map(own_lines, logs))
     series = _series(logs[0].name, points, points[-1][0])
     return replace(series, begins=datetime.fromtimestamp(points[0][0], UTC))
 
@@ -109,7 +109,7 @@ def own_lines(log: LogFile) -> list[LogLine]:
 
 
 def _series(name: str, points: _Points, end_s: float) -> Series:
-    kept = list(_from_zero(points))
+    kept = list(_count_from_zero(points))
     counts, nodes = tuple(each[:2] for each in kept), tuple(each[2] for each in kept)
     start_s = points[0][0]
     if end_s <= start_s:
@@ -146,7 +146,7 @@ def read_points(file: LogFile) -> tuple[_Points, float]:
 
 
 def assumed_of(file: LogFile, series: Series) -> str:
-    """Return what a file does not say and is assumed; empty: nothing."""
+    """Return what is assumed because the file does not say it; empty: nothing."""
     kind = format_of(file)
     if kind == "skypilot":
         share = f"some are for {series.share_up:.0%} of the time"
@@ -249,8 +249,8 @@ _Point = tuple[float, Counts, NodesByKind]
 _Points = list[_Point]
 
 
-def _from_zero(points: _Points) -> Iterator[_Point]:
-    """Yield the last entry of each moment, counted from the first, if it changes something."""
+def _count_from_zero(points: _Points) -> Iterator[_Point]:
+    """Yield the last entry of each moment if it changes something; times begin at 0."""
     start_s = points[0][0]
     before: tuple[Counts, NodesByKind] | None = None
     for number, (at_s, counts, nodes) in enumerate(points):
@@ -315,7 +315,7 @@ def _date(text: str) -> datetime:
     return date.replace(tzinfo=UTC) if date.tzinfo is None else date
 
 
-def _in_seconds(points: _Points, file: LogFile) -> _Points:
+def _convert_to_seconds(points: _Points, file: LogFile) -> _Points:
     """Return the points of a log that gives times without their unit."""
     times = [at for at, _, _ in points]
     as_ms_s = (times[-1] - times[0]) * UNITS["ms"]
@@ -339,12 +339,12 @@ def _bamboo_events(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
             raise ValueError(f'"{node}" is removed, and was not added')
         else:
             up.remove(node)
-        points.append(_named(_time(at), up, file))
-    points = _in_seconds(points, file)
+        points.append(_point_of(_time(at), up, file))
+    points = _convert_to_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
 
-def _named(at_s: float, up: set[str], file: LogFile) -> _Point:
+def _point_of(at_s: float, up: set[str], file: LogFile) -> _Point:
     nodes = tuple(sorted(up))
     return at_s, {file.pool: len(nodes) * file.gpus_per_node}, {file.pool: nodes}
 
@@ -387,7 +387,7 @@ def _counts(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
         (_time(at), {file.pool: whole_number(count) * file.gpus_per_node}, {})
         for at, count in rows.of("TIME,NODES")
     ]
-    points = _in_seconds(points, file)
+    points = _convert_to_seconds(points, file)
     return points, points[-1][0] + _step_s(points)
 
 
@@ -406,8 +406,8 @@ def _parcae(file: LogFile, rows: _Rows) -> tuple[_Points, float]:
             up.update(names)
         elif what == "remove":
             up.difference_update(names)
-        points.append(_named(_time(at), up, file))
-    points = _in_seconds(points, file)
+        points.append(_point_of(_time(at), up, file))
+    points = _convert_to_seconds(points, file)
     return points, points[-1][0] + round(lasts * UNITS[file.unit or "ms"], 6)
 
 
@@ -427,11 +427,11 @@ def _skypilot(file: LogFile, _: _Rows) -> tuple[_Points, float]:
 
 
 def _sailord(file: LogFile, _: _Rows) -> tuple[_Points, float]:
-    points = _own_points([own_lines(file)])
+    points = _read_own_points([own_lines(file)])
     return points, points[-1][0]
 
 
-def _own_points(logs: Iterable[Sequence[LogLine]]) -> _Points:
+def _read_own_points(logs: Iterable[Sequence[LogLine]]) -> _Points:
     return [(at_s, counts, {}) for at_s, counts in counts_over_time(logs)]
 
 

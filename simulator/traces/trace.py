@@ -107,7 +107,7 @@ def trace_of(
             if at_s > last.start_s:
                 intervals.append(replace(last, end_s=at_s))
         if intervals:
-            nodes = _longest_first(intervals[-1].nodes, nodes)
+            nodes = _sort_longest_first(intervals[-1].nodes, nodes)
         if intervals and (intervals[-1].gpus, intervals[-1].nodes) == (gpus, nodes):
             intervals[-1] = replace(intervals[-1], end_s=end_s)
         else:
@@ -118,7 +118,7 @@ def trace_of(
     return Trace(name, tuple(intervals))
 
 
-def _longest_first(before: NodeNames, now: NodeNames) -> NodeNames:
+def _sort_longest_first(before: NodeNames, now: NodeNames) -> NodeNames:
     if not before or not now:
         return now
     return tuple(

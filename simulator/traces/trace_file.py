@@ -51,7 +51,7 @@ class TraceChoice:
     until_s: float | None = None
     """The end of the trace, no later than the file's; counts from ``from_s``."""
     from_s: float = 0.0
-    """Where to begin in the file."""
+    """Seconds of the file at which the trace begins."""
 
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
@@ -82,7 +82,7 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     """Read a trace of any format."""
     problems = Problems()
     top = open_table(document, problems)
-    table = _chosen(top, choice, problems)
+    table = _choose_table(top, choice, problems)
     reader = _TraceReader(table, cluster, choice, problems)
     if "event" in table:
         points, end_s = reader.events()
@@ -97,7 +97,8 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     name = table.text("name") or choice.name or Path(document.name).stem
     _check_window(choice, reader.said_end_s, points[-1].at_s)
     sizes = [pool.gpus_per_machine for pool in cluster.pools]
-    # Of the whole file: at either end of the replay machines may boot, or their loss be announced.
+    # Computed for the whole file, since machines may boot or have their notice at either end of the
+    # replay.
     usable = usable_points(points, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
     if choice.from_s:
         before = [point for point in usable if point.at_s <= choice.from_s][-1:]
@@ -135,11 +136,11 @@ def usable_points(
     announced = [max(0.0, point.at_s - notice_s) for point in points]
     found: Points = []
     for now_s in sorted({0.0, *booted, *announced}):
-        # At the start, as if the first GPUs had always been up.
+        # At the start, the first GPUs count as booted.
         first = max(0, bisect_right(booted, now_s) - 1)
         last = bisect_right(announced, now_s)
         window = points[first:last]
-        nodes = tuple(map(_in_all, zip(*(point.nodes for point in window), strict=True)))
+        nodes = tuple(map(_find_in_all, zip(*(point.nodes for point in window), strict=True)))
         least = tuple(map(min, zip(*(point.gpus for point in window), strict=True)))
         gpus = tuple(
             count if names is None else len(names) * size
@@ -149,7 +150,7 @@ def usable_points(
     return found
 
 
-def _in_all(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+def _find_in_all(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
     """The names that are in every list; ``None`` if a list is unknown."""
     known = [each for each in names if each is not None]
     if len(known) < len(names):
@@ -157,7 +158,7 @@ def _in_all(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
     return tuple(name for name in known[0] if all(name in other for other in known[1:]))
 
 
-def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
+def _choose_table(top: Table, choice: TraceChoice, problems: Problems) -> Table:
     """Return the table of the chosen trace; a file may hold several by name."""
     if not any(key in top for key in COLLECTIONS):
         if choice.name is not None:
@@ -234,7 +235,7 @@ class _TraceReader:
         table, key = self.table, "points" if "points" in self.table else "changes"
         rows: list[tuple[float, dict[int, int], NodeNames]] = []
         for point in table.tables(key, required=True):
-            at_s, (counts, names) = self._time(point), self._listed(point)
+            at_s, (counts, names) = self._time(point), self._read_listed(point)
             for pool, known in enumerate(self.nodes.up):
                 if pool in counts or known is not None:
                     flaw = self.nodes.note_nodes(pool, names.get(pool), counts.get(pool, 0), None)
@@ -254,7 +255,7 @@ class _TraceReader:
         points: Points = [
             TracePoint(
                 at_s,
-                tuple(counts.get(n, 0) if n in named else up for n, up in self._before()),
+                tuple(counts.get(n, 0) if n in named else up for n, up in self._enumerate_before()),
                 nodes,
             )
             for at_s, counts, nodes in rows
@@ -293,7 +294,7 @@ class _TraceReader:
                 self.problems.add(place, what, "give --until SECONDS, or end_s in the file")
         return end_s
 
-    def _before(self) -> Iterator[tuple[int, int]]:
+    def _enumerate_before(self) -> Iterator[tuple[int, int]]:
         return enumerate(self.before)
 
     def _time(self, table: Table) -> float | None:
@@ -317,7 +318,7 @@ class _TraceReader:
             self.nodes.flawed.add(pool)
         return names
 
-    def _listed(self, point: Table) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
+    def _read_listed(self, point: Table) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
         """Return the GPUs by pool that a point lists, and the names of nodes."""
         counts: dict[int, int] = {}
         nodes: dict[int, tuple[str, ...]] = {}

@@ -82,8 +82,8 @@ def test_the_estimate_is_that_of_the_plans_file(zero: int) -> None:
     assert estimate.memory == found.estimate.memory
 
 
-def test_a_plans_own_stage_is_that_of_the_job_with_it() -> None:
-    """Memory, sums, broadcasts, optimizer steps, timelines and cures."""
+def test_a_zero_stage_in_the_plan_equals_one_in_the_job() -> None:
+    """Equal in memory, sums, broadcasts, optimizer steps, timelines and cures."""
     layers = len(SMALL.job.model.layers)
     stages = (Stage((0, 5), 1, (POOL.place,)), Stage((5, layers), 1, (POOL.place,)))
     plan = Plan(1, (Pipeline(8, stages), Pipeline(8, stages)))
@@ -141,7 +141,7 @@ def test_the_bounds_are_those_of_both_spaces(answers: tuple[Answer, Answer]) -> 
     assert both.plan.zero == 1
 
 
-def test_without_a_plan_nothing_is_claimed_of_that_space(answers: tuple[Answer, Answer]) -> None:
+def test_bounds_do_not_cover_a_space_without_a_plan(answers: tuple[Answer, Answer]) -> None:
     none = Answer(None, None, 5, 0.0, 0.0, "throughput")
     for pair, zero in (((answers[0], none), None), ((none, answers[1]), 1)):
         one = better_zero(ASKED, told(*pair), SearchCache())

@@ -113,7 +113,7 @@ def _objective(rng: random.Random, case: SmallCase) -> Objective:
             return near * rng.choice([0.5, 0.999, 1.0, 1.001, 2.0])
         return rng.choice(EXTREMES)
 
-    seconds, usd = _known(case) if rng.random() < 0.5 else (1.0, 1.0)
+    seconds, usd = _find_known(case) if rng.random() < 0.5 else (1.0, 1.0)
     return Objective(
         goal=rng.choice(["throughput", "cost"]),
         max_usd_per_iteration=limit(usd),
@@ -124,7 +124,7 @@ def _objective(rng: random.Random, case: SmallCase) -> Objective:
     )
 
 
-def _known(case: SmallCase) -> tuple[float, float]:
+def _find_known(case: SmallCase) -> tuple[float, float]:
     try:
         found = plan_job(Question(case.job, case.cluster, case.measurements, budget=1))
     except InputError:

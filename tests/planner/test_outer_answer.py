@@ -75,7 +75,7 @@ def test_outer_steps_are_taken_where_sums_across_zones_dominate() -> None:
     assert found.lower_bound_s <= plain.lower_bound_s
 
 
-def test_in_one_zone_there_are_none() -> None:
+def test_in_one_zone_there_are_no_outer_steps() -> None:
     one = replace(ASKED, cluster=cluster(NEAR), is_bounded=False)
     found, plain = plan_job(one), plan_job(replace(one, tries=(), outer_every=None))
     assert found.plan == plain.plan
@@ -83,7 +83,7 @@ def test_in_one_zone_there_are_none() -> None:
     assert OUTER_OR_NOT not in found.space
 
 
-def test_what_cannot_be_told_apart_stays_without_them() -> None:
+def test_outer_steps_within_the_error_bar_are_not_taken() -> None:
     """In neighbouring zones with much to compute, sums are short and begin during the passes."""
     job = replace(JOB, global_batch=8192)
     asked = replace(ASKED, job=job, cluster=cluster(NEAR, BESIDE), is_bounded=False)
@@ -107,7 +107,7 @@ def test_a_limit_that_only_outer_steps_keep_is_kept() -> None:
     assert plan_job(replace(asked, tries=(), outer_every=None)).plan is None
 
 
-def test_plans_on_spot_gpus_start_no_search_without_these() -> None:
+def test_a_search_on_fewer_spot_gpus_starts_from_plans_that_fit_them() -> None:
     near, far = ASKED.cluster.pools
     spot = replace(ASKED.cluster, pools=(near, replace(far, spot=True)))
     limit = replace(JOB.objective, max_spot_share=0.5)
@@ -117,10 +117,10 @@ def test_plans_on_spot_gpus_start_no_search_without_these() -> None:
     assert found.plan.outer_every == 50
 
 
-def test_an_interrupted_question_has_the_plan_without_them(
+def test_an_interrupted_question_has_the_plan_without_outer_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered, calls = event_planner._answered, []
+    answered, calls = event_planner._answer, []
 
     def interrupted(question: Question, *rest: object) -> object:
         calls.append(question.outer_every)
@@ -128,7 +128,7 @@ def test_an_interrupted_question_has_the_plan_without_them(
             raise KeyboardInterrupt
         return answered(question, *rest)  # type: ignore[arg-type]  # as it was called
 
-    monkeypatch.setattr(event_planner, "_answered", interrupted)
+    monkeypatch.setattr(event_planner, "_answer", interrupted)
     asked = replace(ASKED, is_bounded=False, is_stoppable=True)
     found = plan_job(asked)
     assert found.plan is not None
@@ -152,7 +152,7 @@ def told(*each: Answer) -> Callable[[Question, SearchCache], Answer]:
     return lambda _question, _cache: left.pop(0)
 
 
-def test_a_plan_without_them_that_only_the_second_question_finds_is_taken() -> None:
+def test_a_plan_without_outer_steps_that_only_the_second_question_finds_is_taken() -> None:
     alone, _ = answers()
     assert alone.plan is not None
     assert alone.objective is not None
@@ -173,8 +173,8 @@ def test_a_plan_without_them_that_only_the_second_question_finds_is_taken() -> N
             assert better_with_outer_steps(asked, told(*pair), SearchCache()).plan == alone.plan
 
 
-def test_a_plan_with_them_is_reported_wherever_it_was_judged() -> None:
-    """As one with the other ZeRO stage, which another cache knows."""
+def test_a_plan_with_outer_steps_of_another_cache_is_reported() -> None:
+    """Plans with the other ZeRO stage are judged with a cache of their own."""
     alone, steps = answers()
     found = better_with_outer_steps(ASKED, told(alone, steps), SearchCache())
     gain = found.gains[-1]
@@ -194,7 +194,7 @@ def test_a_plan_outside_of_the_searched_space_says_so() -> None:
     assert found.space == steps.covered
 
 
-def test_the_search_with_them_starts_from_no_plan_with_sequence_parallelism() -> None:
+def test_the_search_with_outer_steps_starts_from_no_plan_with_sequence_parallelism() -> None:
     alone, steps = answers()
     assert steps.plan is not None
     assert steps.estimate is not None

@@ -13,7 +13,7 @@ from simulator.api import load_measurements
 from simulator.hardware.catalogue import load_catalogue
 
 QUICK = ("fig7-opt-32", "fig7-opt-128", "fig8a-opt-32+32", "opt-1", "opt-a100-2", "opt-gh-64")
-"""With the default number of examples; more of them try all cases."""
+"""Cases that are tried with the default number of examples; with more, all are."""
 
 
 @pytest.mark.sim

@@ -45,7 +45,7 @@ def test_a_limit_that_pays_for_spot_gpus_only_has_a_plan_and_a_note(most: float)
     assert answer.pays_spot_first
     assert answer.estimate is not None
     assert SPOT_FIRST in answer.estimate.notes
-    # As fast as where there are no others.
+    # The plan is as fast as on a cluster with spot GPUs alone.
     alone = plan_job(asked(SPOT, max_usd_per_hour=most))
     assert answer.objective == alone.objective
 

@@ -1,4 +1,4 @@
-"""Which micro batches are measured: growing ones, until one does not fit or the time is out."""
+"""Which micro batches are measured: growing ones, until one does not fit or the time is used up."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _measure_degree(
         reporter.ended(what, f"does not fit: {measured.why}")
     elif measured.untried:
         what = f"{device.kind} TP {tp} micro batch {measured.untried[0]}"
-        reporter.ended(what, "not measured: the time is out (--budget)")
+        reporter.ended(what, "not measured: time budget used up (--budget)")
     step = None
     if measured.found:
         try:

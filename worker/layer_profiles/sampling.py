@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 SAMPLES_LEAST = 5
-"""The fewest samples, taken even when the time is out: quartiles of fewer say little."""
+"""The fewest samples, taken even when the time is used up: quartiles of fewer say little."""
 SAMPLES_MOST = 200
 CONFIDENT = 0.01
 """Measuring ends when the median of a round's total is known to within 1 %."""
@@ -48,7 +48,7 @@ def sample(
     until_s: float,
     told: Callable[[int], None] = lambda _: None,
 ) -> list[SecondsRow]:
-    """Take rounds until the median of their totals is known well, or the time is out.
+    """Take rounds until the median of their totals is known well, or the time is used up.
 
     ``take`` returns the rounds that were queued together; ``told`` is called with their number.
     """

@@ -46,16 +46,16 @@ class AcesoActions:
         """The configuration after an action; ``None`` if the action is impossible."""
         verb, what = action.split("_")
         if what == "op":
-            return self._shed(config, target)
+            return self._shed_operators(config, target)
         if what == "mbs":
-            return self._resized(config, grow=verb == "inc")
+            return self._resize_micro_batch(config, grow=verb == "inc")
         stage = config.stages[target]
-        changed = _doubled(stage, what) if verb == "inc" else _halved(stage, what)
-        return None if changed is None else self._traded(config, target, changed)
+        changed = _double(stage, what) if verb == "inc" else _halve(stage, what)
+        return None if changed is None else self._trade_gpus(config, target, changed)
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _shed(self, config: AcesoConfig, target: int) -> AcesoConfig | None:
+    def _shed_operators(self, config: AcesoConfig, target: int) -> AcesoConfig | None:
         """Move operators towards stages with spare time or memory."""
         start, by_time = config, self.model.judge(config).fits
         for _ in range(ROUNDS_MAX):
@@ -68,7 +68,7 @@ class AcesoActions:
             self.tried.add((config, target, partner))
             moved = None
             for goal in self._goals(judged, target, partner):
-                moved = self._shifted(config, target, partner, goal, by_time=by_time)
+                moved = self._shift_operators(config, target, partner, goal, by_time=by_time)
                 if moved is not None:
                     break
             if moved is None or moved == config:
@@ -95,7 +95,7 @@ class AcesoActions:
         gap = most - judged.compute_ms[partner]
         return [most - gap * share for share in (0.4, 0.2, 0.0)]
 
-    def _shifted(
+    def _shift_operators(
         self, config: AcesoConfig, target: int, partner: int, goal: float, *, by_time: bool
     ) -> AcesoConfig | None:
         """From target to partner, each stage passes on the fewest operators that bring it below its
@@ -129,15 +129,17 @@ class AcesoActions:
 
     # -- GPUs -------------------------------------------------------------------------------------
 
-    def _traded(self, config: AcesoConfig, target: int, changed: AcesoStage) -> AcesoConfig | None:
+    def _trade_gpus(
+        self, config: AcesoConfig, target: int, changed: AcesoStage
+    ) -> AcesoConfig | None:
         """Change the target's GPUs, and those of other stages so that the total stays."""
         if not self._is_possible(changed, config):
             return None
         grows = changed.gpus > config.stages[target].gpus
-        givers, takers = self._sorted_others(config, target)
+        givers, takers = self._sort_others(config, target)
         for index, counterpart in (givers if grows else takers)[: len(config.stages) - 1]:
             stages = {target: changed, index: counterpart}
-            stages, spare = self._balanced(config, stages, givers, takers)
+            stages, spare = self._balance_gpus(config, stages, givers, takers)
             if spare:
                 continue
             result = replace(
@@ -147,7 +149,7 @@ class AcesoActions:
                 return result
         return None
 
-    def _sorted_others(
+    def _sort_others(
         self, config: AcesoConfig, target: int
     ) -> tuple[list[tuple[int, AcesoStage]], list[tuple[int, AcesoStage]]]:
         """Other stages with half the GPUs, least time first, and with twice, most time first."""
@@ -159,8 +161,8 @@ class AcesoActions:
             key = (stage, config.micro_batch, len(config.stages))
             if key not in self._resizings:
                 self._resizings[key] = (
-                    self._best_way(stage, _halved, config),
-                    self._best_way(stage, _doubled, config),
+                    self._find_best_way(stage, _halve, config),
+                    self._find_best_way(stage, _double, config),
                 )
             for found, best in zip((halves, doubles), self._resizings[key], strict=True):
                 if best is not None:
@@ -169,7 +171,7 @@ class AcesoActions:
         doubles.sort(key=lambda one: (-one[0], one[1]))
         return [one[1:] for one in halves], [one[1:] for one in doubles]
 
-    def _best_way(
+    def _find_best_way(
         self,
         stage: AcesoStage,
         change: Callable[[AcesoStage, str], AcesoStage | None],
@@ -186,7 +188,7 @@ class AcesoActions:
             default=None,
         )
 
-    def _balanced(
+    def _balance_gpus(
         self,
         config: AcesoConfig,
         stages: dict[int, AcesoStage],
@@ -230,7 +232,7 @@ class AcesoActions:
 
     # -- micro batches ----------------------------------------------------------------------------
 
-    def _resized(self, config: AcesoConfig, *, grow: bool) -> AcesoConfig | None:
+    def _resize_micro_batch(self, config: AcesoConfig, *, grow: bool) -> AcesoConfig | None:
         """The next micro batch size, with new degrees for every stage."""
         sizes = self.model.inputs.micro_batches
         position = sizes.index(config.micro_batch) + (1 if grow else -1)
@@ -262,11 +264,11 @@ def _degrees(stage: AcesoStage, tp_max: int) -> Iterator[AcesoStage]:
         t *= 2
 
 
-def _doubled(stage: AcesoStage, what: str) -> AcesoStage:
+def _double(stage: AcesoStage, what: str) -> AcesoStage:
     return stage._replace(t=2 * stage.t) if what == "tp" else stage._replace(d=2 * stage.d)
 
 
-def _halved(stage: AcesoStage, what: str) -> AcesoStage | None:
+def _halve(stage: AcesoStage, what: str) -> AcesoStage | None:
     if (stage.t if what == "tp" else stage.d) % 2:
         return None
     return stage._replace(t=stage.t // 2) if what == "tp" else stage._replace(d=stage.d // 2)

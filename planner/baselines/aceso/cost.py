@@ -47,13 +47,13 @@ class AcesoRepairs:
     """The defects of the public program that are mended."""
 
     all_gpus: bool = True
-    """Else the first configuration gives no stage more GPUs than the largest tensor degree."""
+    """If false, the first configuration gives no stage more GPUs than the largest tensor degree."""
     last_output: bool = True
-    """Else the last stage pays for sending its output, the logits, although no stage follows."""
+    """If false, the last stage pays for sending the logits, although no stage follows."""
     sync: bool = True
-    """Else summing gradients is free."""
+    """If false, summing gradients is free."""
     any_size: bool = True
-    """Else a stage has at most eight GPUs."""
+    """If false, a stage has at most eight GPUs."""
 
 
 FIXED = AcesoRepairs()
@@ -152,10 +152,10 @@ class AcesoModel:
         """Memory of each GPU of a stage with ``behind`` stages after it."""
         known = (stage, micro_batch, behind)
         if known not in self._memory:
-            self._memory[known] = self._held(*known)
+            self._memory[known] = self._held_mb(*known)
         return self._memory[known]
 
-    def _held(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
+    def _held_mb(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
         inputs, key = self.inputs, self.key(stage, micro_batch)
         assert key is not None, (stage, micro_batch)
         layers = slice(stage.first, stage.end)

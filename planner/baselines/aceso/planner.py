@@ -138,10 +138,10 @@ class AcesoSearch:
             improved = self._trial(config, again=again)
             config, again = improved, False
             if config is None:
-                config, again = self._resumed()
+                config, again = self._resume()
             if config is None or self._is_spent():
                 break
-        return self._best(self.seen)
+        return self._choose_best(self.seen)
 
     def _trial(self, config: AcesoConfig, *, again: bool) -> AcesoConfig | None:
         """Relieve one target after another until something gets better."""
@@ -152,7 +152,7 @@ class AcesoSearch:
                 return improved
             if not judged.fits:
                 # Above the memory limit, needing less memory counts as an improvement.
-                smallest = self._best(self.seen)
+                smallest = self._choose_best(self.seen)
                 if max(self.model.judge(smallest).memory_mb) < max(judged.memory_mb):
                     return smallest
         return None
@@ -179,7 +179,7 @@ class AcesoSearch:
                     self._see(result)
             fitting = [one for one in results if self.model.judge(one).fits]
             if fitting:
-                best = self._best(fitting)
+                best = self._choose_best(fitting)
                 if self.model.judge(best).ms < goal_ms:
                     return best
             for result in sorted(results, key=lambda one: (self.model.judge(one).ms, one)):
@@ -214,20 +214,20 @@ class AcesoSearch:
         if judged.ms < PROMISING * self.best_ms and config not in self.expanded:
             self.unexplored[config] = None
 
-    def _resumed(self) -> tuple[AcesoConfig | None, bool]:
+    def _resume(self) -> tuple[AcesoConfig | None, bool]:
         """The most promising open configuration, or else an old one to explore again."""
         if self.unexplored:
-            config = self._best(self.unexplored)
+            config = self._choose_best(self.unexplored)
             del self.unexplored[config]
             return config, False
         old = [config for config, returns in self.explored.items() if returns < RETURNS_MAX]
         if not old:
             return None, False
-        config = self._best(old)
+        config = self._choose_best(old)
         self.explored[config] += 1
         return config, True
 
-    def _best(self, configs: Iterable[AcesoConfig]) -> AcesoConfig:
+    def _choose_best(self, configs: Iterable[AcesoConfig]) -> AcesoConfig:
         """The fastest that fits, else the one that needs least memory."""
 
         def score(config: AcesoConfig) -> tuple[bool, float, AcesoConfig]:

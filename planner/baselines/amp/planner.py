@@ -48,14 +48,14 @@ class AmpInputs:
     between_floats_per_s: tuple[float, ...]
     """Each node's link to other nodes; of two nodes the slower link counts."""
     within_floats_per_s: tuple[float, ...]
-    """Inside each node."""
+    """Each node's own links."""
     global_batch: int
     layer_seconds: Mapping[int, Sequence[float]]
     """Forward and backward of one sample by TP degree; linear in the samples."""
     output_floats: Sequence[float]
-    """Of one sample, behind each layer."""
+    """Numbers that one sample has behind each layer."""
     parameters: Mapping[int, Sequence[float]]
-    """On one rank, by TP degree."""
+    """Parameters of each layer on one rank, by TP degree."""
     partition: PartitionWay
 
 

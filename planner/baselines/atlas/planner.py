@@ -75,7 +75,7 @@ def place_stages(
 def layouts(
     inputs: AtlasInputs, mode: Mode, shape_fits: Callable[[int, int], bool]
 ) -> Iterator[AtlasLayout]:
-    """All layouts; ``shape_fits`` says whether so many stages can hold micro batches of a size."""
+    """All layouts; ``shape_fits`` says whether some stages can hold micro batches of a size."""
     for pp in range(1, inputs.layer_count):
         for size in sorted(inputs.micro_batches):
             if not shape_fits(pp, size):
@@ -86,7 +86,7 @@ def layouts(
             for dp in range(1, dp_max + 1):
                 regions = place_stages(inputs.regions, pp=pp, dp=dp, tp=inputs.tp, mode=mode)
                 if regions is None:
-                    break  # More replicas need no less room.
+                    break  # More replicas need at least as much room.
                 yield AtlasLayout(inputs.tp, dp, pp, size, regions)
 
 

@@ -347,11 +347,11 @@ class DtfmPlanner:
                         mode=mode,
                     )
                     found.append(
-                        (tp * len(devices), self._best(case, inputs, devices, tp, size, mode))
+                        (tp * len(devices), self._find_best(case, inputs, devices, tp, size, mode))
                     )
         return proposals.ranked(found)
 
-    def _best(
+    def _find_best(
         self,
         case: Case,
         inputs: DtfmInputs,

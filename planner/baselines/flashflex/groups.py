@@ -44,13 +44,13 @@ def tp_groups(
         if len(members) > most and mode == "published":
             return []  # The defect: the menu ends at eight GPUs.
         for first in range(0, len(members), most):
-            found += _best_of_menu(
+            found += _choose_from_menu(
                 inputs, members[first : first + most], micro_batches, widest=widest
             )
     return found
 
 
-def _best_of_menu(
+def _choose_from_menu(
     inputs: FlashFlexInputs, members: Sequence[int], micro_batches: int, *, widest: bool
 ) -> tuple[tuple[int, ...], ...]:
     menu = [sizes for sizes in MENU[len(members)] if set(sizes) <= set(inputs.tp_degrees)]

@@ -52,10 +52,10 @@ class GalvatronInputs:
 
     layers: int
     forward_ms: float
-    """Of a layer for one sample on one device; TP divides it evenly (quirk, kept)."""
+    """Forward of a layer for one sample on one device; TP divides it evenly (quirk, kept)."""
     parameter_mb: float
     activation_mb: Mapping[int, float]
-    """Of a layer for one sample, by TP degree."""
+    """Activations of a layer for one sample, by TP degree."""
     sequence: int
     hidden: int
     whole: Memory
@@ -63,7 +63,7 @@ class GalvatronInputs:
     first: Memory
     last: Memory
     all_reduce_gb_per_s: Mapping[tuple[int, bool], float]
-    """By group size, and whether its ranks are consecutive; one GB/s is one MB per ms."""
+    """Bandwidth by group size, and whether its ranks are consecutive; 1 GB/s is 1 MB per ms."""
     batch: int
     devices: int
     """A power of two."""
@@ -117,11 +117,11 @@ def layer_seconds(
         message = 2 * (d - 1) / d * inputs.parameter_mb / t
         sync_ms = message / _bandwidth(inputs, strategy, of_tp=False)
     if t == 1 or d == 1 or t < t * d // 2:
-        milliseconds = forward + _overlapped(inputs, backward, sync_ms) + tp_ms
+        milliseconds = forward + _overlap_ms(inputs, backward, sync_ms) + tp_ms
     else:
         # Wide TP leaves only half of the backward pass to hide gradient sums behind.
         half = backward / 2
-        milliseconds = forward + half + _overlapped(inputs, half, sync_ms) + tp_ms
+        milliseconds = forward + half + _overlap_ms(inputs, half, sync_ms) + tp_ms
     return milliseconds / 1000
 
 
@@ -133,8 +133,8 @@ def _bandwidth(inputs: GalvatronInputs, strategy: Strategy, *, of_tp: bool) -> f
     return table[ranks, strategy.consecutive == of_tp]
 
 
-def _overlapped(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
-    """Both slow each other down while both run; then the longer one continues alone."""
+def _overlap_ms(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
+    """Compute and sums slow each other down while both run; then the longer one runs alone."""
     both = min(compute_ms, sync_ms)
     return both * inputs.overlap_slowdown + max(compute_ms, sync_ms) - both
 

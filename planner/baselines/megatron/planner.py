@@ -39,11 +39,11 @@ class MegatronInputs:
     gpus: int
     gpus_per_node: int
     memory_bytes: float
-    """Of the smallest GPU."""
+    """Memory of the smallest GPU."""
     global_batch: int
     micro_batches: tuple[int, ...]
     parameters: Mapping[int, Sequence[float]]
-    """Per GPU, by TP degree; the degrees to try are its keys."""
+    """Parameters per GPU, by TP degree; the degrees to try are its keys."""
     kept_bytes: Mapping[tuple[int, int], Sequence[float]]
     """Activations per GPU of one micro batch, by (TP degree, micro batch)."""
 

@@ -126,7 +126,11 @@ def to_plan(own: MetisPlan, inputs: MetisInputs, job: Job, kinds: Sequence[Fleet
             split = shares[stage][mine] if pipelines == 1 else (1,) * each
             rows[row].append(
                 Stage(
-                    layers, t, tuple(places[mine]), equal_gpus.recompute_of(job), _smallest(split)
+                    layers,
+                    t,
+                    tuple(places[mine]),
+                    equal_gpus.recompute_of(job),
+                    _reduce_split(split),
                 )
             )
     counts = equal_gpus.even_counts(job, size=samples // pipelines, pipelines=pipelines)
@@ -145,5 +149,5 @@ def _shares(
     return tuple(share for _, share in replica_shares(inputs, kinds, strategy, samples))
 
 
-def _smallest(split: tuple[int, ...]) -> tuple[int, ...]:
+def _reduce_split(split: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(share // math.gcd(*split) for share in split)

@@ -39,7 +39,7 @@ def balance_layers(capacities: Sequence[float], demands: Sequence[float]) -> tup
         for stage in range(len(capacities)):
             if mine.count(stage) > SLICES / 2:
                 layers[stage].append(layer)
-    counts = _adjusted(layers, capacities, demands)
+    counts = _adjust_layers(layers, capacities, demands)
     return (0, *accumulate(counts))
 
 
@@ -82,7 +82,7 @@ def _share_slices(capacities: Sequence[float], demands: Sequence[float]) -> list
     return owners
 
 
-def _adjusted(
+def _adjust_layers(
     layers: list[list[int]], capacities: Sequence[float], demands: Sequence[float]
 ) -> list[int]:
     """Layers per stage after the stage with the most room took a few from its neighbours."""

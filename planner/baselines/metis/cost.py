@@ -62,19 +62,19 @@ class MetisRepairs:
     """The defects of the public program that are mended."""
 
     stage_count: bool = True
-    """Else every order of kinds but the first begins with two groups costed as one stage."""
+    """If false, every order of kinds but the first begins with two groups costed as one stage."""
     bandwidth: bool = True
-    """Else links between machines are as fast as those within."""
+    """If false, links between machines are as fast as those within."""
     replica_ranks: bool = True
-    """Else gradients are summed among the wrong ranks, which are often in one machine."""
+    """If false, gradients are summed among the wrong ranks, which are often in one machine."""
     memory: bool = True
-    """Else five times one replica must fit into the whole group, by the first kind's profile."""
+    """If false, five times one replica must fit in the whole group, by the first kind's profile."""
     goes_on: bool = True
-    """Else a strategy that fits at once hides all that follow it."""
+    """If false, a strategy that fits at once hides all that follow it."""
     whole_layers: bool = True
-    """Else partitions that lose a layer count."""
+    """If false, partitions that lose a layer count."""
     zero_sync: bool = True
-    """Else a sync time of zero counts as missing, and the plan is dropped."""
+    """If false, a sync time of zero counts as missing, and the plan is dropped."""
 
 
 FIXED = MetisRepairs()

@@ -164,7 +164,7 @@ class MetisPlanner:
         if not kinds:
             return []
         inputs = inputs_from(case, kinds, mode=mode)
-        # Here the times of layers leave nothing out: a sync time of 0 is true, not missing.
+        # The layers' times include everything here, so a sync time of 0 is not a missing one.
         repairs = FIXED if mode == "fixed" else replace(PUBLISHED, zero_sync=True)
         gpus = sum(fleet.gpus for fleet in kinds)
         return proposals.ranked(

@@ -38,14 +38,14 @@ class OobleckInputs:
     """Oobleck's inputs for a job on equal nodes, in any unit of time."""
 
     forward: tuple[float, ...]
-    """Of each layer, for one micro batch on one GPU."""
+    """Time of each layer, for one micro batch on one GPU."""
     backward: tuple[float, ...]
     within: Mapping[int, tuple[float, ...]]
     """All-reduce of each layer by number of GPUs of a node, in powers of two."""
     between: tuple[float, ...]
     """All-reduce of the first layer by number of pipelines, from 0 on."""
     memory_bytes: tuple[float, ...]
-    """Of each layer: 6 x its parameters and its activations."""
+    """Memory of each layer: 6 x its parameters, and its activations."""
     node_memory_bytes: float
     nodes: int
     gpus_per_node: int
@@ -95,8 +95,9 @@ def stage_time(inputs: OobleckInputs, first: int, last: int, gpus: int) -> float
 def pipeline_time(stages: Sequence[float]) -> tuple[float, int]:
     """The time of stages in a row, and the slowest of them; the last one among equals.
 
-    All stages once, the slowest for the rest of the micro batches (quirk, kept: as many as make
-    two per stage, where the paper has four), and all from the slowest on once more.
+    The time is that of one micro batch in all stages, of the other micro batches in the slowest
+    stage, and of one more from the slowest stage on. It counts two micro batches per stage, where
+    the paper has four (quirk, kept).
     """
     if len(stages) == 1:
         return 4 * stages[0], 0  # Kept as published: the formula below would make it five.
@@ -121,7 +122,7 @@ class _Pipelines:
     part: Floats | None = None
     cut: Floats | None = None
     gpus: int = 0
-    """Of the one stage, where there is just one."""
+    """GPUs of a pipeline of a single stage."""
     stages: int = 1
 
     def split(self, first: int, end: int) -> list[tuple[int, int, int]]:
@@ -175,7 +176,7 @@ class OobleckTemplates:
                 left, right = self._pipelines(s, *here), self._pipelines(stages - s, *there)
                 if left is not None and right is not None:
                     parts.append((left, right))
-        return _joined(parts, stages) if parts else None
+        return _join(parts, stages) if parts else None
 
     def _one_stage(self, gpus: int) -> _Pipelines:
         time = np.full((self.layers + 1, self.layers + 1), np.inf)
@@ -185,7 +186,7 @@ class OobleckTemplates:
         return _Pipelines(4 * time, time, time, np.zeros_like(time), time, gpus=gpus)
 
 
-def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
+def _join(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
     """The best of all ways to concatenate two pipelines, with any boundary."""
     shape = parts[0][0].total.shape
     best = [np.full(shape, np.inf) for _ in range(5)]

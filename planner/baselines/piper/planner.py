@@ -42,7 +42,7 @@ class Variant:
     """Forward and backward of one sample."""
     parameter_bytes: float
     kept_bytes: float
-    """Per sample in flight."""
+    """Bytes kept for each sample in flight."""
     fixed_bytes: float
     sync_bytes: float = 0.0
     """What its TP ranks add to what crosses a cut next to it."""
@@ -53,7 +53,7 @@ class PiperInputs:
     """Piper's inputs for a job on equal devices."""
 
     layers: tuple[Mapping[int, tuple[Variant, ...]], ...]
-    """Per layer and TP degree, one or two variants."""
+    """One or two variants of each layer, by TP degree."""
     edge_bytes: tuple[float, ...]
     """What a sample sends behind each layer but the last; it is charged once per direction."""
     bandwidth_bytes_per_s: float
@@ -92,7 +92,7 @@ class PiperPlan:
 def stage_seconds(inputs: PiperInputs, stage: PiperStage) -> float:
     """Seconds per sample that a stage adds: work, both cut edges, its share of gradient sums."""
     bandwidth, d = inputs.bandwidth_bytes_per_s, stage.d
-    chosen = _chosen(inputs, stage)
+    chosen = _variants_of(inputs, stage)
     cut = 0.0
     if stage.first > 0:
         cut += 2 * (inputs.edge_bytes[stage.first - 1] + chosen[0].sync_bytes)
@@ -115,10 +115,10 @@ def in_flight(stages: Sequence[PiperStage], index: int) -> int:
 
 def stage_bytes(inputs: PiperInputs, stage: PiperStage, *, in_flight: int) -> float:
     """Memory of one device of a stage."""
-    return sum(_bytes(variant, in_flight) for variant in _chosen(inputs, stage))
+    return sum(_bytes(variant, in_flight) for variant in _variants_of(inputs, stage))
 
 
-def _chosen(inputs: PiperInputs, stage: PiperStage) -> list[Variant]:
+def _variants_of(inputs: PiperInputs, stage: PiperStage) -> list[Variant]:
     layers = inputs.layers[stage.first : stage.last + 1]
     return [layer[stage.t][v] for layer, v in zip(layers, stage.variants, strict=True)]
 

@@ -47,7 +47,7 @@ class Sosp25Inputs:
     global_batch: int
     float_bytes: int
     kinds: tuple[MeasuredGpu, ...]
-    """By name: the first of them is treated apart."""
+    """Kinds in the order of their names: the first is treated apart."""
     zones: tuple[tuple[str, str, tuple[int, ...]], ...]
     """(zone, its region, GPUs of each kind)."""
     parameters: Mapping[int, Floats]

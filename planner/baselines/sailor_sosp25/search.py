@@ -93,15 +93,15 @@ class _Walk:
         for index in sorted(range(len(zones)), key=lambda z: -sum(zones[z][2])):
             region = zones[index][1]
             self.regions[region] = (*self.regions.get(region, ()), index)
-        self.orders = sorted(self._orders(), key=lambda order: -self._narrowest(order))
+        self.orders = sorted(self._orders(), key=lambda order: -self._find_slowest_speed(order))
 
     def _orders(self) -> Iterator[tuple[str, ...]]:
         """Each choice of regions, in the order whose slowest hop is the fastest."""
         for size in range(1, len(self.regions) + 1):
             for chosen in itertools.combinations(sorted(self.regions), size):
-                yield max(itertools.permutations(chosen), key=self._narrowest)
+                yield max(itertools.permutations(chosen), key=self._find_slowest_speed)
 
-    def _narrowest(self, order: tuple[str, ...]) -> float:
+    def _find_slowest_speed(self, order: tuple[str, ...]) -> float:
         kinds = range(len(self.inputs.kinds))
         return min(
             (
@@ -177,11 +177,11 @@ class _Walk:
             state = (order, left)
         key = (shape.b, shape.cuts[s], shape.stages - s, replicas, state, usd_max)
         if key not in self.known:
-            behind = self._last if s == shape.stages - 1 else self._before_others
+            behind = self._solve_last if s == shape.stages - 1 else self._solve_before_others
             self.known[key] = behind(shape, s, replicas, order, left, usd_max)
         return self.known[key]
 
-    def _last(
+    def _solve_last(
         self,
         shape: Sosp25Shape,
         s: int,
@@ -193,13 +193,13 @@ class _Walk:
         best: PipelineTail | None = None
         seen = set()
         for counts in self._mixes(shape.tps[s], left, replicas):
-            column, _ = self._taken(order[0], left, shape.tps[s], counts, is_last=True)
+            column, _ = self._take_gpus(order[0], left, shape.tps[s], counts, is_last=True)
             if not column:
                 continue
             alike = tuple(dict.fromkeys(end for end, _ in column))
             if not self.goal.by_cost and math.isinf(usd_max):
                 if alike in seen:
-                    continue  # As quick as one before.
+                    continue  # The mix before took as long.
                 seen.add(alike)
             stage = self._stage(shape, s, column, order[0])
             if self._keeps(stage, usd_max) and (
@@ -208,7 +208,7 @@ class _Walk:
                 best = stage
         return best
 
-    def _before_others(
+    def _solve_before_others(
         self,
         shape: Sosp25Shape,
         s: int,
@@ -219,14 +219,14 @@ class _Walk:
     ) -> PipelineTail | None:
         if self.goal.by_cost and self.mode == "published":
             return None  # Kept: with cost as the goal, plans of several stages are dropped.
-        # By bound; where two are as good, the one that comes first otherwise is taken.
+        # Tried in the order of their bounds; of equally good ones that of the least index is taken.
         tries = sorted(self._tries(shape, s, replicas, order, left, usd_max), key=lambda t: t[:2])
         best: PipelineTail | None = None
         at = -1
         for bound, index, stage, regions, rest in tries:
             if best is not None and bound > self._score(best):
                 break
-            part = self._joined(shape, s, stage, regions, rest, usd_max)
+            part = self._join_rest(shape, s, stage, regions, rest, usd_max)
             if part is None:
                 continue
             if best is None or (self._score(part), index) < (self._score(best), at):
@@ -250,7 +250,7 @@ class _Walk:
             alike = self._mixed_s(shape, s, replicas, order[0], tuple(map(bool, counts)))
             if alike == before:
                 continue
-            column, rest = self._taken(order[0], left, shape.tps[s], counts, is_last=False)
+            column, rest = self._take_gpus(order[0], left, shape.tps[s], counts, is_last=False)
             regions = order
             if _room(following, rest) < replicas:
                 regions = order[1:]  # The next region, but never the one after it.
@@ -270,7 +270,7 @@ class _Walk:
                 bound *= stage.usd_per_s + replicas * shape.usd_per_s_least[s + 1]
             yield bound, index, stage, regions, rest
 
-    def _joined(
+    def _join_rest(
         self,
         shape: Sosp25Shape,
         s: int,
@@ -284,7 +284,7 @@ class _Walk:
         allowed = usd_max - stage.usd
         while True:
             if self.mode == "fixed":
-                allowed = self._rounded(allowed)
+                allowed = self._round_budget(allowed)
             rest = self.solve(shape, s + 1, replicas, order, left, allowed)
             if rest is None:
                 return None
@@ -298,7 +298,7 @@ class _Walk:
             if math.isinf(usd_max) or allowed <= 0 or rest.straggler_s <= stage.straggler_s:
                 return None
 
-    def _rounded(self, usd: float) -> float:
+    def _round_budget(self, usd: float) -> float:
         """Budgets in steps, so that few distinct ones occur."""
         step = self.goal.usd_max / BUDGET_STEPS
         return math.floor(usd / step) * step if math.isfinite(usd) else usd
@@ -326,7 +326,7 @@ class _Walk:
 
         return deal(0, replicas)
 
-    def _taken(
+    def _take_gpus(
         self, region: str, left: Left, tps: Sequence[int], counts: Sequence[int], *, is_last: bool
     ) -> tuple[tuple[EndRun, ...], Left]:
         """The replicas by kind and zone, and the GPUs left; no replicas if some find no room."""

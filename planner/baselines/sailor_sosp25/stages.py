@@ -60,7 +60,7 @@ class Sosp25Shape:
     tps: tuple[tuple[int, ...], ...]
     """Per stage and kind; 0 for a kind that cannot hold every stage or lacks times for such a b."""
     tps_least: tuple[tuple[int, ...], ...]
-    """From each stage on, by kind."""
+    """Least TP degree of each stage and those after it, by kind."""
     compute_least: tuple[float, ...]
     straggler_least: tuple[float, ...]
     usd_per_s_least: tuple[float, ...]

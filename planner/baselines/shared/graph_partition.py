@@ -36,11 +36,11 @@ def _bisect(weights: Floats, edges: Floats, *, half: int, count: int) -> Bools:
     """Two sides; the first gets ``half`` of ``count`` parts."""
     target = weights.sum() * half / count
     most = len(weights) - (count - half)
-    starts = [_block(weights, target), _scattered(weights, target)]
+    starts = [_block(weights, target), _scatter(weights, target)]
     found = []
     for start in starts:
         _keep_counts(start, least=half, most=most)
-        sides = _swapped(weights, edges, start, target)
+        sides = _swap_pairs(weights, edges, start, target)
         cut = float(edges[np.ix_(sides, ~sides)].sum())
         excess = max(abs(float(weights[sides].sum()) - target), SLACK * float(weights.sum()))
         found.append((excess, cut, sides))
@@ -55,7 +55,7 @@ def _block(weights: Floats, target: float) -> Bools:
     return sides
 
 
-def _scattered(weights: Floats, target: float) -> Bools:
+def _scatter(weights: Floats, target: float) -> Bools:
     """Vertices spread evenly, so that each neighbourhood gives its share."""
     sums = np.cumsum(weights) * (target / weights.sum())
     sides = np.zeros(len(weights), dtype=bool)
@@ -77,7 +77,7 @@ def _keep_counts(sides: Bools, *, least: int, most: int) -> None:
             sides[vertex] = False
 
 
-def _swapped(weights: Floats, edges: Floats, sides: Bools, target: float) -> Bools:
+def _swap_pairs(weights: Floats, edges: Floats, sides: Bools, target: float) -> Bools:
     """Swap the pair that lightens the cut most, within balance, until none does."""
     slack = max(SLACK * weights.sum(), abs(weights[sides].sum() - target)) + TOLERANCE
     for _ in range(len(weights)):

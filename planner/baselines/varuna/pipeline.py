@@ -27,9 +27,9 @@ class VarunaTimes:
     backward_us: tuple[float, ...]
     micro_batches: int
     send_us: float
-    """To a stage on the same node."""
+    """A message to a stage on the same node."""
     long_send_us: float
-    """To another node; 0 means ``send_us``."""
+    """A message to another node; 0 means ``send_us``."""
     gpus_per_node: int
     all_reduce_us: float
     recomputes: bool = False
@@ -146,7 +146,7 @@ class _Run:
             heapq.heappush(self.events, (at_us, 1, stage - 1, ("B", m)))
 
     def _send_us(self, stage: int) -> float:
-        """To or from the next stage; messages overlap with passes."""
+        """A message to or from the next stage; messages overlap with passes."""
         node, size = stage // self.pipeline.gpus_per_node, self.pipeline.gpus_per_node
         if node == (stage + 1) // size or self.pipeline.long_send_us == 0:
             return self.pipeline.send_us

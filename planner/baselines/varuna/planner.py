@@ -49,7 +49,7 @@ class VarunaInputs:
     between_bytes_per_s: float
     within_bytes_per_s: float
     forward_us: Mapping[int, VarunaRow]
-    """By micro batch; the sizes to try are its keys."""
+    """Forward of each layer, by micro batch; the sizes to try are its keys."""
     backward_us: Mapping[int, VarunaRow]
     held_bytes: Mapping[int, VarunaRow]
     """Parameters with all their state, and the activations of one micro batch."""

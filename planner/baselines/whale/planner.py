@@ -34,7 +34,7 @@ class WhaleInputs:
     """Units of batch to share out."""
     layer_costs: tuple[float, ...]
     speeds: tuple[tuple[float, ...], ...]
-    """Of each TP group, by stage and replica."""
+    """Speed of each TP group, by stage and replica."""
 
 
 @dataclass(frozen=True, slots=True)

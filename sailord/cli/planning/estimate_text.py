@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from sailord.text.table import table
 from sailord.text.units import counted, number_ranges
 from simulator.estimate.result import Estimate
+from simulator.hardware.types import GIB
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Stage
 from simulator.validate_runs import Comparison, ValidationReport, source_summary
 
-GIB = 2**30
 ROWS_MAX = 40
 RANGES_MAX = 4
 """Ranges of pipeline numbers shown in a row."""

@@ -28,13 +28,13 @@ def pool(gpu: str, gpus: int, *, per_machine: int, zone: str = "us-central1-a") 
 
 
 @cache
-def _known() -> tuple[Job, Catalogue]:
+def _load_known() -> tuple[Job, Catalogue]:
     return load_job(EXAMPLE), load_catalogue()
 
 
 def small_case(*pools: Pool, **changes: Any) -> Case:
     """The case of these pools; ``changes`` are made to the job."""
-    job, catalogue = _known()
+    job, catalogue = _load_known()
     job = replace(job, **{"global_batch": 64, **changes})
     cluster = Cluster(pools, catalogue)
     network = network_of(cluster, MeasuredNetwork())

@@ -34,7 +34,7 @@ NO_MESSAGES = {"within_mb_per_ms": float("inf"), "between_mb_per_ms": float("inf
 
 
 def inputs_of(*ms: float, **changes) -> AcesoInputs:
-    """Operators of so many milliseconds per sample, a third of it forward; tp halves them."""
+    """Operators that take ``ms`` per sample, a third of it forward; tp halves them."""
     keys = [(b, t) for b in (1, 2, 4) for t in (1, 2)]
 
     def rows(value):

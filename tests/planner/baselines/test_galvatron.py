@@ -213,7 +213,7 @@ def golden_inputs(reference) -> GalvatronInputs:
         memory_mb=40960,
         tp_max=given["max_tp_deg"],
         overlap_slowdown=given["overlap_coe"],
-        states_per_parameter=1.0,  # As compared.
+        states_per_parameter=1.0,  # As in the published comparison.
     )
 
 

@@ -113,17 +113,17 @@ def test_replicas_on_two_machines_sum_gradients_between_them():
     plan = MetisPlan(("a",), (2,), ((2, 1),), 2, (0, 4), 1)
     repaired, linked = plan_ms(inputs, plan), plan_ms(inputs, plan, repairs=LINKED)
     assert repaired is not None
-    assert repaired - linked == pytest.approx(4.0 / 1.0 - 4.0 / 4.0)  # In a group of one: 4 GB/s.
+    assert repaired - linked == pytest.approx(4.0 / 1.0 - 4.0 / 4.0)  # As one machine: 4 GB/s.
 
 
 def test_a_missing_profile_drops_the_plan():
     inputs = inputs_of(MetisNode("a", 2, 4.0, 1.0, 1e6))
     plan = MetisPlan(("a",), (2,), ((1, 2),), 1, (0, 4), 1)
-    assert plan_ms(inputs, plan) is None  # Micro batches of 8.
+    assert plan_ms(inputs, plan) is None  # Not measured: micro batches of 8.
     silent = replace(inputs, sync_ms=dict.fromkeys(inputs.sync_ms, 0.0))
     plan = replace(plan, batches=2)
     assert plan_ms(silent, plan) is not None
-    assert plan_ms(silent, plan, repairs=PUBLISHED) is None  # As if zero were missing.
+    assert plan_ms(silent, plan, repairs=PUBLISHED) is None  # Zero counts as missing.
 
 
 def test_memory_is_that_of_the_tightest_gpu_or_as_published_of_the_group():

@@ -57,9 +57,9 @@ def test_a_stage_is_summed_in_both_passes():
 
 def test_the_slowest_stage_sets_the_time():
     assert pipeline_time([3.0]) == (12.0, 0)
-    # 5 once, 2 x 2 + 0 + 1 times 3, and all from the first on.
+    # Both stages (5), the slowest (3) 2 x 2 + 0 + 1 times, and both again from the slowest on (5).
     assert pipeline_time([3.0, 2.0]) == (5 + 5 * 3 + 5, 0)
-    # Among equals the last one, which leaves less behind it.
+    # Of equal stages the last one counts as the slowest, which leaves less behind it.
     assert pipeline_time([3.0, 3.0]) == (6 + 6 * 3 + 3, 1)
 
 

@@ -70,8 +70,8 @@ def test_on_demand_alone_takes_a_dearer_plan_that_is_in_time() -> None:
     assert trains_s + CHANGE_S <= 1520 + 1e-6
 
 
-def test_where_nothing_is_in_time_the_fastest_plan_is_expected_from_the_beginning() -> None:
-    """As the safety net takes it; then all steps are paid at the price of that plan."""
+def test_without_a_plan_in_time_all_steps_are_priced_on_the_fastest_plan() -> None:
+    """The safety net would take that plan at once."""
     mix, (spot, fastest) = told(700)
     assert not mix.is_guaranteed
     assert fastest.iteration_s < 0.6 * spot.iteration_s
@@ -79,8 +79,8 @@ def test_where_nothing_is_in_time_the_fastest_plan_is_expected_from_the_beginnin
     assert mix.expected_usd == mix.most_usd == pytest.approx(STEPS * fastest.money.total_usd)
 
 
-def test_no_plan_is_searched_for_in_no_time() -> None:
-    """A change alone takes all that is left."""
+def test_no_plan_is_searched_for_if_the_change_takes_all_the_time() -> None:
+    """Only searches without a limit of time are made."""
     asked, times = question(CHANGE_S), []
     some = plan_job(replace(asked, seconds_left=None))
     assert some.estimate is not None

@@ -69,10 +69,10 @@ def test_the_simplest_of_equally_cheap_plans_is_taken() -> None:
     uneven = plan_of(Stage((0, 2), 1, (A100,)), Stage((2, 8), 1, (A100,)))
     fast, even = judged(10.0, 3.0, uneven), judged(10.1, 3.03, HALVES)
     assert preferred(fast, [even], "throughput") is even
-    # It may have more of nothing: one stage less, one zone more.
+    # A plan with one stage less and one zone more is not simpler.
     zones = Plan(2, (*WHOLE.pipelines, *plan_of(Stage((0, 8), 1, (FAR,))).pipelines))
     assert preferred(fast, [judged(10.1, 3.03, zones)], "throughput") is fast
-    # It may take 2 % more, not 3 %.
+    # The simpler plan may take 2 % longer, not 3 %.
     assert preferred(fast, [judged(10.3, 3.03, HALVES)], "throughput") is fast
 
 

@@ -1,4 +1,4 @@
-"""Plans with chunks: what devices hold, what a move to or from them fetches, and what follows."""
+"""Plans with chunks: what devices hold, what a move to or from them fetches, and their replans."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def test_a_group_goes_to_the_node_that_holds_most_of_all_its_chunks() -> None:
     assert [stage.place.node for stage in found.pipelines[0].stages] == ["b", "a"] * 2
 
 
-def test_a_plain_pipeline_of_as_many_stages_is_not_at_home_on_chunks() -> None:
-    """The same four stages: of two device groups, and of four."""
+def test_a_pipeline_with_the_same_stages_but_no_chunks_keeps_no_places() -> None:
+    """The same four stages belong to two device groups with chunks, and to four without."""
     nodes = [node("a", gpus=2), node("b", gpus=2)]
     ask = {"state": state(random.Random(1)), "routes": routes()}
     plain = replace(CHUNKED, schedule="1f1b", virtual_stages=1)

@@ -133,7 +133,7 @@ def unplaced_on(node: PlannerNode, pipelines: int) -> Plan:
     return Plan(1, (replace(each, stages=tuple(map(unplaced, each.stages))),) * pipelines)
 
 
-def test_of_equal_nodes_those_on_demand_are_taken_as_the_search_prices_them() -> None:
+def test_on_demand_nodes_are_taken_before_equal_spot_nodes() -> None:
     replanner = replanner_for(Objective(), ON_DEMAND, SPOT)
     first = replace(SPOTS[0], id="a spot node")
     placed = replanner.place(unplaced_on(STEADY, 1), (first, STEADY))
@@ -142,7 +142,7 @@ def test_of_equal_nodes_those_on_demand_are_taken_as_the_search_prices_them() ->
 
 
 def test_a_plan_is_placed_on_other_nodes_if_those_with_its_state_break_a_limit() -> None:
-    """Pipelines of two spot nodes go on best where they are, and would be all spot there."""
+    """The two pipelines move least on their two spot nodes, where the whole plan would be spot."""
     replanner = replanner_for(Objective(max_spot_share=0.5), replace(ON_DEMAND, gpus=4), SPOT)
     lost = replace(STEADY, id="steady-2")
     running = running_on(replanner, *SPOTS[:2], STEADY, lost)

@@ -18,7 +18,7 @@ PLAN = Plan(1, (Pipeline(1, (Stage((0, 6), 2, (HERE.place,)),)),) * 2)
 
 @pytest.mark.parametrize("pools", [(HERE, THERE), (THERE,)])
 def test_a_place_of_which_nothing_is_up_had_whole_machines(pools: tuple[Pool, ...]) -> None:
-    """So that two groups of two GPUs ran on one machine, and one node is lost."""
+    """Nodes have the size of whole machines: two groups of two GPUs may have shared one."""
     cluster = with_pools_of(Cluster(pools, load_catalogue()), PLAN)
     before = match_nodes(PLAN, cluster).before
     assert [node.gpus for node in before] == [4, 4]

@@ -1,4 +1,4 @@
-"""What follows a plan whose pipelines have micro batch sizes of their own."""
+"""Replans of a plan whose pipelines have micro batch sizes of their own."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_any_changes_are_survived() -> None:
         check(found, replanner, nodes)
         kept += len(found.plan.sizes) > 1
         running = replanner.prepare(found.plan, nodes)
-    assert kept, "a plan with sizes of its own follows another at least once"
+    assert kept, "no replan had micro batch sizes per pipeline"
 
 
-def test_no_size_follows_that_the_job_rules_out() -> None:
-    """Only 4 divides the batch, which is more than the smallest size that runs."""
+def test_a_replan_has_no_size_that_the_job_rules_out() -> None:
+    """Only 4 is allowed and divides the batch; a running pipeline has a smaller size."""
     job = replace(JOB, global_batch=20, micro_batches=(3, 4))
     plan = Plan(4, (on(WIDE, 2, cuts=(13,)), on(NARROW, 4, 3, (13,))))
     assert check_plan(plan, job, CLUSTER) == ()

@@ -1,4 +1,4 @@
-"""What follows a plan whose ranks share tokens shares them, too."""
+"""Replans of a plan whose ranks share tokens share them, too."""
 
 from __future__ import annotations
 

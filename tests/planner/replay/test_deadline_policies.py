@@ -20,7 +20,7 @@ from tests.planner.replay.test_run_replay import BOTH, COSTS, all_machines, ques
 
 DAY_S = 86400.0
 STEP_S = 4.0
-"""Of the plan on 16 GPUs; the on-demand pool has as many as the spot pool."""
+"""Seconds of a step on 16 GPUs; the on-demand pool has as many as the spot pool."""
 
 
 def played(

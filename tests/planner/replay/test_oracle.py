@@ -286,7 +286,7 @@ def test_steps_that_end_within_a_notice_are_reached(steps: int, at_s: float | No
     assert found.samples == min(steps, 1030)
 
 
-def test_steps_that_end_within_a_notice_end_before_what_another_plan_could_train_after_it() -> None:
+def test_the_last_step_within_a_notice_ends_the_job_before_another_plan_begins() -> None:
     spans = (
         AvailabilitySpan(0, 1000, 0, (4,), ((),)),
         AvailabilitySpan(1000, 3000, 1, (1,), ((1, 2, 3),), 500.0),

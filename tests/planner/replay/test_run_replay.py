@@ -107,7 +107,7 @@ def test_without_changes_all_policies_are_equal() -> None:
     }
 
 
-def test_a_stable_machine_is_used_and_a_flapping_one_not_worse_than_by_others() -> None:
+def test_a_stable_machine_is_used_and_a_flapping_one_costs_at_most_one_percent() -> None:
     stays = outcome(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
     assert stays.reconfigurations == 1
     began = next(segment.start_s for segment in stays.segments if segment.kind == "reconfiguring")
@@ -127,7 +127,7 @@ def test_a_loss_reconfigures_at_once_and_a_restart_resumes_from_its_checkpoint()
     assert (restart.steps, restart.steps_lost, restart.downtime_s) == (225 + 112, 25, 100)
 
 
-def test_machines_that_were_idle_from_the_start_let_no_move_skip_its_wait() -> None:
+def test_machines_idle_from_the_start_do_not_shorten_the_wait_before_a_move() -> None:
     """A fourth machine makes the third one useful, too, and is soon lost again."""
 
     def two_or_four_machines(asked: Question) -> Answer:

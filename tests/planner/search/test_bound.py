@@ -32,8 +32,8 @@ def test_no_plan_is_below_the_bound(goal: Goal, examples: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
-    """A plan on one of two machines with one GPU each sums nothing."""
+def test_a_single_stage_sums_no_tied_embedding(precision: str) -> None:
+    """A plan on one GPU sums nothing, although the bound knows of two."""
     pool = Pool(
         "us-central1-a", "A100-40", "A100-40x1", 1, 2, price_usd_per_gpu_hour=1.0, price_source="x"
     )

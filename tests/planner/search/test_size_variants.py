@@ -110,7 +110,7 @@ def test_the_estimate_of_a_chosen_plan_is_that_of_its_file() -> None:
     assert judge.estimate(plan).iteration_s == own.estimate.iteration_s
 
 
-def test_a_gain_that_simple_plans_do_not_tell_apart_needs_two_percent() -> None:
+def test_simple_plans_take_own_sizes_that_gain_more_than_two_percent() -> None:
     own = answer(allowed=True, prefer="simple")
     assert own.plan is not None
     assert len(own.plan.sizes) == 2
@@ -144,7 +144,7 @@ def test_limit_that_only_sizes_of_their_own_keep_is_kept() -> None:
 
 
 def test_judged_variants_are_known_by_their_own_mixes() -> None:
-    """By these they are explained: a variant may have pipelines on GPUs that were idle."""
+    """Explanations use these mixes: a variant may have pipelines on GPUs that were idle."""
     search = replace(mixes()[0], budget=20)
     search.run()
     best_with_own_sizes(search)

@@ -107,7 +107,7 @@ def mostly_spot(seed: int) -> SmallCase:
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("kind", ["event", "paper"])
-def test_no_share_is_refused_that_some_plan_keeps(kind: str, examples: int) -> None:
+def test_a_share_of_spot_that_some_plan_keeps_is_not_refused(kind: str, examples: int) -> None:
     kept = 0
     for seed in range(max(8, examples // 5)):
         case = mostly_spot(seed)

@@ -30,12 +30,12 @@ from tests.simulator.worlds import (
 GPU = "A100-40"
 ZONES = ("us-central1-a", "us-central1-b")
 OWN = MEASURED.relative_error + platform_of(GPU).residual
-"""Of measured passes without links."""
+"""Error bar of measured passes without links."""
 NOTE = CATALOGUE_LINK.notes[0]
 
 
 def world(layer_s: float, *, zone_bytes_per_s: float | None = None) -> World:
-    """Layers that were measured to take so long a sample, and links of the catalogue."""
+    """Layers that were measured to take ``layer_s`` a sample, and links of the catalogue."""
     job = Job("small", small_model(), global_batch=16, sequence=SEQUENCE, max_tp=4)
     caps = {}
     if zone_bytes_per_s is not None:

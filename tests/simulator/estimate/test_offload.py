@@ -85,7 +85,7 @@ def expected_passes(world: World, plan: Plan, stage: Stage, index: int) -> tuple
 
 @pytest.mark.sim
 def test_passes_end_with_their_copies(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the iteration is that of the oracle with such passes."""
+    """The iteration, too, is that of the oracle with such passes."""
     waiting = 0
     for case in range(examples):
         rng = random.Random(f"offload {case}")

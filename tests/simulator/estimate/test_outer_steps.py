@@ -136,7 +136,7 @@ def test_dollars_and_bytes_are_those_of_the_groups_and_a_share_of_the_outer_sums
 
 @pytest.mark.sim
 def test_memory_is_that_of_the_group_alone_and_the_state_of_outer_steps(examples: int) -> None:
-    """So shared moments are divided among the pipelines of a group, not among all."""
+    """Shared moments are divided among the pipelines of a group, not among all."""
     shared = 0
     for case in range(examples):
         rng = random.Random(f"outer memory {case}")

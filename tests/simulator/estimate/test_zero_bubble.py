@@ -17,7 +17,7 @@ from tests.simulator.worlds import place, random_plan, random_world, stage
 
 
 def drawn(rng: random.Random, widths: list[int]) -> tuple[list[GroupTimes], list[Edge]]:
-    """Draw groups with any times, of stages that are split into so many groups each."""
+    """Draw groups with any times; ``widths`` has the number of groups of each stage."""
     groups: list[GroupTimes] = []
     for s, width in enumerate(widths):
         for _ in range(width):

@@ -83,10 +83,10 @@ def test_other_spellings_of_a_gpu_are_understood(catalogue, spelling, name):
 
 def test_no_spelling_is_ambiguous():
     for kind in ("gpu", "machine"):
-        assert _claimed_twice(kind) == []
+        assert _find_claimed_twice(kind) == []
 
 
-def _claimed_twice(kind: str) -> list[str]:
+def _find_claimed_twice(kind: str) -> list[str]:
     claims: dict[str, set[str]] = {}
     for fact in built_in_facts().values():
         if fact.name[0] == kind:

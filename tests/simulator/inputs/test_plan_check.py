@@ -1,4 +1,4 @@
-"""What the check of plans shares with those who make them, and what it says of outer steps."""
+"""Splitting a total in proportion, and checks of outer steps and of groups on named nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published logs become traces, and what none of the formats is gets an error."""
+"""Published logs become traces; a file in none of the formats gets an error."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def noisy() -> Iterator[float]:
     ("totals", "until_s", "rounds"),
     [
         (iter([1.0] * 9), 1e9, SAMPLES_LEAST),  # Equal ones are enough at once.
-        (noisy(), 20.0, 20),  # The time is out.
+        (noisy(), 20.0, 20),  # The time is used up.
         (noisy(), 0.0, SAMPLES_LEAST),  # So many are taken in any case.
         (noisy(), 1e9, SAMPLES_MOST),
     ],
