@@ -19,6 +19,7 @@ from agents.core.model import Event, UnfitChanged
 from agents.daemon.allowed_uris import MOUNTS
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
+from agents.daemon.error_text import describe_error
 from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
@@ -40,7 +41,6 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
 from simulator.spec.job import Work
-from worker.atomic_file import said_of
 
 log = structlog.get_logger("sailor-agent")
 
@@ -176,7 +176,7 @@ class Preparation:
                 # Whatever a job contains must not end the agent or make it wait forever.
                 if late is not None:
                     late.cancel()
-                message = said_of(error, self.folder)
+                message = describe_error(error, self.folder)
                 if (kind := _kind_of(error, message)) != last:  # Report each kind of failure once.
                     last, failure = kind, message
                 trace = None if isinstance(error, EXPECTED) else error

@@ -21,6 +21,7 @@ from typing import Any
 
 from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
+from agents.daemon.error_text import describe_error
 from agents.daemon.tasks import Tasks
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import read
@@ -36,7 +37,7 @@ from agents.workers.process import (
     write_order,
 )
 from agents.workers.status import WorkerStatus, agreed_at, combine, contradicted_of, sealing_of
-from worker.atomic_file import replace_file, said_of
+from worker.atomic_file import replace_file
 from worker.plain_file import read_plain
 
 IDLE_S = 60.0
@@ -155,7 +156,7 @@ class WorkerGang:
                     break
                 await self._fork(spec)
         except (OSError, ValueError) as error:
-            self._fail(f"the workers cannot be started: {said_of(error, self.folder)}")
+            self._fail(f"the workers cannot be started: {describe_error(error, self.folder)}")
         self._is_starting = False
         self._report_progress()
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from torch._C._distributed_c10d import Store
+
+from worker.version import own_version
 
 SPEAKS = 7
 """The number of this version; of versions before there was one: 0."""
@@ -31,14 +32,7 @@ class RankCode:
         return f"{name} (ranks' protocol {self.speaks})"
 
 
-def _installed() -> str:
-    try:
-        return version("sailor")
-    except PackageNotFoundError:
-        return "0+checkout"
-
-
-VERSION = _installed()
+VERSION = own_version()
 """Of the code that was loaded; an upgrade replaces what is installed beside it."""
 
 

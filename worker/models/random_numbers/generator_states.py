@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from worker.closure import closure_values
 from worker.data.generator_turns import turn_if_free, turns_taken
 
 _TWISTER_BYTES = 4 * (624 + 1)
@@ -99,7 +100,7 @@ def own_generators(module: nn.Module) -> Iterator[Any]:
         if code.__module__.partition(".")[0] in _LIBRARIES or not inspect.isfunction(code):
             continue
         scopes[id(code.__globals__)] = list(code.__globals__.values())
-        scopes[id(code)] = [_content(cell) for cell in code.__closure__ or ()]
+        scopes[id(code)] = list(closure_values(code).values())
     values = (each for scope in scopes.values() for each in scope)
     for value in values:
         for each in _items_of(value):
@@ -115,13 +116,6 @@ def _items_of(value: Any, depth: int = 2) -> Iterator[Any]:
             yield from _items_of(each, depth - 1)
     else:
         yield value
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # It is not set yet.
 
 
 def _inner(method: Any) -> Any:

@@ -113,7 +113,7 @@ def _judge_kept_values(
             scale = max(float(one.abs().max()), 1e-6)
             if float((one - other).abs().max()) > _TOLERANCE_OF_STAGES * scale:
                 what = f"computes a sample otherwise after other passes, and keeps {name}"
-                cure = "keep nothing from pass to pass: which there are depends on the plan"
+                cure = "keep nothing from pass to pass: the plan decides which passes a rank runs"
                 raise InputError(Problem("model", what, cure))
     why = "and how many there are depends on the plan: let no result depend on it"
     return [f"model: {name} changes with every pass, {why}"]
