@@ -1,9 +1,9 @@
 """The protocol number of the messages between the ranks of a generation while they train.
 
 It grows whenever collectives between ranks change, or their order, or what is compared, or which
-numbers dropout draws, of which ranks that share a layer need the same: ranks of both kinds would
-wait for each other in vain, or add up what does not belong together. So all ranks must speak the
-same number. Agents and workers have another (``worker.spec_protocol``).
+numbers dropout draws, since ranks that share a layer need the same ones. Ranks with different
+numbers would wait for each other in vain, or add up what does not belong together, so all ranks
+must speak the same one. Agents and workers have another (``worker.spec_protocol``).
 """
 
 from __future__ import annotations
