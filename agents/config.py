@@ -46,10 +46,10 @@ class Config:
     """The longest drain after a stop of the service; workers that still train then go on alone."""
     lease_s: float
     alone_s: float | None
-    """The agent ends its workers and exits after that long without a leader, so that a rented
+    """Seconds without a leader after which the agent ends its workers and exits, so that a rented
     machine can power off; ``None``: never."""
     orphan_s: float
-    """Workers exit after that long without an agent."""
+    """Seconds without an agent after which workers exit."""
     worker_folder: Path | None
     """Where ``sailor-agent workers``, a service of another user, runs workers and setup commands.
     ``None``: they run as the agent's user, in ``state``."""
@@ -140,7 +140,7 @@ def load_config(path: Path, *, opens_store: bool = True) -> Config:
         later = None if rest["tls"] is None else rest["tls"].made_in
         check_address(store, problems, top.place_of("store"), made_later=later)
     if store is not None and store.startswith("embedded:"):
-        # An agent that opened it would be alone in it, or keep sailord from its start.
+        # Only one process can open it: an agent that did would keep sailord from starting.
         what = "is a store that sailord alone opens"
         top.report("store", what, "give its socket: unix:///FOLDER/store.sock")
     problems.raise_if_any()

@@ -1,7 +1,7 @@
 """When a sailord last answered this node, also across crashes of its agent.
 
-With ``alone_s`` the agent of a node that hears no leader for that long ends with a code of its
-own, and its unit powers the node off. Crashes of the agent do not restart the count; an orderly end
+An agent that hears no leader for ``alone_s`` ends with an exit code of its own, and its unit powers
+the node off. Crashes of the agent do not restart the count; an orderly end
 and a boot do.
 """
 
@@ -21,7 +21,7 @@ from worker.atomic_file import replace_file
 WRITTEN_S = 15.0
 """The file is at most this much older than the answer."""
 AT_LEAST_S = 60.0
-"""An agent waits at least so long after its start (or ``alone_s``, if shorter) for a sailord."""
+"""The shortest wait for a sailord after the agent's start, unless ``alone_s`` is shorter."""
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class LastAnswer:
     def _write(self) -> None:
         if self.path is not None:
             self._written_s = self.at_s
-            with contextlib.suppress(OSError):  # A full disk: the next agent counts anew.
+            with contextlib.suppress(OSError):  # On a full disk the next agent counts anew.
                 text = f"{boot_id()} {self.at_s:.3f}\n"
                 replace_file(self.path, text, is_durable=False)
 

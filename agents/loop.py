@@ -32,6 +32,7 @@ from agents.core.model import (
     Ticked,
 )
 from agents.daemon.clock import Clock
+from agents.daemon.error_text import describe_error
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
 from agents.protocol.records import JobId, KnownGeneration, Order, Report, ReportReply
@@ -43,7 +44,6 @@ from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
 from agents.workers.specs import read_known_generation
 from agents.workers.status import WorkerStatus
-from worker.atomic_file import said_of
 
 log = structlog.get_logger("sailor-agent")
 
@@ -139,7 +139,7 @@ class AgentLoop:
             try:
                 save(self.path, saved)
             except OSError as error:
-                why = said_of(error, self.path)
+                why = describe_error(error, self.path)
                 if why != self._unsaved:
                     log.error("the node's state cannot be saved", why=why)
                     self._unsaved = why

@@ -17,7 +17,6 @@ import click
 
 from agents.config import Config, load_config
 from agents.daemon.logs import LogForm, begin_log, log_crash
-from agents.daemon.version import own_version
 from agents.devices.nvml import REBOOT, DriverError
 from agents.devices.probe import Devices, probe, read_emulated
 from agents.rpc.signing import read_keys
@@ -26,6 +25,7 @@ from agents.workers.fork_client import service_socket
 from agents.workers.fork_server import serve_as_a_service
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue, load_catalogue
+from worker.version import own_version
 
 INVALID_INPUT, NOT_USED = 2, 3
 ASK_DRIVER = f"look whether `nvidia-smi` answers; if a device is lost, {REBOOT}"

@@ -24,8 +24,8 @@ def metrics_text(
     """Return all metrics; ``answered_s``: when a sailord last answered, on the monotonic clock."""
     return exposition([
         build_info("sailor_agent_build_info"),
-        *_of_node(state, now),
-        *_of_work(state),
+        *_node_metrics(state, now),
+        *_work_metrics(state),
         metric("sailor_agent_leader_age_seconds", "Time since a sailord last answered.",
                max(time.monotonic() - answered_s, 0.0)),
         metric("sailor_agent_requests_refused_total", "Unauthenticated requests refused, by cause.",
@@ -34,7 +34,7 @@ def metrics_text(
     ])  # fmt: skip
 
 
-def _of_node(state: State, now: float) -> list[Metric]:
+def _node_metrics(state: State, now: float) -> list[Metric]:
     node, silent = state.node, state.store_silent_since
     labels = {"node": node.name, "zone": node.zone, "machine": node.machine, "gpu": node.gpu}
     return [
@@ -54,7 +54,7 @@ def _of_node(state: State, now: float) -> list[Metric]:
     ]  # fmt: skip
 
 
-def _of_work(state: State) -> list[Metric]:
+def _work_metrics(state: State) -> list[Metric]:
     report = state.last_report
     taking = "idle" if report is None else report.taking
     return [
@@ -65,11 +65,11 @@ def _of_work(state: State) -> list[Metric]:
         metric("sailor_agent_step", "Steps done.", 0 if report is None else report.step),
         metric("sailor_agent_reports_total", "Reports made to the leader.", state.reports,
                "counter"),
-        *([] if report is None else _measured(report)),
+        *([] if report is None else _measurement_metrics(report)),
     ]  # fmt: skip
 
 
-def _measured(report: Report) -> list[Metric]:
+def _measurement_metrics(report: Report) -> list[Metric]:
     return [
         metric("sailor_agent_phase_seconds", "Duration of the last start, by phase.",
                [({"phase": name}, seconds) for name, seconds in report.phases]),

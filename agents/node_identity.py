@@ -16,13 +16,13 @@ import structlog
 
 from agents.cloud.gce_metadata import INSTANCE_S, read_instance
 from agents.config import Config
-from agents.daemon.version import own_version
 from agents.devices.probe import Devices
 from agents.protocol.records import NodeRecord
 from agents.protocol.versions import own_protocol
 from agents.saved_state import SavedState
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
+from worker.version import own_version
 
 log = structlog.get_logger("sailor-agent")
 

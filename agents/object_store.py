@@ -21,7 +21,7 @@ from worker.atomic_file import replacing, sync_folder
 
 _CHUNK_BYTES = 4 * 2**20
 _PROTOCOLS_OF_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
-"""They have no folders, and to make one makes a bucket: of a mistyped name, too."""
+"""They have no folders: to make one creates a bucket, even of a mistyped name."""
 
 
 @dataclass(frozen=True, slots=True)

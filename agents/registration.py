@@ -106,7 +106,7 @@ class Registration:
                 await self._put_node()
             except StoreError:
                 self.feed(StoreFailed(self.clock.now()))
-                await self._renew()  # A full store refuses writes alone.
+                await self._renew()  # A full store refuses writes, and still renews leases.
                 await asyncio.sleep(RETRY_S)
                 continue
             pause_s = self.lease_s / 4

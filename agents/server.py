@@ -102,7 +102,7 @@ class AgentServer:
             if self.snapshots.checks(request) or self.checkpoints.checks(request):
                 answer = await handler(request)
             elif request.path == "/metrics":
-                return await self._scraped(request, handler)
+                return await self._answer_scrape(request, handler)
             elif why := refuse_stranger(request, *_callers(request)):
                 answer = web.Response(status=403, text=f"{why}\n")
             else:
@@ -114,7 +114,7 @@ class AgentServer:
             answer.force_close()
         return answer
 
-    async def _scraped(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer_scrape(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let anyone read the metrics; over TLS, anyone with a certificate of the cluster."""
         if why := refuse_stranger(request, "sailord", "user"):
             charge(request, "certificate")
@@ -166,14 +166,14 @@ class AgentServer:
     async def _log(self, request: web.Request) -> web.Response:
         rank = request.match_info.get("rank")
         ended = len(self.ended_before())
-        return _written(request, self.outputs(), None if rank is None else int(rank), ended)
+        return _answer_output(request, self.outputs(), None if rank is None else int(rank), ended)
 
     async def _ended_log(self, _: web.Request) -> web.Response:
         return web.Response(body=encode(read_ended(self.ended_before())))
 
     async def _setup_log(self, request: web.Request) -> web.Response:
         log = self.preparation.log
-        return _written(request, {} if log is None else {0: log}, None)
+        return _answer_output(request, {} if log is None else {0: log}, None)
 
     async def _kept_steps(self, request: web.Request) -> web.Response:
         about = request.match_info
@@ -204,7 +204,7 @@ def _callers(request: web.Request) -> tuple[CallerRole, ...]:
     return ("sailord", "agent") if request.path.startswith(FOR_AGENTS) else ("sailord",)
 
 
-def _written(
+def _answer_output(
     request: web.Request, outputs: Mapping[int, Path], rank: int | None, ended: int = 0
 ) -> web.Response:
     """Answer with what was written since the mark of an earlier answer, or last."""

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agents.daemon.version import own_version
 from sailord.cli.shared.errors import Group
 from simulator.documents.problems import InputError, Problem
+from worker.version import own_version
 
 if TYPE_CHECKING:
     from sailord.config import Config

@@ -101,7 +101,7 @@ def applying(
             is_in = any(_is_in_range(Version(version), each) for each in ranges)
             if is_in or version in affected.get("versions", ()):
                 told = document.get("summary") or document.get("details", "").partition("\n")[0]
-                yield Advisory(name, version, document["id"], told, tuple(_fixed(ranges)))
+                yield Advisory(name, version, document["id"], told, tuple(_fixed_versions(ranges)))
                 break
 
 
@@ -124,7 +124,7 @@ def _is_in_range(version: Version, versions: Mapping[str, Any]) -> bool:
     return is_in
 
 
-def _fixed(ranges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _fixed_versions(ranges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     return (event["fixed"] for each in ranges for event in each["events"] if "fixed" in event)
 
 

@@ -62,7 +62,7 @@ def _play(cluster: LocalCluster) -> None:
 
 
 def _wait_steps(cluster: LocalCluster, steps: int, *, without: int) -> None:
-    """Wait until the job has done steps without that many of the first nodes."""
+    """Wait until the job has done ``steps`` steps with ``without`` nodes fewer."""
     most = len(cluster.machines) - without
     _wait(cluster, lambda job: len(job["members"]) <= most)
     step = cluster.client.ask("GET", "/v1/status")["job"]["step"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,14 +57,6 @@ def replace_file(
     except OSError as error:
         error.filename = error.filename or str(path)  # A write to a descriptor names none.
         raise
-
-
-def said_of(error: Exception, place: Path) -> str:
-    """Describe an error in a sentence, with the file that an ``OSError`` names, else ``place``."""
-    if isinstance(error, OSError) and error.strerror:
-        cure = "; free room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return f"{error.filename or place}: {error.strerror}{cure}"
-    return str(error) or type(error).__name__
 
 
 def sync_folder(folder: Path) -> None:

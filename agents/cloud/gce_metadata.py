@@ -29,7 +29,7 @@ INSTANCE_S = 10.0
 HEADERS = {"Metadata-Flavor": "Google"}
 PROOF = "service-accounts/default/identity"
 PROOF_S = 2.0
-"""How long to wait for a proof: who needs one asks again."""
+"""How long to wait for a proof; the caller asks again later."""
 
 
 @dataclass(frozen=True, slots=True)

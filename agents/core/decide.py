@@ -185,7 +185,7 @@ def _learn_device_failure(state: State, fault: str) -> AgentDecision:
 
 def _learn_record(state: State, record: GenerationRecord | None) -> State:
     if record is not None and record.job == state.job and record.number < state.heard.generation:
-        # A late read. Or the store was set back: sailord will ask this node for what it knows.
+        # The read is late, or the store was set back: then sailord asks this node what it knows.
         return state
     state = replace(state, has_read_store=True)
     if record is None:
@@ -236,7 +236,7 @@ def _learn_abort(state: State, event: AbortReceived) -> State:
     state = replace(state, heard=Fence(fence.term, state.heard.generation))
     if gang is None or event.job != state.job or gang.generation > fence.generation:
         return state  # It is about another job, or about earlier generations.
-    return replace(state, gang=_failed(gang, "aborted by the leader"))
+    return replace(state, gang=_mark_failed(gang, "aborted by the leader"))
 
 
 def _learn_gang_status(state: State, event: GangReported) -> State:
@@ -244,7 +244,7 @@ def _learn_gang_status(state: State, event: GangReported) -> State:
     if gang is None or event.generation != gang.generation:
         return state
     if event.taking == "idle":
-        left = _failed(gang, "the workers left the generation")
+        left = _mark_failed(gang, "the workers left the generation")
         return replace(state, gang=replace(left, is_free=True, sealing=None))
     since = gang.sealing_since
     if event.sealing is not None and since is None:
@@ -278,12 +278,12 @@ def _learn_gang_exit(state: State, event: GangExited) -> AgentDecision:
     gang = state.gang
     if gang is None or event.generation != gang.generation:
         return state, ()
-    failed = _failed(gang, event.failure or "the workers exited", is_bug=event.is_bug)
+    failed = _mark_failed(gang, event.failure or "the workers exited", is_bug=event.is_bug)
     gone = replace(failed, is_free=True, abort_sent_at=state.now, sealing=None)
     return replace(state, gang=gone), ()
 
 
-def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
+def _mark_failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
     """Mark the gang as failed; the first reason counts."""
     if gang.taking == "failed":
         return gang
@@ -391,7 +391,7 @@ def _give_up_cut_off(state: State, gang: Gang) -> AgentDecision | None:
     step_s = 0.0 if state.record is None else state.record.step_s
     if state.now < still_since + max(state.options.park_s, PARK_STEPS * step_s):
         return None
-    failed = _failed(gang, "cut off from the store, and no step was done")
+    failed = _mark_failed(gang, "cut off from the store, and no step was done")
     return replace(state, gang=failed), ()
 
 
@@ -399,7 +399,7 @@ def _give_up_on_broken_device(state: State, gang: Gang) -> AgentDecision | None:
     """Give up workers on a broken device."""
     if not state.fault or gang.taking == "failed":
         return None
-    return replace(state, gang=_failed(gang, state.fault)), ()
+    return replace(state, gang=_mark_failed(gang, state.fault)), ()
 
 
 def _abort_failed(state: State, gang: Gang) -> AgentDecision | None:
@@ -460,7 +460,7 @@ def leave_by(options: Options, gang: Gang, abort_sent_at: float) -> float:
 
 
 def _is_left_behind(state: State) -> bool:
-    """Return whether the job goes on without this node: nothing would end its troubles."""
+    """Return whether the job goes on without this node, so that nothing would end its troubles."""
     record = state.record
     return state.gang is None and record is not None and record.number > state.left
 

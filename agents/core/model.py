@@ -203,7 +203,7 @@ class GangReported(_Event):
     is_bug: bool = False
     measured: NodeMeasurements = UNMEASURED
     room_needed: int = 0
-    """It failed for lack of memory: bytes that must be free for snapshots."""
+    """If it failed for lack of memory: the bytes that must be free for snapshots."""
     sealing: Sealing | None = None
     """Some workers still seal their state after a loss."""
     contradicted: tuple[NodeId, ...] = ()

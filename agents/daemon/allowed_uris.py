@@ -98,7 +98,7 @@ def check_prefix(prefix: str, purpose: Purpose) -> str:
 
 
 def _other_form(prefix: str) -> str:
-    """Return why no request, as clients write it, begins with an https prefix; empty: one can."""
+    """Return why no request of a client can begin with this https prefix; empty: one can."""
     try:
         url = URL(prefix)
         form = str(url.with_user(None).with_fragment(None)) if url.host else ""

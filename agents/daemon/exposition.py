@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from agents.daemon.version import own_version
+from worker.version import own_version
 
 MetricSamples = Iterable[tuple[Mapping[str, str], float]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

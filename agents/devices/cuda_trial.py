@@ -20,7 +20,7 @@ from agents.devices.nvml import REBOOT, RESET
 
 UVM = Path("/dev/nvidia-uvm")
 TRIAL_S = 90.0
-"""For all devices: a driver without persistence mode takes seconds for each."""
+"""Time limit for all devices together; without persistence mode each takes seconds."""
 END_S = 5.0
 LOAD_UVM = "make it at each boot: `nvidia-modprobe -u -c=0`"
 SAME_VERSION = "install the driver's own CUDA library (libcuda1, or libnvidia-compute)"

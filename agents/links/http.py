@@ -29,10 +29,10 @@ class LinkRoutes:
         router.add_post("/v1/links/measure", self._measure)
 
     async def _listen(self, request: web.Request) -> web.Response:
-        return await _answered(request, ListenOrder, self.receiver.listen)
+        return await _carry_out(request, ListenOrder, self.receiver.listen)
 
     async def _measure(self, request: web.Request) -> web.Response:
-        return await _answered(request, LinkOrder, self.sender.measure)
+        return await _carry_out(request, LinkOrder, self.sender.measure)
 
 
 def is_possible(order: LinkOrder | ListenOrder) -> bool:
@@ -40,7 +40,7 @@ def is_possible(order: LinkOrder | ListenOrder) -> bool:
     return order.bytes_max >= 0 and 0 < order.seconds_max <= 60 and 0 < order.look_s <= 10
 
 
-async def _answered(
+async def _carry_out(
     request: web.Request, kind: type[T], act: Callable[[T], Awaitable[object]]
 ) -> web.Response:
     try:

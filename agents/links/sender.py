@@ -124,7 +124,7 @@ class _Run:
                 taken.append(max(took_s - self.round_trip_s / 2, 1e-9))
                 self.bytes_moved += each
             self.times.append(SizeTimes(size, tuple(taken[1:])))
-            # The least: a busy host delays most transfers of a small size, and that does not grow.
+            # Take the least: a busy host delays most small transfers, by what large ones hide.
             before_s, before = min(taken[1:]), size
 
     def _transfer(self, over: list[socket.socket], size: int, *, both_ways: bool) -> float:

@@ -19,7 +19,7 @@ def bytes_carried(text: str) -> int:
 
 
 async def bytes_per_s(look_s: float) -> float:
-    """Look for so long; return the traffic of this node."""
+    """Return the traffic of this node, measured over ``look_s`` seconds."""
     before, begun = bytes_carried(COUNTERS.read_text(encoding="ascii")), time.monotonic()
     await asyncio.sleep(look_s)
     after = bytes_carried(COUNTERS.read_text(encoding="ascii"))

@@ -53,14 +53,14 @@ def unknown_fields(kind: type, data: bytes) -> dict[str, Any]:
 
     Not those of records in lists: where a list is written anew, they are lost.
     """
-    return _unknown(kind, json.loads(data))
+    return _find_unknown(kind, json.loads(data))
 
 
-def _unknown(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _find_unknown(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     names, inner = _field_names(kind) or (), _inner_records(kind)
     found = {name: each for name, each in raw.items() if name not in names}
     for name, inner_kind in inner.items():
-        if isinstance(raw.get(name), dict) and (deeper := _unknown(inner_kind, raw[name])):
+        if isinstance(raw.get(name), dict) and (deeper := _find_unknown(inner_kind, raw[name])):
             found[name] = deeper
     return found
 
@@ -174,7 +174,7 @@ def _literal_reader(kind: Any) -> Callable[[object], object]:
 
     def read_literal(raw: object) -> object:
         if raw not in known or isinstance(raw, bool):
-            raise _Wrong(f"{_shown(raw)} is not one of {', '.join(map(str, known))}")
+            raise _Wrong(f"{_shorten(raw)} is not one of {', '.join(map(str, known))}")
         return raw
 
     return read_literal
@@ -190,7 +190,7 @@ def _tuple_reader(kind: Any) -> Callable[[object], object]:
 
     def read_tuple(raw: object) -> object:
         if not isinstance(raw, list):
-            raise _Wrong(f"{_shown(raw)} is not a list")
+            raise _Wrong(f"{_shorten(raw)} is not a list")
         if len(raw) > MEMBERS_MAX:
             raise _Wrong(f"the list has {len(raw)} entries, more than {MEMBERS_MAX}")
         if not is_any_length and len(raw) != len(readers):
@@ -213,7 +213,7 @@ def _record_reader(kind: Any) -> Callable[[object], object]:
 
     def read_record(raw: object) -> object:
         if not isinstance(raw, dict):
-            raise _Wrong(f"{_shown(raw)} is not an object")
+            raise _Wrong(f"{_shorten(raw)} is not an object")
         values: dict[str, object] = {}
         for name, each in raw.items():
             reader = readers.get(name)
@@ -233,11 +233,11 @@ def _record_reader(kind: Any) -> Callable[[object], object]:
 
 def _read_float(raw: object) -> object:
     if not isinstance(raw, int | float) or isinstance(raw, bool):
-        raise _Wrong(f"{_shown(raw)} is not a number")
+        raise _Wrong(f"{_shorten(raw)} is not a number")
     try:
         number = float(raw)
     except OverflowError:  # JSON's integers have any length.
-        raise _Wrong(f"{_shown(raw)} is too large") from None
+        raise _Wrong(f"{_shorten(raw)} is too large") from None
     if not math.isfinite(number):
         raise _Wrong(f"{raw} is not finite")
     return number
@@ -247,7 +247,7 @@ def _read_bytes(raw: object) -> object:
     try:
         return base64.b64decode(raw, validate=True)  # type: ignore[arg-type]  # raises TypeError
     except (TypeError, ValueError):
-        raise _Wrong(f"{_shown(raw)} is not base64") from None
+        raise _Wrong(f"{_shorten(raw)} is not base64") from None
 
 
 _WORDS = {int: "an integer", str: "a string", bool: "true or false"}
@@ -258,12 +258,12 @@ def _value_reader(kind: Any) -> Callable[[object], object]:
 
     def read_value(raw: object) -> object:
         if type(raw) is not kind:
-            raise _Wrong(f"{_shown(raw)} is not {_WORDS[kind]}")
+            raise _Wrong(f"{_shorten(raw)} is not {_WORDS[kind]}")
         return raw
 
     return read_value
 
 
-def _shown(raw: object) -> str:
+def _shorten(raw: object) -> str:
     text = json.dumps(raw, default=str)
     return text if len(text) <= 40 else f"{text[:40]}..."

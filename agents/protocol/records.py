@@ -184,7 +184,7 @@ class Sealed:
 
 
 SEAL_SLACK = 2.0
-"""A seal may take so many times as long as was announced."""
+"""How many times the announced duration a seal may take."""
 
 
 @dataclass(frozen=True, slots=True)

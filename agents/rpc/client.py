@@ -81,7 +81,7 @@ class SignedClient:
                 check_reply(self.key, nonce, reply.status, answer, signature)
                 return reply.status, answer
         except (aiohttp.ClientError, OSError, TimeoutError, SignatureError, ValueError) as error:
-            raise CallFailed(f"{address}{path}: {_why(error)}") from None
+            raise CallFailed(f"{address}{path}: {_explain_failure(error)}") from None
 
 
 def agent_of(node: str) -> str:
@@ -101,7 +101,7 @@ def tls_of(tls: Tls | None, to: str) -> dict[str, Any]:
     return {"ssl": tls.client, "server_hostname": tls.server_name(to)}
 
 
-def _why(error: Exception) -> str:
+def _explain_failure(error: Exception) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection without an answer; it may require TLS (docs/security.md)"
     return explain(error) if str(error) else "no answer in time"

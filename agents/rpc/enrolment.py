@@ -64,7 +64,7 @@ class Enrolment:
         if self.settings.enrol is not None:
             take_next_key(files)
         while self.settings.enrol is not None and not self._has_certificate():
-            if not await self._tried(self._enrol(self._stranger)):
+            if not await self._try(self._enrol(self._stranger)):
                 # systemd would end a start that takes longer than TimeoutStartSec.
                 notify("STATUS=waiting for a certificate\nEXTEND_TIMEOUT_USEC=60000000")
                 await asyncio.sleep(backoff.next_s())
@@ -90,14 +90,14 @@ class Enrolment:
         files = self.settings.files
         assert files.certificate is not None
         while self.settings.enrol is not None:
-            await self._tried(self._fetch_revoked(tls))
+            await self._try(self._fetch_revoked(tls))
             left = share_of_life_left(files.certificate)
             if left < RENEW_AT:
                 # A certificate that has expired opens no connection.
-                await self._tried(self._enrol(tls if left > 0 else self._stranger))
+                await self._try(self._enrol(tls if left > 0 else self._stranger))
             await asyncio.sleep(LOOK_S)
 
-    async def _tried(self, work: Awaitable[None]) -> bool:
+    async def _try(self, work: Awaitable[None]) -> bool:
         try:
             await work
         except (CallFailed, OSError) as error:
@@ -111,7 +111,7 @@ class Enrolment:
         assert files.certificate is not None
         if self._unsaved is None:
             files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # One whose answer was lost is signed again: a name that has a certificate gets none for
+            # Send the same key until an answer arrives: a name that has a certificate gets none for
             # another key.
             key, proof = read_key(_next_key(files)) or new_key(), None
             if tls.own is None and self.prove is not None:

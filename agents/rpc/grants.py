@@ -52,7 +52,7 @@ def make_grant(
     ).hex()
     if tls is None:
         return f"{about}, mac={key.mac('grant', job, about)}", secret
-    der, signature = tls.sign(_signed(key, job, about))
+    der, signature = tls.sign(_signed_text(key, job, about))
     certificate = base64.b64encode(der).decode()
     return f"{about}, certificate={certificate}, signature={signature.hex()}", secret
 
@@ -73,7 +73,7 @@ def check_grant(
         try:
             der = base64.b64decode(certificate or "", validate=True)
             sealed = bytes.fromhex(signature or "")
-            owner, serial = tls.check_signed(_signed(key, job, about), der, sealed)
+            owner, serial = tls.check_signed(_signed_text(key, job, about), der, sealed)
         except (ValueError, binascii.Error) as error:
             raise SignatureError(f"the grant is not valid for this job: {error}") from None
         if (owner.role, owner.name) != ("agent", reader):
@@ -86,5 +86,5 @@ def check_grant(
     return grant
 
 
-def _signed(key: ClusterKey, job: str, about: str) -> bytes:
+def _signed_text(key: ClusterKey, job: str, about: str) -> bytes:
     return f"grant\n{key.cluster}\n{job}\n{about}".encode()

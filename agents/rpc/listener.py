@@ -23,8 +23,8 @@ ACCEPTED_AT_ONCE = 64
 """Connections accepted per turn of the event loop; the others wait in the kernel."""
 QUEUED_MAX = 4_096
 SILENT_S = 30.0
-"""A connection without a complete request for so long is closed. aiohttp's clients keep an unused
-one for 15 s."""
+"""Seconds after which a connection without a complete request is closed. aiohttp's clients keep an
+unused one for 15 s."""
 HANDSHAKE_S = 5.0
 HANDSHAKES_MAX = 1_024
 """Concurrent handshakes; for a further one another ends."""

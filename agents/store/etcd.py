@@ -154,7 +154,7 @@ class EtcdStore(Store):
                         if revision < after:
                             yield Compacted(revision)
                             return
-                    for changed in _grouped(response.events):
+                    for changed in _group_events(response.events):
                         after = changed.revision
                         yield changed
                     # Progress: nothing changed up to here. With changes there may be more to come.
@@ -211,7 +211,7 @@ def _entry(kv: Any) -> Entry:
     return Entry(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
 
 
-def _grouped(events: Any) -> list[Changed]:
+def _group_events(events: Any) -> list[Changed]:
     """Group events by revision; a response may hold several revisions, each complete."""
     found: dict[int, list[Change]] = {}
     for event in events:
@@ -228,18 +228,18 @@ def _compares(compare: Compare) -> list[Any]:
     key = compare.key.encode()
     match compare:
         case ModifiedAt(revision=revision):
-            return [_equal(key, "MOD", mod_revision=revision)]
+            return [_compare_equal(key, "MOD", mod_revision=revision)]
         case CreatedAt(revision=revision):
-            return [_equal(key, "CREATE", create_revision=revision)]
+            return [_compare_equal(key, "CREATE", create_revision=revision)]
         case ValueIs(value=value):
-            return [_equal(key, "VALUE", value=value)]
+            return [_compare_equal(key, "VALUE", value=value)]
         case LeaseIs(lease=lease):
             # etcd compares the lease of a missing key as 0.
             there = COMPARE(key=key, result="GREATER", target="CREATE", create_revision=0)
-            return [there, _equal(key, "LEASE", lease=lease)]
+            return [there, _compare_equal(key, "LEASE", lease=lease)]
 
 
-def _equal(key: bytes, target: str, **what: Any) -> Any:
+def _compare_equal(key: bytes, target: str, **what: Any) -> Any:
     return COMPARE(key=key, result="EQUAL", target=target, **what)
 
 

@@ -33,7 +33,7 @@ class RecordReader:
         for entry in entries:
             modified, value = self._read.get(entry.key, (0, None))
             if modified != entry.modified:
-                value = self._decoded(kind, entry)
+                value = self._decode(kind, entry)
                 self._read[entry.key] = entry.modified, value
             if isinstance(value, kind):
                 found.append(value)
@@ -41,7 +41,7 @@ class RecordReader:
                 unreadable[entry.key] = str(value)
         return found
 
-    def _decoded(self, kind: type[T], entry: Entry) -> T | WireError:
+    def _decode(self, kind: type[T], entry: Entry) -> T | WireError:
         try:
             text = unpack(entry.value)
             value = decode(kind, text)

@@ -109,7 +109,7 @@ class SqliteFile:
             self._prepare(path)
         except sqlite3.Error as error:
             self._base.close()
-            raise _unusable(path, error) from None
+            raise _describe_unusable(path, error) from None
         except StoreError:
             self._base.close()
             raise
@@ -301,7 +301,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         # Autocommit: transactions begin and end explicitly.
         return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
-        raise _unusable(path, error) from None
+        raise _describe_unusable(path, error) from None
 
 
 def _entry(row: tuple[bytes, bytes, int, int, int]) -> Entry:
@@ -313,7 +313,7 @@ def _rest(entry: Entry | None) -> tuple[bytes | None, int | None, int | None]:
     return (None, None, None) if entry is None else (entry.value, entry.created, entry.lease)
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+def _describe_unusable(path: Path, error: sqlite3.Error) -> StoreError:
     if error.sqlite_errorname.startswith("SQLITE_BUSY"):
         return StoreUnavailable(f"{path} is in use by another process")
     return StoreRefused(f"{path} cannot be used as the store: {error}")

@@ -31,7 +31,7 @@ T = TypeVar("T")
 COMMAND_S = 3600.0
 """The longest time for one setup command."""
 DRAIN_S = 1.0
-"""What a command leaves running may print so long after it has ended, and is killed then."""
+"""Seconds after a command's end in which what it left running may print before it is killed."""
 READ_BYTES = 1 << 16
 LINES_SHOWN = 3
 TEXT_MAX = 500
@@ -153,7 +153,7 @@ class _Log:
     def write(self, part: bytes, *, is_last: bool = False) -> None:
         """Write a part; hold back its end if a secret may begin there."""
         text = self.held + part
-        end = len(text) if is_last else len(text) - self._begun(text)
+        end = len(text) if is_last else len(text) - self._count_begun(text)
         for found in self.pattern.finditer(text):
             if found.start() < end < found.end():
                 end = found.end()
@@ -162,7 +162,7 @@ class _Log:
         self.file.flush()
         self.tail = (self.tail + shown)[-TAIL_BYTES:]
 
-    def _begun(self, text: bytes) -> int:
+    def _count_begun(self, text: bytes) -> int:
         """Return how many of the last bytes are the beginning of a secret."""
         found = 0
         for value in self.hidden:
@@ -192,7 +192,7 @@ async def _run(
                 starting = _start(command, cwd, {**os.environ, **variables}, writes)
             else:
                 starting = runner.start(command, cwd, variables, writes)
-            process = await _started(starting)
+            process = await _start_or_end(starting)
         finally:
             os.close(writes)
         reading = asyncio.create_task(_read(output, log))
@@ -216,8 +216,8 @@ async def _run(
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
 
 
-async def _started(command: Awaitable[RunningCommand]) -> RunningCommand:
-    """Return a command once it is started; end it, and what it began, if cancelled meanwhile."""
+async def _start_or_end(command: Awaitable[RunningCommand]) -> RunningCommand:
+    """Return a command once it is started; if cancelled meanwhile, end it and what it started."""
     starting = asyncio.ensure_future(command)
     try:
         return await asyncio.shield(starting)

@@ -19,6 +19,7 @@ from agents.core.model import Event, UnfitChanged
 from agents.daemon.allowed_uris import MOUNTS
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
+from agents.daemon.error_text import describe_error
 from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
@@ -40,7 +41,6 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
 from simulator.spec.job import Work
-from worker.atomic_file import said_of
 
 log = structlog.get_logger("sailor-agent")
 
@@ -50,7 +50,7 @@ RETRY_S = 60.0
 RETRY_S_MAX = 3600.0
 FETCH_AGAIN_S = 2.0
 FETCH_AGAIN_S_MAX = 60.0
-"""Pauses between attempts to fetch a package: sailord may only be restarting."""
+"""The longest pause between attempts to fetch a package, since sailord may be restarting."""
 READ_AGAIN_S = 0.3
 EXPECTED = (
     ArchiveError,
@@ -150,7 +150,7 @@ class Preparation:
         self.job, self._view, self._work = job, None, None
         self._set_unfit(unfit)
         if job is not None:
-            self.log = None  # That of a job that has ended can still be read.
+            self.log = None  # Without a next job, the log of the last one can still be read.
             self._work = self._tasks.start(self._prepare(job))
 
     def _set_unfit(self, why: str) -> None:
@@ -168,15 +168,15 @@ class Preparation:
             late: asyncio.Task[None] | None = None
             try:
                 work = await self._read(job)
-                late = self._tasks.start(self._say_late())
+                late = self._tasks.start(self._report_late())
                 async with self._one:
-                    self._view = {} if work is None else await self._made(job, work)
+                    self._view = {} if work is None else await self._set_up_folder(job, work)
                 self._set_unfit("")
             except Exception as error:
                 # Whatever a job contains must not end the agent or make it wait forever.
                 if late is not None:
                     late.cancel()
-                message = said_of(error, self.folder)
+                message = describe_error(error, self.folder)
                 if (kind := _kind_of(error, message)) != last:  # Report each kind of failure once.
                     last, failure = kind, message
                 trace = None if isinstance(error, EXPECTED) else error
@@ -198,12 +198,12 @@ class Preparation:
         except InputError:
             return None  # The generation that trains the job reports it.
 
-    async def _say_late(self) -> None:
+    async def _report_late(self) -> None:
         await asyncio.sleep(PATIENCE_S)
-        # Also after a failure: the job is not held in the middle of another attempt.
+        # A retry after a failure counts as preparing, too: the job is not held meanwhile.
         self._set_unfit(PREPARING)
 
-    async def _made(self, job: JobId, work: Work) -> dict[str, Any]:
+    async def _set_up_folder(self, job: JobId, work: Work) -> dict[str, Any]:
         folder = work_folder(self.folder / "folders", work)
         self.log = folder.log
         secrets = find_secrets(self.secrets, work.secrets)
@@ -224,13 +224,13 @@ class Preparation:
         if work.setup:
             versions = await in_thread(installed, packages_of(folder.environment))
             try:
-                check_agreed(versions, await self._agreed(job, as_text(versions)))
+                check_agreed(versions, await self._wait_agreed(job, as_text(versions)))
             except PackagesDifferError:
                 await in_thread(folder.reject)
                 raise
         return worker_view(folder, secrets)
 
-    async def _agreed(self, job: JobId, mine: str | None) -> str:
+    async def _wait_agreed(self, job: JobId, mine: str | None) -> str:
         while (found := await self.agreed(job, mine)) is None:
             await asyncio.sleep(READ_AGAIN_S)
         return found
@@ -243,7 +243,7 @@ class Preparation:
         secrets: Mapping[str, str],
         leads_to: Mapping[str, Path],
     ) -> None:
-        packed = await self._fetched(work.package) if work.package else None
+        packed = await self._fetch(work.package) if work.package else None
         if self.commands is not None:
             await self.commands.end_all()
         await in_thread(folder.begin)
@@ -255,7 +255,7 @@ class Preparation:
         if self.commands is not None:
             await in_thread(folder.share, with_environment=bool(work.setup))
         if work.setup:
-            first = await self._agreed(job, None)
+            first = await self._wait_agreed(job, None)
             if first:
                 folder.constraints.write_text(first, encoding="utf-8")
             await set_up(folder, work.setup, secrets, self.commands)
@@ -265,7 +265,7 @@ class Preparation:
         if packed is not None:
             await in_thread(delete_old, packed.parent, [packed])
 
-    async def _fetched(self, name: str) -> Path:
+    async def _fetch(self, name: str) -> Path:
         package = Package.named(name)
         if package is None:
             raise FetchError(f"{name} names no package")

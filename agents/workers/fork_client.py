@@ -45,7 +45,7 @@ class ForkClient:
     module: str
     """The worker's module, which the fork server imports."""
     orphan_s: float
-    """The fork server ends when it has no children and no agent has called for so long."""
+    """Seconds without a call of an agent after which a fork server without children ends."""
     is_service: bool = False
     """Whether it is a service of another user (``sailor-agent workers``): this process can then
     neither start it nor end its processes."""
@@ -86,7 +86,7 @@ class ForkClient:
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
         """Fork a worker; its ``process.json`` is written before it runs."""
         await self._ask({"ask": "fork", "folder": str(home), "spec": spec})
-        return _born(home)
+        return _read_forked(home)
 
     def open(self, id_: ProcessId) -> ProcessHandle | None:
         """Open a process that was forked; ``None``: it has ended."""
@@ -99,7 +99,7 @@ class ForkClient:
         about = {"command": command, "cwd": str(cwd), "variables": dict(variables)}
         asked = {"ask": "run", "folder": str(home), **about}
         await asyncio.to_thread(self._ask_with, asked, output)
-        return ForkedCommand(self, home, _born(home))
+        return ForkedCommand(self, home, _read_forked(home))
 
     async def kill_all(self, home: Path) -> None:
         """Kill the processes of a folder, and all their descendants."""
@@ -144,7 +144,7 @@ class ForkClient:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                # Sets of a script are in one order on all ranks.
+                # A script's sets must have the same order on all ranks.
                 env={**os.environ, "PYTHONHASHSEED": "0"},
             )
         if not await self._answers_within(START_S, process):
@@ -168,7 +168,7 @@ class ForkClient:
         try:
             writer.write(json.dumps(question).encode() + b"\n")
             async with asyncio.timeout(ANSWER_S):  # TimeoutError is an OSError.
-                answer = _checked(await reader.readline())
+                answer = _check_answer(await reader.readline())
             if question["ask"] == "sync":
                 self._speaks = int(answer.get("speaks", 0))
         finally:
@@ -183,7 +183,7 @@ class ForkClient:
             sent = socket.send_fds(connection, [asked], [descriptor])
             connection.sendall(asked[sent:])
             with connection.makefile("rb") as answer:
-                _checked(answer.readline())
+                _check_answer(answer.readline())
 
     @property
     def _socket(self) -> Path:
@@ -192,7 +192,7 @@ class ForkClient:
         return self.folder / "fork_server.sock"
 
 
-def _born(home: Path) -> ProcessId:
+def _read_forked(home: Path) -> ProcessId:
     """Read which process was forked; ``ValueError`` if a job has replaced the file."""
     born = json.loads(read_plain(home / "process.json"))
     try:
@@ -201,7 +201,7 @@ def _born(home: Path) -> ProcessId:
         raise ValueError(f"{home}/process.json names no process ({error})") from None
 
 
-def _checked(line: bytes) -> dict[str, Any]:
+def _check_answer(line: bytes) -> dict[str, Any]:
     """Return an answer of the fork server; ``OSError`` if it ended, or could not do as asked."""
     if not line:
         raise ConnectionError("the fork server ended")

@@ -28,12 +28,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agents.daemon.error_text import describe_error
 from agents.daemon.named_socket import named_socket
 from agents.daemon.oom_score import end_before_the_daemon
 from agents.daemon.state_folder import lock_file
 from agents.daemon.systemd import notify
 from agents.workers.pidfd import kill_group, peer_of, process_start
-from worker.atomic_file import replace_file, said_of
+from worker.atomic_file import replace_file
 from worker.spec_protocol import SPEAKS
 
 READ_BYTES = 1 << 16
@@ -107,7 +108,7 @@ class ForkServer:
                     try:
                         answer = self._answer(json.loads(line), passed)
                     except OSError as error:  # A full disk, for example.
-                        answer = {"speaks": SPEAKS, "error": said_of(error, self.path)}
+                        answer = {"speaks": SPEAKS, "error": describe_error(error, self.path)}
                     with contextlib.suppress(BrokenPipeError):
                         connection.sendall(json.dumps(answer).encode() + b"\n")
                     while passed:

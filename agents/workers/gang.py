@@ -21,6 +21,7 @@ from typing import Any
 
 from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
+from agents.daemon.error_text import describe_error
 from agents.daemon.tasks import Tasks
 from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import read
@@ -36,7 +37,7 @@ from agents.workers.process import (
     write_order,
 )
 from agents.workers.status import WorkerStatus, agreed_at, combine, contradicted_of, sealing_of
-from worker.atomic_file import replace_file, said_of
+from worker.atomic_file import replace_file
 from worker.plain_file import read_plain
 
 IDLE_S = 60.0
@@ -95,7 +96,7 @@ class WorkerGang:
                 self._adopt(home)
         found = len(list(self._gang()))
         if generation and not found:
-            self._exited("the workers ended while the agent was down")
+            self._report_exit("the workers ended while the agent was down")
         elif generation and found < count:
             self._fail("some workers ended while the agent was down")
         if generation:
@@ -155,14 +156,14 @@ class WorkerGang:
                     break
                 await self._fork(spec)
         except (OSError, ValueError) as error:
-            self._fail(f"the workers cannot be started: {said_of(error, self.folder)}")
+            self._fail(f"the workers cannot be started: {describe_error(error, self.folder)}")
         self._is_starting = False
         self._report_progress()
 
     def refuse(self, failure: str) -> None:
         """Report that no worker of the present generation can be started."""
         self._is_starting = False
-        self._exited(failure)
+        self._report_exit(failure)
 
     async def _kill_unused(self) -> None:
         """Kill the processes that have no rank, and wait until their devices are free."""
@@ -207,15 +208,15 @@ class WorkerGang:
     def ended_before(self) -> list[Path]:
         """Return the folders of processes that ended before this generation, oldest first."""
         shown = {path.parent for path in self.outputs.values()}
-        return [home for home in self._ended() if home not in shown]
+        return [home for home in self._list_ended() if home not in shown]
 
-    def _ended(self) -> list[Path]:
+    def _list_ended(self) -> list[Path]:
         living = {member.home for member in self.members}
         homes = [home for home in self.folder.glob("process/*") if home not in living]
         return sorted(homes, key=lambda home: home.stat().st_mtime)
 
     def _delete_old_homes(self) -> None:
-        for home in self._ended()[:-ENDED_KEPT]:
+        for home in self._list_ended()[:-ENDED_KEPT]:
             shutil.rmtree(home, ignore_errors=True)
 
     # ---- statuses -------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ class WorkerGang:
         if self._is_starting or not self.generation:
             return
         if not gang:
-            self._exited(self._failure or "the workers ended as they started")
+            self._report_exit(self._failure or "the workers ended as they started")
         if not gang or len(statuses) < len(gang):
             return
         if any(status.taking == "failed" for status in statuses):
@@ -348,7 +349,7 @@ class WorkerGang:
             )
         )
 
-    def _exited(self, failure: str) -> None:
+    def _report_exit(self, failure: str) -> None:
         self._is_over = True
         self.feed(GangExited(self.clock.now(), self.generation, failure, self._is_bug))
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.daemon.error_text import describe_error
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.workers.gang import WorkerGang
@@ -23,7 +24,6 @@ from agents.workers.specs import (
 )
 from agents.workers.status import WorkerStatus
 from simulator.documents.problems import InputError
-from worker.atomic_file import said_of
 
 DETAILS_ATTEMPTS = 30
 """Attempts to read a generation's plan before the generation fails on this node."""
@@ -89,7 +89,7 @@ class GenerationJoiner:
             write_generation_files(self.settings, details)
             all_specs = list(specs(self.settings, details, rank_map, self.node(), work))
         except OSError as error:
-            self.gang.refuse(said_of(error, self.settings.home(record.number)))
+            self.gang.refuse(describe_error(error, self.settings.home(record.number)))
             return
         except InputError as error:
             self.gang.refuse("; ".join(map(str, error.problems)))

@@ -62,14 +62,14 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
         with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
             if begin is not None and begin > end:
-                begin = 0  # It was made anew.
+                begin = 0  # The file was made anew.
             first = max(0, end - size) if begin is None else begin
             with contextlib.suppress(OSError):  # No data follows.
                 first = file.seek(first, os.SEEK_DATA)
             file.seek(first)
             data = file.read(size)
     except FileNotFoundError:
-        return "", 0  # It may come again, as that of a setup that is tried once more.
+        return "", 0  # The file may come back, as when a setup is tried again.
     except OSError:
         return "", begin or 0
     if begin is None and first > 0:  # Drop the part of a line.

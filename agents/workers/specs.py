@@ -145,7 +145,7 @@ def specs(
     for rank, device in rank_map.devices.items():
         folder = home / str(rank)
         folder.mkdir(exist_ok=True)
-        folder.chmod(0o770)  # The worker's own, also where workers have a user of their own.
+        folder.chmod(0o770)  # The worker writes there, also as another user of the agent's group.
         yield {
             "needs": NEEDS,
             "job": record.job,

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agents.daemon.version import own_version
 from agents.protocol.names import JOB_ID_PATTERN
 from sailord.api.answers.json_schema import schema_of
 from sailord.api.answers.responses import BODY_BYTES_MAX
 from sailord.api.answers.types import RequestProblems
 from sailord.api.route import Route
+from worker.version import own_version
 
 JSON = "application/json"
 BYTES = "application/octet-stream"

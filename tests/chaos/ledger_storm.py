@@ -223,7 +223,7 @@ class LedgerStorm:
         return self._result(time.monotonic() - begun, targets)
 
     def at_random(self, seconds: float) -> Iterator[tuple[float, str]]:
-        """Draw faults for so long."""
+        """Draw faults for this many seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             kind = self.rng.choices(list(FAULTS), list(FAULTS.values()))[0]
@@ -327,8 +327,8 @@ class LedgerStorm:
     def _targets(self, at_least: int) -> dict[str, str]:
         """Return what is wrong with each target, at best nothing.
 
-        Waits until the job trains and the nodes are the instances that are rented, so many at
-        least: an instance that was killed just now is still a target.
+        Waits until the job trains and the nodes are the rented instances, ``at_least`` of them:
+        an instance that was killed just now is still a target.
         """
         found: dict[str, str] = {}
 

@@ -456,7 +456,7 @@ def main() -> int:
     """Print a line for each mutation: its name and what caught it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all if there are none")
-    parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    parser.add_argument("--at-once", type=int, default=1, help="how many are tried at a time")
     every = "name all tests that catch each one, not only the first"
     parser.add_argument("--every", action="store_true", help=every)
     asked = parser.parse_args()

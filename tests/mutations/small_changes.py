@@ -119,9 +119,9 @@ def main() -> int:
     """Print the changes that no test catches, and how many there were."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", help="all pure cores if there are none")
-    parser.add_argument("--of", type=int, metavar="N", help="so many, by chance; else all of them")
+    parser.add_argument("--of", type=int, metavar="N", help="try N random ones; default: all")
     parser.add_argument("--seed", type=int, default=1, help="which ones those are")
-    parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    parser.add_argument("--at-once", type=int, default=1, help="how many are tried at a time")
     asked = parser.parse_args()
     texts = {name: Path(ROOT, name).read_bytes() for name in asked.modules or modules()}
     found = [each for name in texts for each in changes_of(name, texts[name].decode())]

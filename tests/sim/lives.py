@@ -64,8 +64,8 @@ def _trouble(world: World) -> None:
 def run_life(seed: int, wire: Wire | None = None, *, sharing: int = 0) -> World:
     """Run a world through faults and then calm, until it is at rest.
 
-    ``wire``: what a reader makes of the records that another process wrote. ``sharing``: so many
-    jobs share the cluster.
+    ``wire``: what a reader makes of the records that another process wrote. ``sharing``: how
+    many jobs share the cluster.
     """
     faults = SHARING if sharing else faults_of(seed)
     world = World(seed, faults, QuickPlanner() if sharing else planner_of(seed), sharing=sharing)

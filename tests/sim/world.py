@@ -185,7 +185,7 @@ class World:
         )
         has_end = self.random.random() < (0.75 if self.why_unfit else 0.25)
         steps = self.random.randint(20, 60) if has_end else None
-        # A stream of its own, so that lives of before stay what they were.
+        # A stream of its own leaves earlier seeds' lives as they were.
         due_at = Random(-self.seed).choice((None, EPOCH_S + 60.0, EPOCH_S + 600.0))
         self.submit(
             JobRecord(

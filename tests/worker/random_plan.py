@@ -18,7 +18,7 @@ OWN_SIZES = 0.4
 def any_plan(
     draw: Random, job: Job, *, pipelines_max: int = 6, stages_max: int = 4, ranks_max: int = 10
 ) -> Plan:
-    """Return a plan for the job's batch on at most so many ranks."""
+    """Return a plan for the job's batch on at most ``ranks_max`` ranks."""
     batch = job.global_batch
     size = draw.choice([n for n in range(1, batch + 1) if batch % n == 0])
     micro_batches = batch // size

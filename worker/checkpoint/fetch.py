@@ -34,7 +34,7 @@ REQUEST_BYTES_MAX = 32 << 20
 READS_MAX = 4
 """Concurrent read requests."""
 LISTINGS_MAX = 32
-SAID_BYTES_MAX = 500
+REFUSAL_BYTES_MAX = 500
 """The most bytes of a peer's refusal that are shown."""
 
 PieceBytes = bytearray | memoryview
@@ -162,12 +162,12 @@ class _Search:
         """Take the missing pieces that a source has."""
         self.check_cancelled()
         try:
-            files = self._matching(source, answer.result())
+            files = self._select_matching(source, answer.result())
         except SourceError as error:
             self.note(error)
             return
         # A piece that is damaged in one file may be intact in another.
-        while runs := list(_adjacent(self.candidates(source, files))):
+        while runs := list(_group_adjacent(self.candidates(source, files))):
             for body, run in pool.map(self.read, runs):
                 self.keep(body, run)
             self.missing -= self.bodies.keys()
@@ -178,7 +178,7 @@ class _Search:
         if isinstance(error, UnreachableError) and error.node:
             self.unreachable.add(error.node)
 
-    def _matching(
+    def _select_matching(
         self, source: PieceSource, files: Mapping[str, snapshot_file.Header]
     ) -> dict[str, snapshot_file.Header]:
         others = [file for file, header in files.items() if header.model != self.model]
@@ -235,7 +235,7 @@ class _Search:
             self.bytes_by_source[source.name] = before + piece.bytes
 
 
-def _adjacent(candidates: Iterable[list[_Candidate]]) -> Iterator[list[_Candidate]]:
+def _group_adjacent(candidates: Iterable[list[_Candidate]]) -> Iterator[list[_Candidate]]:
     """Group adjacent pieces, so that they are read together."""
     for of_file in candidates:
         run: list[_Candidate] = []
@@ -313,7 +313,7 @@ class PeerTls:
         if said["revoked"] is not None:
             context.load_verify_locations(said["revoked"])
             loaded = context.cert_store_stats()
-            if loaded["crl"] >= loaded["x509_ca"]:  # Not while one authority replaces the other.
+            if loaded["crl"] >= loaded["x509_ca"]:  # A new authority may have no list yet.
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return cls(context, said["server"])
 
@@ -358,7 +358,7 @@ class PeerSource:
         if status == 404:
             return {}
         if status != 200:
-            raise self._refused(self.name, status, body)
+            raise self._describe_refusal(self.name, status, body)
         try:
             return snapshot_file.listing_from(bytes(body), name=self.name)
         except snapshot_file.SnapshotError as error:
@@ -371,7 +371,7 @@ class PeerSource:
             wanted = {"Range": f"bytes={first}-{first + count - 1}"}
             status, part = self._get(f"{self.path}/{file}", wanted)
             if status != 206:
-                raise self._refused(f"{self.name}: {file}:", status, part)
+                raise self._describe_refusal(f"{self.name}: {file}:", status, part)
             if len(part) != count:
                 raise SourceError(f"{self.name}: {file}: {len(part)} bytes instead of {count}")
             body[first - offset : first - offset + count] = part
@@ -382,9 +382,9 @@ class PeerSource:
         for connection in self._connections:
             connection.close()
 
-    def _refused(self, what: str, status: int, body: bytearray) -> SourceError:
+    def _describe_refusal(self, what: str, status: int, body: bytearray) -> SourceError:
         """Return the error of a refusal, with the first line of what the agent says."""
-        said = body.partition(b"\n")[0][:SAID_BYTES_MAX].decode(errors="replace").strip()
+        said = body.partition(b"\n")[0][:REFUSAL_BYTES_MAX].decode(errors="replace").strip()
         return SourceError(f"{what} answers {status}{said and f': {said}'}")
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytearray]:

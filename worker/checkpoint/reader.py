@@ -24,9 +24,9 @@ class Reader:
     """What a worker reads with."""
 
     ticket: str
-    """What agents before there were grants ask for."""
+    """What agents of versions without grants ask for."""
     grant: str = ""
-    """Empty: the agent of this node is such a one."""
+    """Empty: the version of this node's agent has no grants."""
     secret: str = ""
     """The secret of the grant's key, in hexadecimal digits."""
 

@@ -95,7 +95,8 @@ def train_alone(options: RunOptions) -> None:
         with results.progress:
             run_ranks(body, ranks=ranks, board=board, on_message=results.on_message)
         if spec.pieces is not None and options.save is not None:
-            _save(spec, ranks, spec.pieces, options.save)  # First: no other output may cost it.
+            # Save first: a failure of another output must not lose the weights.
+            _save(spec, ranks, spec.pieces, options.save)
         results.progress.finish(_summary(places, results, spec.device))
         if options.timeline is not None:
             _write_timeline(options.timeline, places, results)
@@ -103,7 +104,7 @@ def train_alone(options: RunOptions) -> None:
 
 def _module_job(options: RunOptions) -> Job:
     """Return the job of a script or of a model of transformers."""
-    # What a script or a library prints is no step.
+    # stdout has one line for each step, and nothing that a script or a library prints.
     with printing_to_stderr():
         job, recipe = open_job(options.job, options.arguments)
         if options.save is not None:
@@ -118,21 +119,23 @@ def _prepare(
 ) -> RunSpec:
     """Read, check and open everything; report all problems at once."""
     problems, folder = Problems(), options.job.parent
-    plan = _checked(problems, lambda: _plan(options, job))
+    plan = _collect_problems(problems, lambda: _plan(options, job))
     data: DataSource | None = None
     weights: Callable[[int], ShardValues] | None = None
     if not has_module:
-        data = _checked(problems, lambda: open_data(job, folder))
-        weights = _checked(problems, lambda: open_weights(job, folder))
-    _checked(problems, lambda: _check_writable(options.timeline))
-    pieces = _checked(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
-    config = _checked(problems, lambda: _deepspeed_config(options, plan, job))
+        data = _collect_problems(problems, lambda: open_data(job, folder))
+        weights = _collect_problems(problems, lambda: open_weights(job, folder))
+    _collect_problems(problems, lambda: _check_writable(options.timeline))
+    pieces = _collect_problems(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
+    config = _collect_problems(problems, lambda: _deepspeed_config(options, plan, job))
     if options.steps is None and job.steps is None:
         problems.add("--steps", "is missing, and the job has no number of steps")
-    device = _checked(problems, lambda: _device(options.device, plan.device_count if plan else 1))
+    device = _collect_problems(
+        problems, lambda: _device(options.device, plan.device_count if plan else 1)
+    )
     if config is not None and device == "cpu" and job.precision == "fp16":
         problems.add("[training] precision", "is fp16, which DeepSpeed does not have on CPUs")
-    fail_at = _checked(problems, lambda: _fail_point(plan))
+    fail_at = _collect_problems(problems, lambda: _fail_point(plan))
     problems.raise_if_any()
     assert plan is not None
     assert device is not None
@@ -172,7 +175,7 @@ def _steps(options: RunOptions, job: Job, beginning: ResumePoint | None) -> int:
     return job.steps - done
 
 
-def _checked(problems: Problems, act: Callable[[], T]) -> T | None:
+def _collect_problems(problems: Problems, act: Callable[[], T]) -> T | None:
     """Run ``act``; collect its problems so that the other checks can run too."""
     try:
         return act()
@@ -273,7 +276,7 @@ def _check_writable(path: Path | None) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _describe_unwritable(path, error) from None
 
 
 @contextmanager
@@ -286,12 +289,12 @@ def _pieces_folder(folder: Path | None) -> Iterator[Path | None]:
         folder.mkdir(parents=True, exist_ok=True)
         pieces = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _describe_unwritable(folder, error) from None
     with pieces as name:
         yield Path(name)
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def _describe_unwritable(path: Path, error: OSError) -> InputError:
     what = f"cannot be written: {error.strerror or error}"
     return InputError(Problem(str(path), what, "name another place"))
 

@@ -17,7 +17,7 @@ import click
 
 from simulator.documents.problems import InputError, Problem
 from worker.cli.local_launcher import Interrupted, RanksFailedError
-from worker.cli.own_output import printing_to_stderr
+from worker.cli.own_output import discard_output, printing_to_stderr
 
 SOME_FAILED = 1
 UNUSABLE_INPUT = 2
@@ -46,19 +46,14 @@ class _CommandGroup(click.Group):
             ctx.exit(128 + interrupted.number)
         except BrokenPipeError:
             # The reader of our output has exited, as `| head` does.
-            _forget_output()
+            discard_output()
             ctx.exit(128 + signal.SIGPIPE)
         except OSError as error:
             # Input was checked before, so this is an output: a full disk, for example.
             where = error.filename or "the standard output"
             click.echo(f"error: {where}: cannot be written: {error.strerror or error}", err=True)
-            _forget_output()
+            discard_output()
             ctx.exit(SOME_FAILED)
-
-
-def _forget_output() -> None:
-    """Redirect stdout to /dev/null, so that Python does not flush to a closed pipe at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

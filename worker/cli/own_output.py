@@ -1,4 +1,4 @@
-"""Keeps what scripts and libraries print apart from a command's own output."""
+"""Keeps a command's own output apart from what scripts and libraries print, or discards it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def printing_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def discard_output() -> None:
+    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

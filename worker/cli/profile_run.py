@@ -64,7 +64,7 @@ def profile(options: ProfileOptions) -> None:
         cure = f"use letters, digits, dots and dashes, such as {profile_name(name)}"
         raise InputError(Problem("--name", f"{name!r} is not the name of a file", cure))
     path = options.out / f"profiles_{name}.json"
-    before = _before(path, catalogue)
+    before = _read_present(path, catalogue)
     request = Request(
         tp=options.tp,
         micro_batches=options.micro_batches,
@@ -74,7 +74,7 @@ def profile(options: ProfileOptions) -> None:
     )
     progress = ProgressLine(is_terminal=sys.stderr.isatty())
     if before is not None:
-        # Found out before minutes are spent.
+        # Fail now rather than after minutes of measuring.
         before.merged_with(_empty_like(before, job, name), place=str(path))
     with printing_to_stderr():
         found = profile_job(job, recipe, request, device, progress, now=time.monotonic)
@@ -99,7 +99,7 @@ def _open(options: ProfileOptions) -> tuple[Job, Recipe | None]:
     return job, None
 
 
-def _before(path: Path, catalogue: Catalogue) -> Profile | None:
+def _read_present(path: Path, catalogue: Catalogue) -> Profile | None:
     if not path.parent.is_dir():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ class AfterLoss:
             report_step(step_report)
         if self.trainer.progress.step > self.restored_step:
             self.snapshots.seal_if_complete()
-        if step_report is not None:  # Last: a script's logger may be slow or fail.
+        if step_report is not None:  # Log last: a script's logger may be slow or fail.
             self.trainer.log(step_report)
 
     def end(self) -> None:

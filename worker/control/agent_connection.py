@@ -26,9 +26,9 @@ AgentMessage = dict[str, Any]
 _CONNECT_S = 0.1
 """Seconds between attempts to connect."""
 _REPEAT_S = 0.5
-"""The status is repeated after so many seconds."""
+"""Seconds after which the status is repeated."""
 _PROGRESS_S = 0.02
-"""Mere progress is reported at most so often."""
+"""The shortest time between two reports of mere progress."""
 _READ_BYTES = 1 << 16
 
 

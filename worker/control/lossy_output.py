@@ -19,10 +19,10 @@ class _LossyFile(io.FileIO):
 
 def lose_what_cannot_be_written() -> None:
     """Let no ``print`` of this process fail, from now on."""
-    sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
+    sys.stdout, sys.stderr = _make_lossy(sys.stdout), _make_lossy(sys.stderr)
 
 
-def _lossy(before: Any) -> io.TextIOWrapper:
+def _make_lossy(before: Any) -> io.TextIOWrapper:
     raw = _LossyFile(before.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),

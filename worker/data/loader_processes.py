@@ -51,7 +51,7 @@ class LoaderProcesses:
         try:
             if self._running is None or micro != self._next:
                 self.close()
-                self._running = self._started(micro)
+                self._running = self._start(micro)
             self._next = self._following(micro)
             found = next(self._running)
         except (RuntimeError, OSError, EOFError) as error:
@@ -81,14 +81,14 @@ class LoaderProcesses:
             each.kill()  # One that hangs in its data is waited for in vain.
             each.join(5)
 
-    def _started(self, first: Micro) -> Iterator[Samples | str]:
+    def _start(self, first: Micro) -> Iterator[Samples | str]:
         parent = os.getpid()
         loader: DataLoader[Samples | str] = DataLoader(
             _Tried(self._source),  # type: ignore[arg-type]  # torch asks for no more than items
             batch_size=None,
             sampler=_Order(first, self._following),
             num_workers=self._processes,
-            collate_fn=_as_it_is,
+            collate_fn=_return_unchanged,
             multiprocessing_context="fork",
             worker_init_fn=lambda _: _begin_process(parent),
             # torch draws a seed for its processes; it must not be one of the script's numbers.
@@ -129,7 +129,7 @@ class _Tried:
 class _Sent(ForkingPickler):
     """The pickler of the processes' queue, whose thread drops what it cannot pickle and goes on.
 
-    What it always can, and may be large, is passed over.
+    Values that can always be pickled, and may be large, are not tried.
     """
 
     def persistent_id(self, value: Any) -> str | None:
@@ -140,7 +140,7 @@ class _Sent(ForkingPickler):
         return "array" if type(value) is np.ndarray and not value.dtype.hasobject else None
 
 
-def _as_it_is(samples: Any) -> Any:
+def _return_unchanged(samples: Any) -> Any:
     return samples
 
 

@@ -51,7 +51,7 @@ def check_sample(item: Any, limits: ValueLimits, place: str) -> None:
 
 
 def refuse_texts(item: Any, place: str) -> None:
-    """Raise ``InputError`` if entries of a sample are texts or missing, of which no tensor is."""
+    """Raise ``InputError`` if entries of a sample are texts or missing: they make no tensor."""
     parts = item if isinstance(item, Mapping) else {"": item}
     names = [str(name) for name, value in parts.items() if _is_no_number(value)]
     if names == [""]:

@@ -150,7 +150,7 @@ class GlooBackends:
                 return True
             except RuntimeError:
                 if operation.work.is_completed():
-                    operation.work.wait()  # Raises what it failed with, not that the look was over.
+                    operation.work.wait()  # Raises the operation's error, not the look's timeout.
                     return True
                 if had_failed:
                     return False

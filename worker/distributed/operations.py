@@ -106,22 +106,22 @@ class OperationLog:
         if waiting is None:
             with self._lock:
                 self._drop_finished()
-                waiting = self._first()
+                waiting = self._find_first()
         return None if waiting is None else (waiting, self._now() - waiting.begun_s)
 
     def _drop_finished(self) -> None:
         """Drop the first operations of each group that are over; called with the lock."""
-        before = self._first()
+        before = self._find_first()
         for operations in self._unfinished.values():
             while operations and _is_over(operations[0]):
                 operations.popleft()
-        first = self._first()
+        first = self._find_first()
         if first is not None and first is not before:
             # The device reaches operations in order, so this one began to wait when the one before
             # ended.
             first.begun_s = max(first.begun_s, self._now())
 
-    def _first(self) -> StartedOperation | None:
+    def _find_first(self) -> StartedOperation | None:
         """Return the operation that was started first of those kept; called with the lock."""
         firsts = (operations[0] for operations in self._unfinished.values() if operations)
         return min(firsts, key=lambda each: each.turn, default=None)

@@ -156,12 +156,12 @@ class PeerMonitor:
                     goodbyes = [self._handle(rank, json.loads(line)) for line in lines]
                     said_goodbye = any(goodbyes)
                     if said_goodbye or not content:
-                        self._heard_last_of(rank)
+                        self._expect_no_vote_of(rank)
                         selector.unregister(self._peers[rank])
                     if not content and not said_goodbye:
                         self.fail(PeerLostError(rank, "the peer monitor"))
 
-    def _heard_last_of(self, peer: int) -> None:
+    def _expect_no_vote_of(self, peer: int) -> None:
         """Expect no vote of this peer any more: it came with a failure, or will never come."""
         self._last_heard_of.add(peer)
         if self._last_heard_of >= self._peers.keys():
@@ -174,7 +174,7 @@ class PeerMonitor:
             with self._lock:
                 self._peer_votes[peer] = (int(step), slots)
         if "lost" in message or "aborted" in message:
-            self._heard_last_of(peer)
+            self._expect_no_vote_of(peer)
         match message:
             case {"lost": int(rank), "doing": str(doing)}:
                 self.fail(PeerLostError(rank, doing))
@@ -220,7 +220,7 @@ def _connect(
             while not are_all_there(store, _PREFIX):
                 check_cancelled()
                 if time.monotonic() > deadline:
-                    raise _late(_without_address(store, others))
+                    raise _late_error(_find_without_address(store, others))
                 time.sleep(pause_s(size))
             lower = [_key_of(each) for each in range(rank)]
             for each, address in enumerate(store.multi_get(lower) if lower else ()):
@@ -230,7 +230,7 @@ def _connect(
                 if meeting.failure is not None:
                     raise meeting.failure
                 if time.monotonic() > deadline:
-                    raise _late([each for each in others if each not in meeting.peers])
+                    raise _late_error([each for each in others if each not in meeting.peers])
                 time.sleep(_POLL_S)
         except BaseException:
             meeting.end()
@@ -251,17 +251,20 @@ def _key_of(rank: int) -> str:
     return f"{_PREFIX}/{rank}"
 
 
-def _without_address(store: Store, ranks: Sequence[int]) -> list[int]:
+def _find_without_address(store: Store, ranks: Sequence[int]) -> list[int]:
     """Return the ranks that have not stored their address; asks for halves, since few are late."""
     if not ranks or store.check([_key_of(each) for each in ranks]):
         return []
     if len(ranks) == 1:
         return [*ranks]
     half = len(ranks) // 2
-    return [*_without_address(store, ranks[:half]), *_without_address(store, ranks[half:])]
+    return [
+        *_find_without_address(store, ranks[:half]),
+        *_find_without_address(store, ranks[half:]),
+    ]
 
 
-def _late(ranks: Sequence[int]) -> TimeoutError:
+def _late_error(ranks: Sequence[int]) -> TimeoutError:
     return TimeoutError(f"ranks that did not connect in time: {', '.join(map(str, ranks))}")
 
 

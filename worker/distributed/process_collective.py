@@ -50,12 +50,12 @@ class ProcessCollective(Collective):
         return self._start(lambda group: group.allreduce([tensor.detach()], options))
 
     def read_sum(self, tensor: Tensor) -> list[Any]:
-        return self._checked(super().read_sum(tensor))
+        return self._check_then_return(super().read_sum(tensor))
 
     def read_max(self, tensor: Tensor) -> list[Any]:
-        return self._checked(super().read_max(tensor))
+        return self._check_then_return(super().read_max(tensor))
 
-    def _checked(self, values: list[Any]) -> list[Any]:
+    def _check_then_return(self, values: list[Any]) -> list[Any]:
         # On a GPU, an aborted collective ends like a completed one.
         self._transport.check()
         return values

@@ -50,7 +50,7 @@ WATCH_S = 0.5
 CLOSE_S = 20.0
 """Seconds for groups to close; a process in which one does not is not used again."""
 AFTER_LOSS_S = 1.0
-"""The same for gloo after a loss: they close at once or, with a sum that goes on, in minutes."""
+"""The same for gloo after a loss: groups close at once or, while a sum runs, take minutes."""
 _ALL = "all"
 _PRESENT = "present"
 _DATA_TAG = 1

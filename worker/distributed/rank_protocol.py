@@ -1,18 +1,19 @@
 """The protocol number of the messages between the ranks of a generation while they train.
 
 It grows whenever collectives between ranks change, or their order, or what is compared, or which
-numbers dropout draws, of which ranks that share a layer need the same: ranks of both kinds would
-wait for each other in vain, or add up what does not belong together. So all ranks must speak the
-same number. Agents and workers have another (``worker.spec_protocol``).
+numbers dropout draws, since ranks that share a layer need the same ones. Ranks with different
+numbers would wait for each other in vain, or add up what does not belong together, so all ranks
+must speak the same one. Agents and workers have another (``worker.spec_protocol``).
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from torch._C._distributed_c10d import Store
+
+from worker.version import own_version
 
 SPEAKS = 7
 """The number of this version; of versions before there was one: 0."""
@@ -31,14 +32,7 @@ class RankCode:
         return f"{name} (ranks' protocol {self.speaks})"
 
 
-def _installed() -> str:
-    try:
-        return version("sailor")
-    except PackageNotFoundError:
-        return "0+checkout"
-
-
-VERSION = _installed()
+VERSION = own_version()
 """Of the code that was loaded; an upgrade replaces what is installed beside it."""
 
 

@@ -64,10 +64,10 @@ def open_device(wanted: str | None, kind: str | None, catalogue: Catalogue) -> D
         raise InputError(Problem("--device", what, cure))
     if wanted == "cuda" or (wanted is None and has_gpu):
         return CudaDevice(kind, catalogue)
-    return CpuDevice("cpu" if kind is None else _named(kind, catalogue))
+    return CpuDevice("cpu" if kind is None else _check_kind(kind, catalogue))
 
 
-def _named(kind: str, catalogue: Catalogue) -> str:
+def _check_kind(kind: str, catalogue: Catalogue) -> str:
     try:
         return catalogue.gpu_name(kind)
     except InputError as error:
@@ -103,10 +103,10 @@ class CpuDevice:
     def check_fits(self, needed_bytes: float) -> None:
         free = (1 - _MEMORY_KEPT_FREE) * self._free_bytes()
         if needed_bytes > free:
-            raise DoesNotFitError(_lack(needed_bytes, free))
+            raise DoesNotFitError(_describe_lack(needed_bytes, free))
 
 
-def _lack(needed: float, free: float) -> str:
+def _describe_lack(needed: float, free: float) -> str:
     return f"it takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
 
 
@@ -134,7 +134,9 @@ class CudaDevice:
         self.place = torch.device("cuda", index)
         set_up(self.place)  # As in training: fp32 runs as TF32.
         self.name = torch.cuda.get_device_name(index)
-        self.kind = _named(kind, catalogue) if kind is not None else _gpu_kind(self.name, catalogue)
+        self.kind = (
+            _check_kind(kind, catalogue) if kind is not None else _gpu_kind(self.name, catalogue)
+        )
         self.driver = f"CUDA {torch.version.cuda}"
         self.queued = 8
 

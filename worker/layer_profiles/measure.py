@@ -168,7 +168,7 @@ def _bytes(
         if x.is_floating_point():
             x.requires_grad_()
         saved: dict[int, int] = {}
-        with saved_tensors_hooks(partial(_seen, saved), _same):
+        with saved_tensors_hooks(partial(_note_storage, saved), _return_unchanged):
             output, peak = device.bytes_over(partial(compute, x, current))
         # The input of one layer is the output of another, and counted once.
         own = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}
@@ -196,13 +196,13 @@ def _backward(short: ShortModel, part: _Pass, index: int, gradient: Tensor | Non
     short.collect_gradients(short.indices[index])
 
 
-def _seen(saved: dict[int, int], tensor: Tensor) -> Tensor:
+def _note_storage(saved: dict[int, int], tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     saved[storage.data_ptr()] = storage.nbytes()
     return tensor.detach()
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _return_unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from worker.closure import closure_values
+
 _ITEMS_MAX = 100
 _NUMEL_MAX = 2**10
 
@@ -47,8 +49,8 @@ def _variables_of(used: Any) -> Iterator[tuple[str, Any, frozenset[str]]]:
     names = frozenset((*code.co_names, *texts))
     if owner is not None:
         yield "", owner, names
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield name, _content(cell), names
+    for name, value in closure_values(function).items():
+        yield name, value, names
     for each in dis.get_instructions(code):
         if each.opname == "LOAD_GLOBAL" and each.argval in function.__globals__:
             yield each.argval, function.__globals__[each.argval], names
@@ -89,10 +91,3 @@ def _plain_values(value: Any, names: frozenset[str], depth: int = 2) -> Iterator
 
 def _with_key(key: str, value: Any, names: frozenset[str], depth: int) -> Iterator[tuple[str, Any]]:
     yield from ((f"{key}{more}", each) for more, each in _plain_values(value, names, depth - 1))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # It is not set yet.

@@ -49,7 +49,7 @@ def uncompiled(module: nn.Module) -> tuple[nn.Module, bool]:
 
 def switch_to_training(module: nn.Module) -> None:
     """Switch a module to training, but for parts that its script put into evaluation one by one."""
-    kept = list(_evaluated(module)) if module.training else []
+    kept = list(_find_evaluated(module)) if module.training else []
     module.train()
     for part in kept:
         part.training = False
@@ -116,14 +116,14 @@ def refuse_without_gradients(cut: ModuleCut, trained: Iterable[str]) -> None:
             )
 
 
-def _evaluated(module: nn.Module) -> Iterator[nn.Module]:
+def _find_evaluated(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the parts that are to stay in evaluation.
 
     A trained model of ``from_pretrained`` does not count: it is returned in evaluation.
     """
     if module.training:
         for part in module.children():
-            yield from _evaluated(part)
+            yield from _find_evaluated(part)
     elif not (
         hasattr(type(module), "from_pretrained")
         and any(each.requires_grad for each in module.parameters())

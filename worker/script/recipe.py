@@ -95,7 +95,7 @@ class Recipe:
     callbacks: tuple[Callback, ...] = ()
     name: str = "job"
     is_alone: bool = False
-    """Whether this process is the only one that trains, whatever comes."""
+    """Whether this process is the only one that ever trains the job."""
 
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
@@ -136,7 +136,7 @@ class Recipe:
 
     @cached_property
     def _first_skeleton(self) -> nn.Module:
-        """A copy of the module from before training, with the parts in evaluation of then."""
+        """A copy of the module from before training, whose parts in evaluation stay in it."""
         self._values  # noqa: B018 - keep the values before the module is changed
         return without_values(self._module)
 
@@ -353,13 +353,13 @@ class Recipe:
 
     def _example(self, samples: int) -> Any:
         """Return the first samples, with numbers of the module's type as in training."""
-        return self._converted(self.examples(range(samples)))
+        return self._convert(self.examples(range(samples)))
 
-    def _for_check(self, indices: Sequence[int]) -> Any:
+    def _load_for_check(self, indices: Sequence[int]) -> Any:
         """Return these samples for a check that computes in 32 bits at least."""
-        return self._converted(self.examples(indices), exact=True)
+        return self._convert(self.examples(indices), exact=True)
 
-    def _converted(self, batch: Any, *, exact: bool = False) -> Any:
+    def _convert(self, batch: Any, *, exact: bool = False) -> Any:
         dtype = torch.promote_types(self._dtype, torch.float32) if exact else self._dtype
         return batch_on_device(batch, of_module=True, dtype=dtype, device=torch.device("cpu"))
 
@@ -393,9 +393,9 @@ class Recipe:
         others = [] if self.loss is None else unlike_first(self._in_order, self._looked_at)
         found = check_separable(
             self,
-            self._for_check,
+            self._load_for_check,
             others=others,
-            evaluated=self._evaluated(),
+            evaluated=self._load_evaluated(),
             own_loss=self.loss is None and self.call_module is None,
         )
         self._changed[:] = dict.fromkeys([*self._changed, *found])
@@ -438,7 +438,7 @@ class Recipe:
         more = {"number of samples to evaluate": count}
         return settings_digests(groups, self.settings.schedules, **order, **about, **more)
 
-    def _evaluated(self) -> list[Any]:
+    def _load_evaluated(self) -> list[Any]:
         """Load a batch of the evaluation, and return samples for a check of its metrics."""
         data = None if self.steps is None else self.evaluation_after(self.steps - 1)
         if data is None or not data.batches():
@@ -449,7 +449,7 @@ class Recipe:
         others = unlike_first(data, min(sizes_of(data.dataset) or (1,)))[:1]
         chosen = [[0, *others], [0], others] if others else [[0]]
         batches = (data.batch(0, each).inputs for each in chosen)
-        return [self._converted(each, exact=True) for each in batches]
+        return [self._convert(each, exact=True) for each in batches]
 
     @property
     def _looked_at(self) -> int:
@@ -463,7 +463,7 @@ class Recipe:
         return Lengths() if given else Lengths.of(self._in_order, self._looked_at)
 
     def longest_examples(self, samples: int) -> Any:
-        """Return a batch of the longest of the first samples, so many times."""
+        """Return a batch of ``samples`` copies of the longest of the first samples."""
         return self.examples([self._lengths.longest] * samples)
 
     def changes(self) -> list[str]:
@@ -492,7 +492,7 @@ class Recipe:
         return describe_module(
             CutModule(self.skeleton(), self.cut, self.call),
             self.name,
-            lambda samples: self._converted(self.longest_examples(samples)),
+            lambda samples: self._convert(self.longest_examples(samples)),
             lambda output, batch: self.losses(output, batch)[0],
             is_trained=self.is_trained,
             splits=self.splits,

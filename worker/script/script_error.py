@@ -29,7 +29,7 @@ def script_line(error: BaseException) -> str | None:
         return None
     last = found[-1]
     within = "" if last.name.startswith("<") else f" in {last.name}"
-    return f"{_shown(last.filename)}:{last.lineno}{within}"
+    return f"{_shorten_path(last.filename)}:{last.lineno}{within}"
 
 
 def sentence(error: BaseException, hide: Callable[[str], str] = str) -> str:
@@ -59,7 +59,7 @@ def script_traceback(error: BaseException) -> str:
     if script_line(error) is not None:
         each: traceback.TracebackException | None = told
         while each is not None:
-            each.stack = _cut(each.stack)
+            each.stack = _drop_own_frames(each.stack)
             each = each.__cause__ or each.__context__
     return "".join(told.format())
 
@@ -69,7 +69,7 @@ def print_script_traceback(error: BaseException) -> None:
     print(script_traceback(error), end="", file=sys.stderr, flush=True)
 
 
-def _cut(stack: traceback.StackSummary) -> traceback.StackSummary:
+def _drop_own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
     first = next((number for number, frame in enumerate(stack) if _is_scripts(frame)), 0)
     kept = [frame for frame in stack[first:] if not frame.filename.startswith(_OURS)]
     return traceback.StackSummary.from_list(kept)
@@ -81,7 +81,7 @@ def _is_scripts(frame: traceback.FrameSummary) -> bool:
     return not (name.startswith(("<", *_OURS)) or is_library)
 
 
-def _shown(name: str) -> str:
+def _shorten_path(name: str) -> str:
     """Name a file relative to the present folder, if it is in it."""
     path = Path(name)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else name

@@ -61,7 +61,7 @@ class ScriptReports:
             self._judge("change {}, which {} uses".format(*changed))
 
     def _judge(self, what: str) -> None:
-        """Refuse what several ranks may compute with, and one has changed; alone there is one."""
+        """Refuse a callback's change that other ranks would not see; with one process, note it."""
         if not self.is_alone:
             why = "on this rank alone"
             cure = "let nothing but the batch decide: a later phase is a job of its own"

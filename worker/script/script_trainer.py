@@ -153,7 +153,7 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step; the module then has the trained weights.
 
-        So it has after an exception, such as that of Ctrl-C: those of the last step.
+        After an exception, such as that of Ctrl-C, it has the weights of the last step.
         """
         if on_train is None:
             try:
@@ -172,7 +172,7 @@ class Trainer:
         try:
             self._train(recipe)
         finally:
-            recipe.switch_caches(on=True)  # Or the script would save a model without.
+            recipe.switch_caches(on=True)  # Otherwise the script would save a model without caches.
             if isinstance(recipe.model, nn.Module) and len(devices) == 1:
                 recipe.model.to(devices.pop())
 
@@ -234,7 +234,7 @@ def _devices_of(model: nn.Module | Callable[[], nn.Module]) -> set[torch.device]
 
 
 def steps_of(epochs: float, samples: int, batch_size: int) -> int:
-    """Return in how many whole batches all samples are so often, rounded up."""
+    """Return the number of whole batches in these epochs, rounded up."""
     # 1.1 * 100 / 10 is 11.000000000000002, whose fraction is no batch.
     return max(1, math.ceil(round(epochs * samples / batch_size, 6)))
 

@@ -128,7 +128,7 @@ class OptimizerStep:
     def apply(self, weight: Tensor, gradient: Tensor, moments: tuple[Tensor, ...]) -> None:
         """Update the weights in place; the fused kernel changes the gradient, too."""
         if self.is_fused:
-            self._fused(weight, gradient, *moments)
+            self._apply_fused(weight, gradient, *moments)
             return
         size = _CHUNK.get(weight.device.type, _CHUNK_ELSEWHERE)
         scratch = weight.new_empty(2, min(size, weight.numel()))
@@ -136,10 +136,10 @@ class OptimizerStep:
             part = slice(begin, min(begin + size, weight.numel()))
             count = part.stop - part.start
             here = tuple(moment[part] for moment in moments)
-            step = self._sgd if self.optimizer == "sgd" else self._adam
+            step = self._apply_sgd if self.optimizer == "sgd" else self._apply_adam
             step(weight[part], gradient[part], *here, a=scratch[0, :count], b=scratch[1, :count])
 
-    def _fused(self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
+    def _apply_fused(self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
         beta_1, beta_2 = self.settings.betas
         number = partial(torch.full, (), dtype=torch.float32, device=weight.device)
         update = torch._fused_adamw_ if self.optimizer == "adamw" else torch._fused_adam_
@@ -165,15 +165,17 @@ class OptimizerStep:
     def _decay(self) -> float:
         return self.settings.decay(self.optimizer)
 
-    def _decaying(self, weight: Tensor, gradient: Tensor, *, a: Tensor, b: Tensor) -> Tensor:
+    def _add_decay(self, weight: Tensor, gradient: Tensor, *, a: Tensor, b: Tensor) -> Tensor:
         """Write the gradient in its final scale, with the decay of the weights, into ``a``."""
         torch.mul(gradient, self.gradient_factor, out=a)
         if self._decay:
             a.add_(torch.mul(weight, self._decay, out=b))
         return a
 
-    def _sgd(self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor) -> None:
-        self._decaying(weight, gradient, a=a, b=b)
+    def _apply_sgd(
+        self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor
+    ) -> None:
+        self._add_decay(weight, gradient, a=a, b=b)
         m.mul_(self.settings.momentum).add_(a)
         if self.settings.nesterov:
             a.add_(torch.mul(m, self.settings.momentum, out=b))
@@ -182,13 +184,13 @@ class OptimizerStep:
             torch.mul(m, self.learning_rate, out=a)
         weight.sub_(a)
 
-    def _adam(
+    def _apply_adam(
         self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *, a: Tensor, b: Tensor
     ) -> None:
         beta_1, beta_2 = self.settings.betas
         factor = self.gradient_factor
         if self.optimizer == "adam" and self._decay:
-            gradient, factor = self._decaying(weight, gradient, a=a, b=b), 1.0
+            gradient, factor = self._add_decay(weight, gradient, a=a, b=b), 1.0
         torch.mul(gradient, factor * (1 - beta_1), out=b)
         m.mul_(beta_1).add_(b)
         torch.mul(gradient, gradient, out=a)

@@ -154,7 +154,7 @@ class PipelineRank:
 
         ``seed`` is the factor on the sum of losses before it is differentiated.
         """
-        consumed = self._nothing()
+        consumed = self._count_nothing()
         self._forget_samples()
         last = {op.stage: index for index, op in enumerate(self._order) if op.kind == "B"}
         for op in self._expected_first:
@@ -189,7 +189,7 @@ class PipelineRank:
         for op in self._order:
             if op.kind == "F":
                 samples = self._load(op, step)
-                x, current = self._work(op, samples, self._take(op), step, self._nothing())
+                x, current = self._work(op, samples, self._take(op), step, self._count_nothing())
                 bad, result = self._runners[op.stage].first_bad_layer(x, current=current)
                 found += [] if bad is None else [bad]
                 if not self._is_loss(op.stage):
@@ -226,7 +226,7 @@ class PipelineRank:
                 arrived = self._take(op)
                 indices = torch.tensor(positions, device=self._device)
                 current = MicroBatch(self._random_seed, number, indices)
-                current.inputs = self._on_device(samples.inputs)
+                current.inputs = self._move_to_device(samples.inputs)
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
                 result = self._runners[op.stage].evaluate(x, current=current)
                 if isinstance(result, Tensor):
@@ -334,7 +334,7 @@ class PipelineRank:
         if samples is None:
             assert arrived is not None
             return arrived, current
-        current.inputs = self._on_device(samples.inputs)
+        current.inputs = self._move_to_device(samples.inputs)
         if op.stage == 0 and index == 0:
             consumed.samples += len(positions)
             consumed.digest_sum += int(samples.digests.sum())
@@ -346,7 +346,7 @@ class PipelineRank:
             arrived = current.inputs if is_tensor else torch.empty(0, device=self._device)
         return arrived, current
 
-    def _on_device(self, batch: Any) -> Any:
+    def _move_to_device(self, batch: Any) -> Any:
         return batch_on_device(
             batch, of_module=self._of_module, dtype=self._dtype, device=self._device
         )
@@ -375,7 +375,7 @@ class PipelineRank:
         """Return what the shape of the tensors after a stage depends on."""
         return (stage, self._signatures.get(op.micro_batch)) if self._of_module else ()
 
-    def _nothing(self) -> ConsumedSamples:
+    def _count_nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
 
 

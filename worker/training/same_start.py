@@ -36,12 +36,12 @@ def check_same_start(
     found = group.read_sum(own.flatten().to(device))
     rows = [found[first : first + group.size] for first in range(0, len(found), group.size)]
     for name, row in zip([None, *settings], rows, strict=True):
-        if (odd := _first_two(row)) is None:
+        if (odd := _find_two_that_differ(row)) is None:
             continue
         # The first rank that fails aborts the others, so none may fail before all know as much.
         with suppress(TransportError):
             group.read_sum(torch.zeros(1, device=device))
-        here, there = (_named(rank, plan) for rank in odd)
+        here, there = (_name_rank(rank, plan) for rank in odd)
         if name is None:
             what = f"{here} and {there} load different samples: the first of step {step} differs"
             cure = "sort what folders list (glob, os.listdir), seed each generator, use equal files"
@@ -51,7 +51,7 @@ def check_same_start(
         raise InputError(Problem("script", what, cure))
 
 
-def _first_two(row: Sequence[float]) -> tuple[int, int] | None:
+def _find_two_that_differ(row: Sequence[float]) -> tuple[int, int] | None:
     """Return two ranks whose digests differ; 0 stands for none."""
     first = {each: rank for rank, each in reversed(list(enumerate(row))) if each > 0}
     if len(first) <= 1:
@@ -60,7 +60,7 @@ def _first_two(row: Sequence[float]) -> tuple[int, int] | None:
     return here, there
 
 
-def _named(rank: int, plan: Plan) -> str:
+def _name_rank(rank: int, plan: Plan) -> str:
     place = rank_places(plan)[rank]
     node = plan.pipelines[place.pipeline].stages[place.stage].places[0].node
     return f"rank {rank}" + (f" on {node}" if node else "")

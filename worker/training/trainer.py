@@ -61,7 +61,7 @@ from worker.training.zero1 import Zero1Update, owned_buckets
 
 _LAST_VOTES_S = 1.0
 """Seconds for the surviving ranks to report their last votes after a failure; on hosts that are
-busy a message takes tenths of one. Only ranks that are silent make others wait so long."""
+busy a message takes tenths of one. Only silent ranks make others wait for all of it."""
 
 
 class NotANumberError(RuntimeError):
@@ -186,7 +186,7 @@ class RankTrainer:
         runners = {
             chunk.stage: StageRunner(
                 [by_number[number] for number in range(*chunk.layers)],
-                recomputed=self._recomputed(chunk),
+                recomputed=self._find_recomputed(chunk),
                 context=context,
                 collect=self._collect_gradients,
                 computes_loss=chunk.stage == self.place.stages - 1,
@@ -417,7 +417,7 @@ class RankTrainer:
         scale = progress.scale.restored(self.precision, self.job)
         self.progress = replace(progress, scale=scale).on(self.progress)
 
-    def _recomputed(self, chunk: Chunk) -> frozenset[int]:
+    def _find_recomputed(self, chunk: Chunk) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""
         layers, first = self.job.model.layers, chunk.layers[0]
         return frozenset(i for i in range(first, first + chunk.recomputed) if layers[i].checkpoint)

@@ -11,7 +11,6 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.daemon.version import own_version
 from agents.protocol.codec import plain
 from agents.protocol.records import JobId
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
@@ -26,6 +25,7 @@ from sailord.core.model.state import State
 from sailord.notify.feed import FeedEvent
 from sailord.page.merge_patch import merge_patch
 from sailord.page.training_curve import CurvePoint, TrainingCurve
+from worker.version import own_version
 
 LOOK_S = 0.5
 """How often changes are sent to watchers."""

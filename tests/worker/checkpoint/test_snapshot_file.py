@@ -158,7 +158,7 @@ def test_flipped_bit_of_the_headers_length_is_refused(tmp_path, bit):
     ids=["no JSON", "no text", "deep", "list", "empty", "no pieces", "no rows"],
 )
 @pytest.mark.usefixtures("no_collection")
-def test_header_with_a_valid_checksum_that_is_none_is_refused(tmp_path, text):
+def test_bytes_that_are_no_header_are_refused_despite_a_valid_checksum(tmp_path, text):
     path = tmp_path / "0.snap"
     path.write_bytes(sealing.head_of(text))
     assert list(snapshot_file.sealed_files(tmp_path)) == []

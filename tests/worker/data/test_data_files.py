@@ -88,7 +88,7 @@ def test_file_that_is_replaced_or_gone_is_refused(array):
     ],
     ids=["none", "fewer", "another name", "another size", "another content"],
 )
-def test_the_file_that_is_another_one_is_named(now, before, said):
+def test_file_that_was_exchanged_is_named(now, before, said):
     with pytest.raises(InputError, match=said):
         check_identity(now, before)
 

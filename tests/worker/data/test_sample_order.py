@@ -93,7 +93,7 @@ def test_before_the_first_step_any_order_may_be_taken():
     assert progress_from(saved_after(0, data_of(ONE))).on(fresh).order == fresh.order
 
 
-def test_a_state_without_its_order_is_gone_on_from_and_gets_one():
+def test_training_continues_from_a_state_without_an_order_and_saves_one():
     saved = asdict(saved_after(40, data_of(ONE, shuffled=False)))
     del saved["order"]
     fresh = TrainingProgress.first(LossScale(), data_of(ONE))

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     wishes = parser.parse_args()
     end_s = time.monotonic() + 60 * wishes.minutes
     done = read(wishes.file)

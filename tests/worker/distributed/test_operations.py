@@ -64,7 +64,7 @@ def test_receive_that_was_requested_early_keeps_no_tensors_of_other_groups():
         assert len(handles) <= 1
 
 
-def test_a_rank_waits_for_what_it_started_first_from_the_end_of_what_was_before_it():
+def test_wait_for_an_operation_begins_when_the_one_before_it_ends():
     now = [0.0]
     log = OperationLog(keeps_unfinished=True, now=lambda: now[0])
     started = []

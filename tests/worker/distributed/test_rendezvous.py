@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from agents.daemon.version import own_version
 from worker.distributed import rank_protocol
 from worker.distributed.proof import STRANGERS_MAX
 from worker.distributed.rank_protocol import OtherCodeError
@@ -24,6 +23,7 @@ from worker.distributed.rendezvous import (
     secret_of,
 )
 from worker.distributed.store_gate import connect_gate
+from worker.version import own_version
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from worker.layer_profiles.growing_batches import (
 
 
 class Bench:
-    """Measures each micro batch in as many seconds; larger ones than ``most`` do not fit."""
+    """Measures n samples in n seconds; micro batches above ``most`` do not fit."""
 
     def __init__(self, most: int) -> None:
         self.most, self.now_s = most, 0.0
@@ -42,7 +42,7 @@ def test_the_first_that_does_not_fit_ends_the_measurements() -> None:
     )
 
 
-def test_nothing_fits() -> None:
+def test_first_micro_batch_that_does_not_fit_leaves_no_measurement() -> None:
     bench = Bench(most=0)
     found = measure_growing((1, 2), bench.measure, now=bench.now, until_s=100.0)
     assert (found.found, found.too_large) == ((), 1)

@@ -71,7 +71,7 @@ def run(folder: Path, logger: str, *words: str, **environment: str) -> list[dict
     return lines
 
 
-def test_one_that_hangs_or_fails_at_the_end_delays_no_other(monkeypatch, capsys):
+def test_logger_that_hangs_or_fails_at_the_end_delays_no_other(monkeypatch, capsys):
     closed, never = [], threading.Event()
 
     class Kept:
@@ -95,7 +95,7 @@ def test_one_that_hangs_or_fails_at_the_end_delays_no_other(monkeypatch, capsys)
     ]
 
 
-def test_one_that_fails_is_not_used_any_more_and_says_why_in_a_line(capsys):
+def test_logger_that_fails_is_not_used_again_and_says_why_in_a_line(capsys):
     class Fails:
         def log(self, step: int, values: Mapping[str, float]) -> None:
             if step == 1:

@@ -141,7 +141,7 @@ def test_numbers_that_a_callback_changes_get_one_note_and_reach_no_rank(capsys):
     assert trainer.recipe.skeleton().drop.p == 0.1
 
 
-def test_a_number_of_the_model_that_is_not_one_is_not_changed(capsys):
+def test_not_a_number_in_the_model_is_no_change(capsys):
     trainer, calls = trainer_with(lambda *_: None)
     trainer.recipe.model.best = math.nan
     trainer.train()

@@ -189,7 +189,7 @@ def test_drop_last_shortens_an_epoch_and_workers_of_a_loader_load(capsys):
         pytest.param(1e-9, 25, 10, 1, id="at least one step"),
     ],
 )
-def test_epochs_are_whole_batches_rounded_up_and_not_by_an_error_of_floats(
+def test_epochs_round_up_to_whole_batches_despite_errors_of_floats(
     epochs, samples, batch_size, steps
 ):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -197,7 +197,7 @@ def test_epochs_are_whole_batches_rounded_up_and_not_by_an_error_of_floats(
     assert sailor.Trainer(module, torch.ones(samples, 2), **given).recipe.steps == steps
 
 
-def test_epochs_without_the_last_batch_are_no_step_longer_by_an_error_of_floats():
+def test_errors_of_floats_add_no_step_to_epochs_without_the_last_batch():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     loader = torch.utils.data.DataLoader(torch.ones(1_005, 2), 10, drop_last=True)
     assert sailor.Trainer(module, loader, epochs=1.1).recipe.steps == 110, "not 111"

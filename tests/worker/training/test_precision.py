@@ -245,7 +245,7 @@ def test_non_finite_gradient_names_its_layer():
     run_as_threads(1, body)
 
 
-def test_a_non_finite_loss_that_does_not_repeat_is_said_to_be_that(monkeypatch):
+def test_error_says_that_a_non_finite_loss_did_not_repeat(monkeypatch):
     job, cast = small_job(tied=False, skip_nonfinite=0), StepVote.cast
 
     def infinite(*about):

@@ -73,9 +73,7 @@ def test_ranks_with_other_samples_are_named_by_all(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("plan", "odd"), [(STAGES, -1), (PIPELINES, -1), (MIDDLE, 1)])
-def test_equal_samples_are_trained_whatever_a_rank_has_that_loads_none(
-    plan: Plan, odd: int
-) -> None:
+def test_rank_that_loads_no_samples_is_not_compared(plan: Plan, odd: int) -> None:
     assert set(told(plan, odd=odd)) == {""}
 
 

@@ -21,7 +21,7 @@ from worker.models.weight_files.foreign_tensors import TensorId
 from worker.types import LogicalTensor
 
 BLOCK_BYTES = 2**20
-"""A block has at most so many bytes, or one row."""
+"""The most bytes of a block, unless one row is larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,17 +44,17 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     try:
         state = open_saved_state(named)
     except InputError as error:
-        cure, folder = _older_intact(place, named), named.rpartition("/")[0]
+        cure, folder = _name_older_intact(place, named), named.rpartition("/")[0]
         # The place is added unless the text has it.
         texts = (p.what if folder in p.what else f"{p.place}: {p.what}" for p in error.problems)
         raise InputError([Problem(OPTION, text, cure) for text in texts]) from None
     found = differences(job, state.job, step=state.progress.step, place=OPTION)
     if found:
         raise InputError(found)
-    return ResumePoint(_logical(state), progress_from(state.progress))
+    return ResumePoint(_read_full_tensors(state), progress_from(state.progress))
 
 
-def _logical(state: SavedCheckpoint) -> dict[TensorKey, Tensor]:
+def _read_full_tensors(state: SavedCheckpoint) -> dict[TensorKey, Tensor]:
     kinds: tuple[StateKind, ...] = ("master", *(f"moment {i}" for i in state.kinds[:-1]))
     return {
         (layer, spec.name, kind): state.tensor((index, spec.name), number)
@@ -126,7 +126,7 @@ def _requested_manifest(place: _CheckpointFolder, uri: str) -> str:
     return matching[0]
 
 
-def _older_intact(place: _CheckpointFolder, named: str) -> str:
+def _name_older_intact(place: _CheckpointFolder, named: str) -> str:
     """Name the next older checkpoint that is intact."""
     try:
         for _, name in older(place.manifests(), point_of(named.split("/")[-2])):

@@ -39,7 +39,7 @@ class Objects:
         self._stream: Any = io.BytesIO()
 
     def read(self, path: str, first: int, size: int) -> bytearray:
-        """Read so many bytes; fewer at the end of the object."""
+        """Read ``size`` bytes, or fewer at the end of the object."""
         if path != self._path:
             self._stream.close()
             self._stream = self._files.open(path, "rb", block_size=_AHEAD_BYTES)

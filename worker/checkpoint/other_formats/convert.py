@@ -114,7 +114,7 @@ def export_deepspeed(state: SavedCheckpoint, out: Path) -> None:
     require_adam(state.job, "DeepSpeed's universal form")
     step = state.progress.updates
     with created_folder(out) as folder:
-        tag = f"global_step{state.progress.step}_universal"
+        tag = f"global_step{state.progress.step}_find_universal"
         (folder / "latest_universal").write_text(tag, encoding="ascii")
         for tensor in foreign_tensors(state.job):
             place = folder / tag / "zero" / tensor.name
@@ -161,10 +161,10 @@ def mapped_weights(state: SavedCheckpoint, beside: Path) -> Iterator[Mapping[Ten
 
 def external_names(job: Job, kind: Mapping[TensorId, Tensor]) -> dict[str, Tensor]:
     """Return full tensors by Hugging Face's names, those of a user's module, or ours."""
-    return {each.name: _in_memory(each, kind) for each in foreign_tensors(job)}
+    return {each.name: _assemble(each, kind) for each in foreign_tensors(job)}
 
 
-def _in_memory(tensor: ForeignTensor, kind: Mapping[TensorId, Tensor]) -> Tensor:
+def _assemble(tensor: ForeignTensor, kind: Mapping[TensorId, Tensor]) -> Tensor:
     whole = torch.zeros(tensor.shape, dtype=kind[tensor.tensors[0]].dtype)
     for each in tensor.tensors:
         values = kind[each].reshape(kind[each].shape or (1,))
@@ -308,7 +308,7 @@ def _updates(
 
 def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
     """Convert a universal checkpoint to one snapshot file; the job describes the model."""
-    root, step, samples, shapes = _universal(folder)
+    root, step, samples, shapes = _find_universal(folder)
     zero = root / "zero"
     files = {str(file.parent.relative_to(zero)): file for file in sorted(zero.rglob("fp32.pt"))}
     if not files:
@@ -339,8 +339,8 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
 TensorShapes = Mapping[str, tuple[int, ...]]
 
 
-def _universal(folder: Path) -> tuple[Path, int, int, TensorShapes]:
-    """Return the folder of the newest one, its step, its samples, and shapes of parameters."""
+def _find_universal(folder: Path) -> tuple[Path, int, int, TensorShapes]:
+    """Return the folder of the newest checkpoint, its step, its samples, and parameters' shapes."""
     try:
         root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
         states = root / "mp_rank_00_model_states.pt"
@@ -363,7 +363,7 @@ def _parameter(file: Path, shape: tuple[int, ...] | None) -> Tensor:
     After ZeRO stage 3 the file holds the tensor alone, without its shape.
     """
     try:
-        found = _loaded(file)
+        found = _load(file)
         if isinstance(found, Tensor) and shape is not None:
             return found.view(shape)
         found = found["param"]
@@ -377,12 +377,12 @@ def _parameter(file: Path, shape: tuple[int, ...] | None) -> Tensor:
 
 def _count(file: Path) -> int:
     try:
-        return int(_loaded(file))
+        return int(_load(file))
     except (TypeError, ValueError) as error:
         raise InputError(Problem(str(file), f"holds no number ({error})")) from None
 
 
-def _loaded(file: Path) -> Any:
+def _load(file: Path) -> Any:
     try:
         return load_tensors(file)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

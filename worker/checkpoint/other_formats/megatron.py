@@ -208,7 +208,7 @@ def _updates(common: Mapping[str, Any]) -> int | None:
 
 
 def _samples(common: Mapping[str, Any], job: Job) -> int:
-    """Return the samples so far: as Megatron counted them, or so many steps of the job."""
+    """Return the samples so far, as Megatron counted them or by the steps of the job."""
     counted = getattr(common.get("args"), "consumed_train_samples", None)
     return counted if isinstance(counted, int) else int(common["iteration"]) * job.global_batch
 

@@ -276,12 +276,14 @@ def state_entries(
     updates: int,
 ) -> list[TensorEntry]:
     """Return the entries of the state dict of a module and its optimizer."""
-    found = [TensorEntry(("model", t.name), t.shape, _later(read, t, 0), dtype) for t in tensors]
+    found = [
+        TensorEntry(("model", t.name), t.shape, _read_later(read, t, 0), dtype) for t in tensors
+    ]
     for tensor in tensors:
         at = ("optimizer", "state", tensor.name)
         found.append(TensorEntry((*at, "step"), (), lambda: torch.tensor(float(updates))))
         for number, kind in enumerate(kinds, start=1):
-            values = _later(read, tensor, number)
+            values = _read_later(read, tensor, number)
             found.append(TensorEntry((*at, kind), tensor.shape, values, dtype))
     return found
 
@@ -292,7 +294,7 @@ def order_entry(order: str) -> TensorEntry:
     return TensorEntry(tuple(ORDER.split(".")), tuple(text.shape), lambda: text, text.dtype)
 
 
-def _later(
+def _read_later(
     read: Callable[[ForeignTensor, int], Tensor], tensor: ForeignTensor, kind: int
 ) -> Callable[[], Tensor]:
     return lambda: read(tensor, kind)

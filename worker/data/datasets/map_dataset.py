@@ -105,7 +105,7 @@ class MapData:
                 for position, (part, number) in zip(positions, numbers, strict=True)
             ]
             first = positions[0] if len(positions) else 0
-            batch = _seeded(self.seed, step, first, partial(self._collated, items))
+            batch = _call_seeded(self.seed, step, first, partial(self._collate, items))
         digests = [
             _digest(step, position, part, number, item)
             for position, (part, number), item in zip(positions, numbers, items, strict=True)
@@ -143,12 +143,12 @@ class MapData:
         try:
             if self._reader is not None:
                 item = self._reader.sample(
-                    number, lambda each, act: _seeded(self.seed, 0, each, act)
+                    number, lambda each, act: _call_seeded(self.seed, 0, each, act)
                 )
             else:
                 data: Any = self.dataset
                 data = data.parts[part].dataset if isinstance(data, Blend) else data
-                item = _seeded(self.seed, step, position, partial(data.__getitem__, number))
+                item = _call_seeded(self.seed, step, position, partial(data.__getitem__, number))
         except InputError:
             raise
         except IndexError as error:
@@ -160,7 +160,7 @@ class MapData:
         check_sample(item, self.limits, place)
         return item
 
-    def _collated(self, items: list[Any]) -> Any:
+    def _collate(self, items: list[Any]) -> Any:
         if self.collate is not default_collate:
             return self.collate(items)
         try:
@@ -191,7 +191,7 @@ class OneEpoch:
     data: MapData
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
-        """Return those of the samples that there are."""
+        """Return the samples at those of these positions that have one."""
         there = self.data.positions_in(step, positions)
         none = torch.empty(0, dtype=torch.int64)
         return self.data.batch(step, there) if there else Samples(None, None, none)
@@ -218,7 +218,7 @@ def _own_randomness() -> Iterator[None]:
             np.random.set_state(numbers)
 
 
-def _seeded(seed: int, step: int, position: int, act: Callable[[], T]) -> T:
+def _call_seeded(seed: int, step: int, position: int, act: Callable[[], T]) -> T:
     """Call a user's code so that it draws the same for a sample on every rank that loads it."""
     place = struct.pack("<QQQ", seed, step, position)
     key = int.from_bytes(hashlib.blake2b(place, digest_size=4).digest(), "little")

@@ -42,11 +42,11 @@ class Packed:
         """
         self.dataset, self.length, self._pad_id, self._segments = dataset, length, pad_id, segments
         if lengths is None:
-            lengths = None if cache is None else _kept(Path(cache), len(dataset))
+            lengths = None if cache is None else _read_cache(Path(cache), len(dataset))
         if lengths is None:
             lengths = [len(_tokens(dataset[index], index)) for index in range(len(dataset))]
             if cache is not None:
-                _keep(lengths, Path(cache))
+                _write_cache(lengths, Path(cache))
         elif len(lengths) != len(dataset):
             what = f"has {len(lengths)} lengths for {len(dataset)} samples"
             raise InputError(Problem("Packed", what, "give one for each sample"))
@@ -128,7 +128,7 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _kept(cache: Path, count: int) -> list[int] | None:
+def _read_cache(cache: Path, count: int) -> list[int] | None:
     """Read the cached lengths of ``count`` samples; ``None``: there are none."""
     try:
         with cache.open("rb") as file:
@@ -139,7 +139,7 @@ def _kept(cache: Path, count: int) -> list[int] | None:
     return found.tolist() if is_whole and bool((found > 0).all()) else None
 
 
-def _keep(lengths: Sequence[int], cache: Path) -> None:
+def _write_cache(lengths: Sequence[int], cache: Path) -> None:
     """Write the lengths; several processes may do so at once, and write the same."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ class ImageArrays:
 
     def pixels(self, number: int) -> Pixels:
         image = self.images[number]
-        return _scaled(image.transpose(2, 0, 1) if self.channels_last else image)
+        return _scale(image.transpose(2, 0, 1) if self.channels_last else image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ class ImageFolder:
             what = f"{path} cannot be read as an image: {str(error) or type(error).__name__}"
             raise InputError(Problem("images", what, "remove or replace it")) from None
         pixels = np.asarray(picture.resize((self.image, self.image), Image.Resampling.BILINEAR))
-        return _scaled(pixels.reshape(self.image, self.image, -1).transpose(2, 0, 1))
+        return _scale(pixels.reshape(self.image, self.image, -1).transpose(2, 0, 1))
 
 
-def _scaled(pixels: NDArray[Any]) -> Pixels:
+def _scale(pixels: NDArray[Any]) -> Pixels:
     if pixels.dtype == np.uint8:
         return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return pixels.astype(np.float32)

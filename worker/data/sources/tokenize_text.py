@@ -113,13 +113,13 @@ def _all_tokens(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[Text
                 while chunk := source.read(_CHUNK):
                     yield chunk
             elif path.suffix == ".jsonl":
-                yield from _of_lines(source, tokenizer, path.name)
+                yield from _convert_lines(source, tokenizer, path.name)
             else:
-                yield from pieces_of(_decoded(source, path.name), tokenizer.encoder)
+                yield from pieces_of(_decode_lines(source, path.name), tokenizer.encoder)
                 yield [tokenizer.end]
 
 
-def _of_lines(source: BinaryIO, tokenizer: Tokenizer, name: str) -> Iterator[list[int]]:
+def _convert_lines(source: BinaryIO, tokenizer: Tokenizer, name: str) -> Iterator[list[int]]:
     """Convert the documents of a file of JSON lines, many at a time."""
     waiting: list[str] = []
 
@@ -143,7 +143,7 @@ def _of_lines(source: BinaryIO, tokenizer: Tokenizer, name: str) -> Iterator[lis
     yield from converted()
 
 
-def _decoded(source: BinaryIO, name: str) -> Iterator[str]:
+def _decode_lines(source: BinaryIO, name: str) -> Iterator[str]:
     """Read a text line by line."""
     for number, line in enumerate(source, start=1):
         try:

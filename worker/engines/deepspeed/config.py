@@ -51,7 +51,7 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
     named = given.get("optimizer", {}).get("type", _LEFT_OPEN)
     if named not in (_LEFT_OPEN, defaults["optimizer"]["type"]):
         del defaults["optimizer"]  # Its parameters do not fit another optimizer.
-    return _filled(given, defaults)
+    return _fill_in(given, defaults)
 
 
 def optimizer_of(job: Job) -> dict[str, Any]:
@@ -111,13 +111,13 @@ def _unknown_names(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
-def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_in(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the given settings over the defaults; "auto" means the default."""
     result = dict(defaults)
     for key, value in given.items():
         default = defaults.get(key, {})
         if isinstance(value, dict) and isinstance(default, dict):
-            result[key] = _filled(value, default)
+            result[key] = _fill_in(value, default)
         elif value != _LEFT_OPEN:
             result[key] = value
     return result

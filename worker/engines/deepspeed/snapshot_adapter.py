@@ -85,7 +85,7 @@ class DeepSpeedEngine:
         }
         build = partial(DeepSpeedTrainer, job, plan, rank, store, data, config, **shared)
         try:
-            self._trainer: DeepSpeedTrainer = self._guarded(build)
+            self._trainer: DeepSpeedTrainer = self._call_guarded(build)
         except BaseException:
             leave_groups()
             raise
@@ -118,7 +118,7 @@ class DeepSpeedEngine:
         # An interrupted step may have changed anything, so only the last snapshot counts.
         self.update_complete = False
         with self.recorder.span("step"):
-            report: StepReport = self._guarded(self._trainer.step)
+            report: StepReport = self._call_guarded(self._trainer.step)
         self.update_complete = True
         return report
 
@@ -139,7 +139,7 @@ class DeepSpeedEngine:
         return None
 
     def export_state(self) -> None:
-        held = self._guarded(self._trainer.rank_tensors)
+        held = self._call_guarded(self._trainer.rank_tensors)
         logical = {key: whole for key, ((_, whole),) in held.items()}
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
@@ -174,7 +174,7 @@ class DeepSpeedEngine:
             device=torch.device("cpu"),
         )
 
-    def _guarded(self, act: Callable[[], Any]) -> Any:
+    def _call_guarded(self, act: Callable[[], Any]) -> Any:
         """Call DeepSpeed; report a broken connection as the loss of a rank."""
         try:
             return act()

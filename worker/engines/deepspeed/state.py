@@ -30,8 +30,8 @@ _MOMENTS: Mapping[type, tuple[str, ...]] = {
 def pieces_of_engine(engine: Any, job: Job, layers: Sequence[LocalLayer]) -> RankTensors:
     """Copy the state of this rank's layers; a collective of all replicas."""
     found: RankTensors = {}
-    for layer, name, atoms, parameter in _named(job, layers):
-        place, kept = _kept(engine, parameter)
+    for layer, name, atoms, parameter in _list_parameters(job, layers):
+        place, kept = _kept_state(engine, parameter)
         for kind, values in kept.items():
             whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
             whole[place] = values
@@ -51,8 +51,8 @@ def load_engine(
 ) -> None:
     """Load full tensors, which any engine may have produced, into DeepSpeed."""
     with torch.no_grad():
-        for layer, name, _, parameter in _named(job, layers):
-            place, kept = _kept(engine, parameter)
+        for layer, name, _, parameter in _list_parameters(job, layers):
+            place, kept = _kept_state(engine, parameter)
             for kind, values in kept.items():
                 values.copy_(logical[layer, name, kind].flatten()[place])
             parameter.copy_(logical[layer, name, "master"])
@@ -61,7 +61,7 @@ def load_engine(
             state["step"].fill_(updates)
 
 
-def _named(
+def _list_parameters(
     job: Job, layers: Sequence[LocalLayer]
 ) -> Iterator[tuple[int, str, range | None, nn.Parameter]]:
     """Yield each parameter with its layer, name and atoms."""
@@ -74,7 +74,7 @@ def _named(
             yield TIED if is_shared else layer.index, name, atoms, tensor.parameter
 
 
-def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[StateKind, Tensor]]:
+def _kept_state(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[StateKind, Tensor]]:
     """Return the master and moments that this rank keeps, and which part of the parameter."""
     optimizer = _torch_optimizer(engine)
     flat: Tensor = parameter

@@ -36,7 +36,7 @@ LOGITS_MAX = 2**20
 """The most logits of a batch whose sum of squares is exact."""
 
 
-def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:
+def _round(x: Tensor, scale: float, bound: float) -> Tensor:
     return x.mul(scale).round_().div_(scale).clamp_(-bound, bound)
 
 
@@ -45,11 +45,11 @@ class _RoundToGrid(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return _rounded(x, _STATE, _STATE_MAX)
+        return _round(x, _STATE, _STATE_MAX)
 
     @staticmethod
     def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return _rounded(gradient, _GRADIENT, _GRADIENT_MAX)
+        return _round(gradient, _GRADIENT, _GRADIENT_MAX)
 
 
 def to_grid(x: Tensor) -> Tensor:

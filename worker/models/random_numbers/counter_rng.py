@@ -30,19 +30,19 @@ def random_words(index: Tensor, key: tuple[int, int] | tuple[Tensor, Tensor]) ->
 
     The key's words may be int32 tensors that broadcast to the index: one stream for each row.
     """
-    first, second = (_signed(word) if isinstance(word, int) else word for word in key)
+    first, second = (_as_signed(word) if isinstance(word, int) else word for word in key)
     return _mix(_mix(index.bitwise_xor_(first)).add_(second))
 
 
 def _mix(x: Tensor) -> Tensor:
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
-    x.mul_(_signed(_FIRST))
+    x.mul_(_as_signed(_FIRST))
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
-    x.mul_(_signed(_SECOND))
+    x.mul_(_as_signed(_SECOND))
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
-def _signed(word: int) -> int:
+def _as_signed(word: int) -> int:
     return word - _WORD_END if word >= _WORD_END // 2 else word
 
 
@@ -51,10 +51,10 @@ def sample_keys(
 ) -> tuple[Tensor, Tensor]:
     """Derive the key of a stream for each sample from their common key.
 
-    Or for each place, along a dimension, of a key for each row.
+    Given a key for each row, derive one for each place along a dimension.
     """
     low = random_words(samples.to(torch.int32, copy=True), key)
-    return low, random_words(low ^ _signed(0x9E3779B9), key)
+    return low, random_words(low ^ _as_signed(0x9E3779B9), key)
 
 
 def dropout_mask(keys: tuple[Tensor, Tensor], indices: range, probability: float) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from worker.closure import closure_values
 from worker.data.generator_turns import turn_if_free, turns_taken
 
 _TWISTER_BYTES = 4 * (624 + 1)
@@ -53,12 +54,12 @@ class GeneratorStates:
         own = list(own_generators(module))
         self._torch = [each.get_state for each in own if isinstance(each, torch.Generator)]
         others = (each for each in own if not isinstance(each, torch.Generator))
-        self._others = [_of_python(), _of_numpy(), *map(_reader, others)]
+        self._others = [_make_python_reader(), _make_numpy_reader(), *map(_make_reader, others)]
 
     def read(self) -> States:
         """Return the present states."""
         others = tuple([read() for read in self._others])
-        return States(self._of_torch(), others, turns_taken())
+        return States(self._read_torch(), others, turns_taken())
 
     def read_if_free(self) -> States | None:
         """Return the present states, unless another thread uses the generators."""
@@ -66,7 +67,7 @@ class GeneratorStates:
             return self.read() if is_mine else None
 
     def moved_since(self, before: States | None) -> Moved:
-        """Return which have moved, unless it may have been another thread that used them.
+        """Return which have moved; none if another thread may have used them.
 
         While another thread has its turn, they are not read: torch holds a generator's lock while
         it makes the tensor of its state. If a garbage collection in there gives way to a thread
@@ -77,7 +78,7 @@ class GeneratorStates:
             return Moved()
         return Moved(after.of_torch != before.of_torch, after.of_others != before.of_others)
 
-    def _of_torch(self) -> tuple[Any, ...]:
+    def _read_torch(self) -> tuple[Any, ...]:
         offset = 0
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not type it
             offset = torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
@@ -90,8 +91,8 @@ def own_generators(module: nn.Module) -> Iterator[Any]:
 
     They are looked for among attributes, in the globals of a part's code, and in its closure.
     """
-    known: set[int] = {id(torch.default_generator), id(_inner(random.getstate))}
-    known.add(id(_inner(np.random.get_state)))
+    known: set[int] = {id(torch.default_generator), id(_generator_behind(random.getstate))}
+    known.add(id(_generator_behind(np.random.get_state)))
     scopes: dict[int, list[Any]] = {}
     for part in module.modules():
         scopes[id(part)] = [each for key, each in vars(part).items() if key != "_modules"]
@@ -99,7 +100,7 @@ def own_generators(module: nn.Module) -> Iterator[Any]:
         if code.__module__.partition(".")[0] in _LIBRARIES or not inspect.isfunction(code):
             continue
         scopes[id(code.__globals__)] = list(code.__globals__.values())
-        scopes[id(code)] = [_content(cell) for cell in code.__closure__ or ()]
+        scopes[id(code)] = list(closure_values(code).values())
     values = (each for scope in scopes.values() for each in scope)
     for value in values:
         for each in _items_of(value):
@@ -117,19 +118,12 @@ def _items_of(value: Any, depth: int = 2) -> Iterator[Any]:
         yield value
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # It is not set yet.
-
-
-def _inner(method: Any) -> Any:
+def _generator_behind(method: Any) -> Any:
     """Return the generator behind a function of a module."""
     return method.__self__
 
 
-def _reader(generator: Any) -> Callable[[], Any]:
+def _make_reader(generator: Any) -> Callable[[], Any]:
     """Return what reads the state of a generator that a script made."""
     if isinstance(generator, random.Random):
         return generator.getstate
@@ -138,9 +132,9 @@ def _reader(generator: Any) -> Callable[[], Any]:
     return lambda: repr(generator.get_state())
 
 
-def _of_python() -> Callable[[], Any]:
+def _make_python_reader() -> Callable[[], Any]:
     """Return what reads Python's generator; ``getstate`` makes 625 integers, which takes 6 µs."""
-    generator = _inner(random.getstate)
+    generator = _generator_behind(random.getstate)
     address = id(generator) + object.__basicsize__
     *words, position = random.getstate()[1]
     expected = b"".join(each.to_bytes(4, sys.byteorder) for each in (position, *words))
@@ -150,7 +144,7 @@ def _of_python() -> Callable[[], Any]:
     return lambda: ctypes.string_at(address, _TWISTER_BYTES)
 
 
-def _of_numpy() -> Callable[[], Any]:
+def _make_numpy_reader() -> Callable[[], Any]:
     """Return what reads numpy's generator; ``get_state`` takes 30 µs."""
     generators: Any = np.random  # Its types leave the function out.
     bits = generators.get_bit_generator()

@@ -71,8 +71,8 @@ class KeyedRandom(TorchDispatchMode):
         *outer, inner = shape[0] // samples, *shape[1:]
         for size in outer:
             # Attention of a padded sample has more keys for each query: no running index would do.
-            keys = sample_keys(*_along(keys, size))
-        low_and_high, index = _along(keys, inner)
+            keys = sample_keys(*_add_dimension(keys, size))
+        low_and_high, index = _add_dimension(keys, inner)
         drawn = random_words(index, low_and_high)
         # 24 bits: every number is exact in fp32, and below 1.
         return (drawn >> 8).bitwise_and_(2**24 - 1).to(torch.float32).mul_(2.0**-24).view(shape)
@@ -83,7 +83,7 @@ class KeyedRandom(TorchDispatchMode):
         return radius * torch.cos(2 * math.pi * self.uniform(shape, device))
 
 
-def _along(keys: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def _add_dimension(keys: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Return keys with one more dimension, and the places along it for each of them."""
     low, high = keys
     places = torch.arange(size, dtype=torch.int32, device=low.device)

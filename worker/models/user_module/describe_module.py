@@ -46,7 +46,7 @@ def describe_module(
         for size in (1, 2)
     )
     one, two = (
-        list(_traced(module, batch, losses, is_trained, splits, dtype)) for batch in batches
+        list(_trace_layers(module, batch, losses, is_trained, splits, dtype)) for batch in batches
     )
     _refuse_cut_off(module.cut, one, is_trained)
     tensors = _tensors(module, is_trained, splits)
@@ -110,7 +110,7 @@ def _tensors(
     return [tuple(each) for each in found]
 
 
-def _traced(
+def _trace_layers(
     module: CutModule,
     batch: Any,
     losses: Callable[[Any, Any], Tensor],

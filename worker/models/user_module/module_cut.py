@@ -149,7 +149,7 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
         if watch.called < len(blocks):
             raise CutError(f"{blocks[watch.called]} is not called")
         cut = _assign(module, blocks, uses, names, tuple(watch.forms))
-        unused = cut.unused | _without_effect(module, cut, watch.first, out)
+        unused = cut.unused | _find_without_effect(module, cut, watch.first, out)
         cut = replace(cut, unused=unused, without_gradients=watch.without_gradients)
         _refuse_second_paths(module, cut, watch, out)
     return cut
@@ -216,7 +216,9 @@ def _refuse_second_paths(module: nn.Module, cut: ModuleCut, watch: _Watch, resul
         raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
 
-def _without_effect(module: nn.Module, cut: ModuleCut, hidden: Tensor, result: Any) -> set[str]:
+def _find_without_effect(
+    module: nn.Module, cut: ModuleCut, hidden: Tensor, result: Any
+) -> set[str]:
     """Return the parameters outside of blocks that code has used, but no result depends on.
 
     As by torch they have no gradient: ``hidden`` is what the first block gets.
@@ -327,7 +329,7 @@ class _Watch:
             if compute is None:
                 out = repack(self.forms[like], hidden)
             else:
-                out = self._computed(index, compute, hidden, rest)
+                out = self._compute(index, compute, hidden, rest)
             self.forms.append(form_of(name, out))
             if compute is not None:
                 self.outputs[index] = hidden_of(out)
@@ -343,7 +345,7 @@ class _Watch:
 
         return forward
 
-    def _computed(
+    def _compute(
         self, index: int, compute: Callable[..., Any], hidden: Tensor, rest: BlockRest
     ) -> Any:
         self.inputs[index] = hidden.detach().requires_grad_()

@@ -115,15 +115,15 @@ class ModuleLayer:
     def __call__(self, x: Tensor) -> Tensor:
         current = self._current()
         if self.index == 0:
-            return self._by_sample(current, lambda _: self.module.embed(current.inputs))
+            return self._compute_by_sample(current, lambda _: self.module.embed(current.inputs))
         assert self.index + 1 < self.module.cut.layers, "the head is computed with its loss"
         if current.block_arguments is None:
             # The code before the blocks draws the same numbers wherever it runs.
-            current.block_arguments = self._by_sample(
+            current.block_arguments = self._compute_by_sample(
                 current, lambda _: self.module.arguments(current.inputs), layer=0
             )
         arguments = current.block_arguments
-        out = self._by_sample(
+        out = self._compute_by_sample(
             current,
             lambda _: self.module.block(self.index - 1, x, arguments),
             layer=self.index,
@@ -150,11 +150,13 @@ class ModuleLayer:
             current.label_count = whole_or_nan(count)
             return total
 
-        return self._by_sample(current, compute)
+        return self._compute_by_sample(current, compute)
 
     def output(self, x: Tensor, current: MicroBatch, call: Call | None = None) -> Any:
         """Compute this layer, which must be the head; ``call`` calls the module in another way."""
-        return self._by_sample(current, lambda random: self._output(x, current, random, call))
+        return self._compute_by_sample(
+            current, lambda random: self._output(x, current, random, call)
+        )
 
     def _output(
         self,
@@ -169,7 +171,7 @@ class ModuleLayer:
 
         return self.module.head(x, current.inputs, at_last_block=own_numbers, call=call)
 
-    def _by_sample(
+    def _compute_by_sample(
         self, current: MicroBatch, compute: Callable[[KeyedRandom | None], T], *, layer: int = 0
     ) -> T:
         """Compute with random numbers that depend on the samples alone.
@@ -207,7 +209,7 @@ class ModuleLayer:
                     found = compute(random)
         except FusedAttentionDropoutError:
             self.plain_attention = True
-            return self._by_sample(current, compute, layer=layer)
+            return self._compute_by_sample(current, compute, layer=layer)
         except RandomnessError as error:
             cure = "draw with the samples first, or leave it out"
             raise InputError(Problem(self._place(), str(error), cure)) from None
@@ -218,7 +220,7 @@ class ModuleLayer:
         if was_quiet and random.has_drawn and self.entry is not None:
             raise self._late_draws()
         if self._others_have_moved(seen, layer) and self.entry is None:
-            return self._by_sample(current, compute, layer=layer)
+            return self._compute_by_sample(current, compute, layer=layer)
         return found
 
     def _others_have_moved(self, before: States | None, layer: int) -> bool:

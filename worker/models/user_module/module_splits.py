@@ -78,7 +78,7 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
     if not kinds or most < 2:
         return ModuleSplits({}, 1, why)
     arguments = module.arguments(batch)
-    for name in list(_between(module, kinds, arguments)):
+    for name in list(_find_between(module, kinds, arguments)):
         if module.module.get_parameter(name).dim() == 0:
             return ModuleSplits({}, 1, f"{name} is a single number, used between split parts")
         kinds = {**kinds, name: "partial"}
@@ -92,7 +92,7 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
     return ModuleSplits({}, 1, why)
 
 
-def _between(
+def _find_between(
     module: CutModule, kinds: Mapping[str, ParameterSplit], arguments: BlockArguments
 ) -> Iterator[str]:
     """Yield the parameters that blocks use between split columns and rows, in full.
@@ -103,11 +103,11 @@ def _between(
     found: dict[int, list[str]] = {}
     for index, path in enumerate(module.cut.blocks):
         if like[index] == index:
-            found[index] = _between_in(module, index, kinds, arguments)
+            found[index] = _find_between_in(module, index, kinds, arguments)
         yield from (f"{path}.{name}" for name in found[like[index]])
 
 
-def _between_in(
+def _find_between_in(
     module: CutModule, index: int, kinds: Mapping[str, ParameterSplit], arguments: BlockArguments
 ) -> list[str]:
     path = module.cut.blocks[index]
@@ -192,16 +192,16 @@ def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments)
 
 def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, ParameterSplit], str]:
     """Return the splittable parts of all blocks; empty with a reason if there are none."""
-    found = dict(_of_classes(module, cut))
+    found = dict(_read_classes(module, cut))
     for path, kind in found.items():
         if kind not in ("columns", "rows"):
             return {}, f"{path} is declared as {kind!r}; columns and rows are possible"
     if not found:
-        found, unknown = _of_plan(module, cut)
+        found, unknown = _read_plan(module, cut)
         if unknown:
             return {}, f"its tensor-parallel plan says {unknown}, which is not supported"
     parts = dict(module.named_modules())
-    found = dict(_with_adapters(found, parts))
+    found = dict(_take_adapters_apart(found, parts))
     for path, kind in found.items():
         part = parts.get(path)
         if part is None:
@@ -213,7 +213,7 @@ def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Par
     return found, ""
 
 
-def _with_adapters(
+def _take_adapters_apart(
     found: Mapping[str, ParameterSplit], parts: Mapping[str, nn.Module]
 ) -> Iterator[tuple[str, ParameterSplit]]:
     """Yield all parts, with peft's LoRA layers taken apart: their matrices follow what they adapt.
@@ -245,13 +245,13 @@ def _name_of(part: nn.Module) -> str:
     return f"{type(part).__module__}.{type(part).__qualname__}"
 
 
-def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
+def _read_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
     for path in cut.blocks:
         for name, kind in splits_of(module.get_submodule(path)).items():
             yield f"{path}.{name}", kind
 
 
-def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, ParameterSplit], str]:
+def _read_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, ParameterSplit], str]:
     """Read the plan of transformers; experts stay whole."""
     found: dict[str, ParameterSplit] = {}
     for name, style in _styles(module, cut):

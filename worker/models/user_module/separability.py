@@ -60,7 +60,7 @@ def check_separable(
     kept: list[KeptValues] = []
     passed: list[BlockArguments] = []
     for samples, batch in batches:
-        found.append(_pass(layers, batch, samples, context))
+        found.append(_compute_all(layers, batch, samples, context))
         kept.append(kept_values(skeleton))
         assert context.current is not None, "a pass has set it"
         passed.append(context.current.block_arguments)
@@ -80,7 +80,7 @@ def check_separable(
         # What torch refuses is told in training, with the step.
         with suppress(IndexError, RuntimeError):
             sums = [
-                _pass(layers, make_batch(samples), samples, context)[-1]
+                _compute_all(layers, make_batch(samples), samples, context)[-1]
                 for samples in ([0, other], [0], [other])
             ]
             totals = [total[:1] for total in sums]
@@ -89,7 +89,7 @@ def check_separable(
     _check_metrics(layers, evaluated, context)
     _refuse_changed_buffers(skeleton, buffers)
     _refuse_second_values(source, layers, batches[1][1], one_alone, passed[1], context)
-    return [*notes, *_unlike_shapes(source, layers, *alone)]
+    return [*notes, *_find_unlike_shapes(source, layers, *alone)]
 
 
 def _judge_kept_values(
@@ -103,17 +103,17 @@ def _judge_kept_values(
     passes: list[list[Tensor]] = []
     kept: list[KeptValues] = []
     for _ in range(2):
-        passes.append(_pass(layers, batch, [0], context))
+        passes.append(_compute_all(layers, batch, [0], context))
         kept.append(kept_values(module))
     name = changed_value(*kept)
     if name is None:
-        return []  # It is of the last sample, as an activation that somebody wants to see.
+        return []  # What it keeps depends on the last sample alone, as an activation does.
     for results in passes:
         for one, other in zip(before, results, strict=True):
             scale = max(float(one.abs().max()), 1e-6)
             if float((one - other).abs().max()) > _TOLERANCE_OF_STAGES * scale:
                 what = f"computes a sample otherwise after other passes, and keeps {name}"
-                cure = "keep nothing from pass to pass: which there are depends on the plan"
+                cure = "keep nothing from pass to pass: the plan decides which passes a rank runs"
                 raise InputError(Problem("model", what, cure))
     why = "and how many there are depends on the plan: let no result depend on it"
     return [f"model: {name} changes with every pass, {why}"]
@@ -152,7 +152,7 @@ def _check_metrics(
     for batch, samples in zip(batches, ([0, 1], [0], [1]), strict=False):
         with torch.no_grad():
             own = [0] if len(batches) == 1 else samples
-            hidden, current = _hidden(layers, batch, own, context)
+            hidden, current = _compute_hidden(layers, batch, own, context)
             found.append(layers[-1].metrics(hidden[-1], current))
     if len(found) < 3:
         return
@@ -172,7 +172,7 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
     """Compare two packed rows that differ in their first document, which has ``first`` tokens."""
     context = MicroBatchContext()
     layers = _layers(source.skeleton(), source, context)
-    results = [_pass(layers, row, [0], context) for row in (one, other)]
+    results = [_compute_all(layers, row, [0], context) for row in (one, other)]
     for mine, changed in zip(*(found[:-1] for found in results), strict=True):
         if mine.dim() < 3:
             continue  # It has no tokens.
@@ -191,7 +191,7 @@ def _layers(
     generators = GeneratorStates(skeleton)
     layers = [
         ModuleLayer(index, (), module, source, context, generators)
-        for index in _one_of_each(skeleton, source)
+        for index in _pick_one_of_each(skeleton, source)
     ]
     for layer in layers:
         for name, index in source.cut.layer_of.items():
@@ -230,14 +230,14 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*bits)
 
 
-def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
+def _pick_one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
     """Return the embedding, one block of each kind, and the head, by their index."""
     cut = source.cut
     kinds = kinds_of(skeleton, cut.blocks)
     return [0, *(index + 1 for index in sorted(set(kinds))), cut.layers - 1]
 
 
-def _hidden(
+def _compute_hidden(
     layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
 ) -> tuple[list[Tensor], MicroBatch]:
     """Compute all layers but the head."""
@@ -249,12 +249,12 @@ def _hidden(
     return found[1:], current
 
 
-def _pass(
+def _compute_all(
     layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
 ) -> list[Tensor]:
     """Compute all layers; the last result is the sum of the losses, and their number."""
     with torch.no_grad():
-        found, current = _hidden(layers, batch, samples, context)
+        found, current = _compute_hidden(layers, batch, samples, context)
         total, count = layers[-1].losses(found[-1], current), float(current.label_count)
     check_whole(count)
     sums = torch.stack((total.double(), torch.tensor(count)))
@@ -304,7 +304,7 @@ def _second_value(name: str) -> InputError:
     return InputError(Problem("model", what, cure))
 
 
-def _unlike_shapes(
+def _find_unlike_shapes(
     source: ModuleSource,
     layers: Sequence[ModuleLayer],
     *runs: tuple[Any, Sequence[Tensor]],

@@ -106,13 +106,13 @@ class _Trial:
     batch: Any
 
     def computed(self, ranks: int) -> list[_Computed]:
-        """Let so many ranks share the block."""
+        """Let this many ranks share the block."""
         if ranks == 1:
-            return [self._rank(1, 0, None)]
+            return [self._compute_rank(1, 0, None)]
         world = _World(ranks)
-        return world.run(lambda rank: self._rank(ranks, rank, _Member(world, rank)))
+        return world.run(lambda rank: self._compute_rank(ranks, rank, _Member(world, rank)))
 
-    def _rank(self, tp: int, rank: int, group: Collective | None) -> _Computed:
+    def _compute_rank(self, tp: int, rank: int, group: Collective | None) -> _Computed:
         context = MicroBatchContext()
         (layer,) = build_module_layers(
             self.source, self.job, [self.index], tp=tp, tp_index=rank, group=group,
@@ -120,7 +120,7 @@ class _Trial:
         )  # fmt: skip
         current = MicroBatch(0, 0, torch.tensor([0]), inputs=self.batch)
         shape = self.arguments.hidden_shape
-        current.block_arguments = BlockArguments(tree_map(_exact, self.arguments.rest), shape)
+        current.block_arguments = BlockArguments(tree_map(_to_fp64, self.arguments.rest), shape)
         context.current = current
         draw = torch.Generator().manual_seed(1)
         hidden, cotangent = torch.randn(2, *shape, generator=draw, dtype=torch.float64)
@@ -132,7 +132,7 @@ class _Trial:
         return _Computed(out.detach(), hidden.grad, gradients)
 
 
-def _exact(value: Any) -> Any:
+def _to_fp64(value: Any) -> Any:
     is_float = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if is_float else value
 
@@ -218,21 +218,21 @@ class _Member(Collective):
         return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> PendingOperation:
-        """Refuse: blocks do not need this."""
+        """Refuse it: blocks do not need this."""
         raise NotImplementedError
 
     def start_reduce(self, tensor: Tensor, *, target: int) -> PendingOperation:
-        """Refuse: blocks do not need this."""
+        """Refuse it: blocks do not need this."""
         raise NotImplementedError
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> PendingOperation:
-        """Refuse: blocks do not need this."""
+        """Refuse it: blocks do not need this."""
         raise NotImplementedError
 
     def start_all_gather(self, tensor: Tensor, *, into: Tensor) -> PendingOperation:
-        """Refuse: blocks do not need this."""
+        """Refuse it: blocks do not need this."""
         raise NotImplementedError
 
     def start_reduce_scatter(self, parts: Tensor, *, into: Tensor) -> PendingOperation:
-        """Refuse: blocks do not need this."""
+        """Refuse it: blocks do not need this."""
         raise NotImplementedError

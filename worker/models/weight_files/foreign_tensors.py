@@ -146,7 +146,8 @@ def check_stored(
                 cure = "the checkpoint ties it to the embedding: set tied = true"
             problems.add(name, "is missing", cure)
         elif found.shape != tensor.stored_shape:
-            shown = f"{_shown(found.shape)}, the model's is {_shown(tensor.stored_shape)}"
+            model_shape = _describe_shape(tensor.stored_shape)
+            shown = f"{_describe_shape(found.shape)}, the model's is {model_shape}"
             cure = "give the model's own numbers in the job, or its config.json"
             problems.add(name, f"has shape {shown}", cure)
         elif not found.is_float:
@@ -180,5 +181,5 @@ def present_name(name: str, stored: Container[str], prefix: str) -> str:
     return body if name not in stored and body in stored else name
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _describe_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(str(size) for size in shape)

@@ -178,7 +178,7 @@ def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
         theirs = names.block.format(index - 1) + theirs
     name, shape, offset = f"{theirs}.{kind}", tensor.shape, 0
     if names.transposed and module in _FUSED:
-        shape, offset = _fused(model, index, module, kind)
+        shape, offset = _fused_place(model, index, module, kind)
     if names.transposed and layer.kind == "block" and len(shape) == 2:
         return HfLocation(name, "transposed", shape[::-1], offset)
     return HfLocation(name, "same", shape, offset)
@@ -210,7 +210,7 @@ def is_transposed(family: str) -> bool:
     return _FAMILIES[family].transposed
 
 
-def _fused(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int, ...], int]:
+def _fused_place(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int, ...], int]:
     """Return the shape of the fused query, key and value, and the first row of one of them."""
     shapes = {tensor.name: tensor.shape for tensor in model.layers[index].tensors}
     rows = [shapes[f"{part}.{kind}"][0] for part in _FUSED]

@@ -92,7 +92,7 @@ def open_files(path: Path) -> dict[Path, Any]:
     """Open a safetensors file, or those of a folder."""
     if path.is_dir():
         index = path / _INDEX
-        paths = _indexed(index) if index.is_file() else [path / _WHOLE]
+        paths = _read_index(index) if index.is_file() else [path / _WHOLE]
     else:
         paths = [path]
     files: dict[Path, Any] = {}
@@ -108,7 +108,7 @@ def open_files(path: Path) -> dict[Path, Any]:
     return files
 
 
-def _indexed(index: Path) -> list[Path]:
+def _read_index(index: Path) -> list[Path]:
     """Return the files that the index of a sharded checkpoint names."""
     try:
         named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())

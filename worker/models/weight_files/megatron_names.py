@@ -169,7 +169,9 @@ def megatron_tensors(
         prefix = _BLOCK if is_stacked else f"{_BLOCK}{number}."
         stack = (number, len(model.blocks)) if is_stacked else None
         for tensor in _of_block(model, block):
-            found += _in_stack(replace(tensor, name=prefix + tensor.name), stack, stored or {})
+            found += _place_in_stack(
+                replace(tensor, name=prefix + tensor.name), stack, stored or {}
+            )
     return tuple(found)
 
 
@@ -213,7 +215,7 @@ def _fused_heads(name: str, parts: list[TensorRows], model: Transformer) -> Fore
     return ForeignTensor(name, (begin, *parts[0].shape[1:]), tuple(strips))
 
 
-def _in_stack(
+def _place_in_stack(
     tensor: ForeignTensor, stack: tuple[int, int] | None, stored: Mapping[str, StoredTensor]
 ) -> Iterator[ForeignTensor]:
     """Yield a block's tensor at its place in the stack of all blocks.
@@ -225,14 +227,14 @@ def _in_stack(
         shape = (len(strip.span), *tensor.shape[1:])
         half = replace(tensor, shape=shape, strips=(replace(strip, begin=0),))
         if f"{tensor.name}{ending}" in stored:
-            yield _placed(replace(half, name=f"{tensor.name}{ending}"), 0, shape, stack)
+            yield _place(replace(half, name=f"{tensor.name}{ending}"), 0, shape, stack)
         else:
-            yield _placed(half, strip.begin, tensor.shape, stack)
+            yield _place(half, strip.begin, tensor.shape, stack)
     if not is_gated:
-        yield _placed(tensor, 0, tensor.shape, stack)
+        yield _place(tensor, 0, tensor.shape, stack)
 
 
-def _placed(
+def _place(
     tensor: ForeignTensor, row: int, shape: tuple[int, ...], stack: tuple[int, int] | None
 ) -> ForeignTensor:
     if stack is None and tensor.shape == shape:

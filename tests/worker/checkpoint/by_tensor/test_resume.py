@@ -31,13 +31,13 @@ def files(tmp_path: Path) -> Path:
 
 
 def trained_for(steps: int):
-    """Return a trainer of one rank after so many steps."""
+    """Return a trainer of one rank after some steps."""
     job = read_job(SPEC)
     return trained(job, alone(job), steps=steps, compare=False, data=open_data(job, Path()))
 
 
 def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
-    """Commit a checkpoint after so many steps."""
+    """Commit a checkpoint after some steps."""
     done = trained_for(steps)
     now = done.trainers[0].progress
     progress = SavedProgress(

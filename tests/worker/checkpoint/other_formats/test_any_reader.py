@@ -57,7 +57,7 @@ def check(state, before: Generation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
-def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
+def test_one_process_and_another_plan_read_every_bit(tmp_path, name):
     job, before, manifest = written(tmp_path, name)
     check(open_resume_point(manifest, job).logical, before)
     for number, shape in enumerate((alone(job), OTHER), start=2):
@@ -70,7 +70,7 @@ def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_ranks_and_converters_read_every_bit_of_it_from_a_bucket(tmp_path, scheme):
+def test_ranks_and_converters_read_every_bit_from_a_bucket(tmp_path, scheme):
     with object_stores():
         job, before, manifest = written(tmp_path, "gpt2", f"{scheme}://bucket/{tmp_path.name}")
         check(open_resume_point(manifest.rpartition("/")[0], job).logical, before)
@@ -81,7 +81,7 @@ def test_ranks_and_converters_read_every_bit_of_it_from_a_bucket(tmp_path, schem
 
 
 @pytest.mark.slow
-def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
+def test_deepspeeds_ranks_read_every_bit(tmp_path):
     """Two stages of two pipelines, which divide masters and moments among them (ZeRO-1)."""
     job, before, manifest = written(tmp_path, "zero")
     begin = open_resume_point(manifest, job)
@@ -94,7 +94,7 @@ def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
 
 
 @pytest.mark.at_length
-def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
+def test_deepspeeds_own_loader_reads_every_bit(tmp_path):
     _, _, manifest = written(tmp_path, "gpt2")
     export_deepspeed(open_saved_state(manifest), tmp_path / "ds")
     script = [sys.executable, "-m", "tests.worker.checkpoint.other_formats.deepspeed_reads"]

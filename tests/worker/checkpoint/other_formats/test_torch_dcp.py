@@ -26,7 +26,7 @@ def exported(folder, order):
 
 
 def test_an_import_says_what_is_different_in_the_order_of_samples(tmp_path, capsys):
-    """The copy of a job may have another order, though not without a word."""
+    """A copy of a job may have another order, and the import says so."""
     same, other = order_text(seed=0, shuffle=True), order_text(seed=0, shuffle=False)
     about = exported(tmp_path, same), read_job(SPEC), "new"
     header = import_dcp(*about, tmp_path / "same.snap", order=same)

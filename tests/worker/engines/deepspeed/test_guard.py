@@ -48,7 +48,7 @@ def test_reason_that_all_ranks_have_is_not_taken_for_a_lost_peer(error, reported
         raise error
 
     with pytest.raises(reported):
-        engine._guarded(step)
+        engine._call_guarded(step)
 
 
 @pytest.mark.parametrize("loss", [7.25, float("nan")])

@@ -57,7 +57,7 @@ class Noisy(torch.nn.Module):
 
 
 class Loaded(list):
-    """Samples, of which it is known when each has been loaded by so many ranks."""
+    """Samples that tell when each has been loaded by a number of ranks."""
 
     left = None
 

@@ -378,7 +378,7 @@ def with_metric(metric, labels=(0, 1, 2)):
         model=chain(nn.Identity()), dataset=data, batch_size=2, steps=1,
         eval_dataset=data, more_metrics={"error": metric},
     )  # fmt: skip
-    check_separable(recipe, recipe.examples, evaluated=recipe._evaluated())
+    check_separable(recipe, recipe.examples, evaluated=recipe._load_evaluated())
 
 
 def test_a_metric_that_is_a_mean_over_labels_is_refused():

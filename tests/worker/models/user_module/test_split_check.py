@@ -77,7 +77,7 @@ def recipe_of(kind, **options):
 
 
 @pytest.mark.parametrize("kind", [Wide, Scaled])
-def test_splits_that_compute_the_same_pass(kind):
+def test_splits_with_equal_results_are_accepted(kind):
     recipe = recipe_of(kind)
     assert recipe.job().max_tp == 8
     assert recipe.notes() == []

@@ -1,4 +1,4 @@
-"""Which version of Sailor this is."""
+"""The version of Sailor that is installed."""
 
 from __future__ import annotations
 
