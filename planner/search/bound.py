@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,8 +50,10 @@ SINGLE_MAX = 48
 """Ranges of at most this many pipelines are examined for each number of pipelines."""
 TRIPS_TIMES = 2
 """Work limit of exact round trips, as a multiple of the rest of the bound's work."""
+ROUGH_SHARE = 0.25
+"""Work limit of rough round trips, which come before, as a share of that of exact ones."""
 TRIPS_STEP = 1.03
-"""Factor between the ends of a span that is examined with round trips."""
+"""Factor between the ends of a span that is examined with exact round trips."""
 TRIPS_ROUNDS = 10
 """Times that the price of a pipeline is computed for further numbers of micro batches."""
 CASE_WORK = 40_000
@@ -114,10 +116,11 @@ class EventBound:
     """Progress callback: the share of the work that is done."""
     is_stopped: bool = False
     """Whether it was interrupted; bounds hold all the same."""
-    _by_trips: bool = False
+    _by_trips: str = "none"
+    """Which round trips are counted: none, rough ones, or also exact ones."""
     _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
     _known_quickest: dict[int, float] = field(default_factory=dict)
-    _known_trips: dict[tuple[int, int, int], RoundTrips] = field(default_factory=dict)
+    _known_trips: dict[tuple[int, int, int, bool], RoundTrips] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for lot in self.lots:
@@ -158,14 +161,16 @@ class EventBound:
         score = self._least_usd() if is_cost else start
         root = _Span(score, start, longest_s, self._every_family())
         found = self._examined(root, known, is_cost=is_cost)
-        if not trips or not self.trips_max or self.is_stopped or found >= known * (1 - self.gap):
-            return found
-        low = max(start, found if not is_cost else 0.0)
-        root = _Span(found, low, max(low, longest_s), self._every_family(), is_seen=True)
-        self._by_trips, first_end = True, self.work_max
-        self.work_max = self.work + self.trips_max
-        found = max(found, self._examined(root, known, is_cost=is_cost))
-        self._by_trips, self.work_max = False, max(first_end, self.work)
+        first_end, begin = self.work_max, self.work
+        shares = {"rough": ROUGH_SHARE, "exact": 1 + ROUGH_SHARE} if trips else {}
+        for by_trips, share in shares.items():
+            if not self.trips_max or self.is_stopped or found >= known * (1 - self.gap):
+                break
+            low = max(start, found if not is_cost else 0.0)
+            root = _Span(found, low, max(low, longest_s), self._every_family(), is_seen=True)
+            self._by_trips, self.work_max = by_trips, begin + share * self.trips_max
+            found = max(found, self._examined(root, known, is_cost=is_cost))
+        self._by_trips, self.work_max = "none", max(first_end, self.work)
         return found
 
     def _examined(self, root: _Span, known: float, *, is_cost: bool) -> float:
@@ -192,7 +197,7 @@ class EventBound:
             heapq.heappush(queue, span)
             return False
         parts = (
-            span.parts(is_cost=is_cost, step=TRIPS_STEP if self._by_trips else math.inf)
+            span.parts(is_cost=is_cost, step=TRIPS_STEP if self._by_trips == "exact" else math.inf)
             if span.is_seen
             else (self._seen(span, known, is_cost=is_cost),)
         )
@@ -217,17 +222,18 @@ class EventBound:
             if family.most > NARROW * family.fewest:
                 waiting += family.halves()
                 continue
-            if self._by_trips and family.fewest < family.most <= SINGLE_MAX:
+            if self._by_trips != "none" and family.fewest < family.most <= SINGLE_MAX:
                 waiting += reversed(family.halves())
                 continue
-            trips = self._trips_of(family)
-            if trips is not None:
+            for trips in self._trips_of(family):
                 most = known / span.low if is_cost else math.inf
                 by_trips = self._usd_by_trips(trips, family, span, most)
                 usd_per_s = max(usd_per_s, by_trips)
                 score = max(score, usd_per_s * span.low if is_cost else span.low)
                 if usd_per_s == math.inf or score >= known:
-                    continue
+                    break
+            if usd_per_s == math.inf or score >= known:
+                continue
             left.append(family)
             least = min(least, score)
             if not is_cost:
@@ -283,22 +289,21 @@ class EventBound:
 
     # -- round trips ----------------------------------------------------------------------------
 
-    def _trips_of(self, family: PipelineRange) -> RoundTrips | None:
-        """The exact round trips of a range's pipelines; ``None`` if they take too much time."""
-        if not self._by_trips:
-            return None
-        key = (family.micro_batch, family.fewest, family.most)
-        if key not in self._known_trips:
-            self._known_trips[key] = RoundTrips.of(self.tables, *key)
-            cases = len(self._known_trips[key].cases)
-            self.work += CASE_WORK * cases * len(self.tables.choices)
-        trips = self._known_trips[key]
-        tariff = self._tariffs(family.micro_batch)[0]
-        highest = TRIPS_PRICE * tariff.budget / family.fewest
-        entries = trips.entries(
-            tariff.prices, min(highest, tariff.budget), len(TRIPS_COUNTS), self._stages_max(family)
-        )
-        return trips if entries + self._share_work(family) <= self.trips_max else None
+    def _trips_of(self, family: PipelineRange) -> Iterator[RoundTrips]:
+        """The round trips of a range's pipelines, rough and exact ones if they take little time."""
+        for is_rough in {"none": (), "rough": (True,), "exact": (True, False)}[self._by_trips]:
+            key = (family.micro_batch, family.fewest, family.most)
+            if (*key, is_rough) not in self._known_trips:
+                trips = RoundTrips.of(self.tables, *key, is_rough=is_rough)
+                self._known_trips[*key, is_rough] = trips
+                self.work += CASE_WORK * len(trips.cases) * len(self.tables.choices)
+            trips = self._known_trips[*key, is_rough]
+            tariff = self._tariffs(family.micro_batch)[0]
+            highest = min(TRIPS_PRICE / family.fewest, 1.0) * tariff.budget
+            stages_max = self._stages_max(family)
+            entries = trips.entries(tariff.prices, highest, len(TRIPS_COUNTS), stages_max)
+            if entries + self._share_work(family) <= self.trips_max:
+                yield trips
 
     def _share_work(self, family: PipelineRange) -> float:
         """The work of sharing out all micro batches among the pipelines; none in a range."""

@@ -2,8 +2,8 @@
 
 ``pricing`` takes the best times for the stages behind another one. Here a dynamic program builds
 pipelines from their last stage on, and keeps, for each number of stages, first layer, GPU kind and
-price so far, the least time of a micro batch's round trip. A stage is added if it can process its
-micro batches in the time that its round trip and its neighbourhood (``stage_limits``) leave.
+price so far, the least time of a micro batch's round trip, and of all passes of these stages. A
+stage is added if these leave time for its neighbourhood (``stage_limits``).
 
 Neighbouring stages on one machine share its NIC; stages on different machines pay for the hop. So
 the stages of a machine are added one after the other, and a machine is complete only when it holds
@@ -33,8 +33,9 @@ WHOLE = -1
 """Instead of a case: the first machine is complete."""
 
 _Tables = dict[tuple[int, int, int], Floats]
-"""Least round trips as arrays [first layer, level of price, index of the count], by the GPU kind of
-the first stage, its case, and the stages on its machine so far."""
+"""Arrays [0 or 1, first layer, level of price, index of the count], by the GPU kind of the first
+stage, its case, and the stages on its machine so far: the least seconds of a round trip, and from
+the first stage's first forward to its last backward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,27 +63,35 @@ class RoundTrips:
     kinds: tuple[str, ...]
     leave: Floats
     """By [choice, GPU kind behind, boundary]: least seconds of a message, one way."""
-    path_s: float
-    """Least seconds of a round trip through all layers."""
-    start_s: float
-    """Least seconds after the last backward."""
 
     @classmethod
-    def of(cls, tables: StageTimeTables, micro_batch: int, fewest: int, most: int) -> RoundTrips:
-        """Collect the tables."""
+    def of(
+        cls,
+        tables: StageTimeTables,
+        micro_batch: int,
+        fewest: int,
+        most: int,
+        *,
+        is_rough: bool = False,
+    ) -> RoundTrips:
+        """Collect the tables; ``is_rough`` ignores which stages share a machine."""
         times, costs = tables.times(micro_batch), tables.costs
         kinds = tuple(sorted({choice.gpu for choice in times.choices}))
         sizes = np.array([costs.output_bytes(n) * micro_batch for n in range(costs.layer_count)])
+        if is_rough:
+            leave = np.repeat(times.transfer[:, None, :], len(kinds), axis=1)
+        else:
+            leave = np.array(
+                [[tables.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]
+            )
         return cls(
             times,
-            tables.neighbourhoods(micro_batch, fewest, most),
+            tables.neighbourhoods(micro_batch, fewest, most, is_rough=is_rough),
             tables.room(micro_batch, fewest, most),
             tables.again,
             tables.again.seconds(micro_batch, fewest, most),
             kinds,
-            np.array([[tables.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
-            float(times.through.min(axis=0).sum()),
-            tables.end_s(micro_batch, fewest, most),
+            leave,
         )
 
     def prices(
@@ -138,8 +147,6 @@ class _Search:
     """By choice: the layers that a stage may have, as first layers and ends."""
     rows: list[Ints] = field(init=False)
     """By choice: the level that each level becomes with its price, -1 if it is too high."""
-    slowest_s: float = field(init=False)
-    """Most seconds of a stage for all micro batches but the first."""
 
     def __post_init__(self) -> None:
         trips = self.trips
@@ -154,8 +161,6 @@ class _Search:
             sums = prefix_sums(work)
             short = fewest * (sums[end] - sums[first]) <= self.seconds
             self.ranges.append((first[short], end[short]))
-        left = self.seconds - float(trips.times.iteration_s.min())
-        self.slowest_s = left - trips.start_s - trips.path_s
 
     def run(self, stages_max: int) -> None:
         """Build pipelines of up to ``stages_max`` stages."""
@@ -164,9 +169,9 @@ class _Search:
             behind = self._longer(k, behind)
             if not behind:
                 break
-            for (_, case, _), round_trips in behind.items():
+            for (_, case, _), (round_trip, _) in behind.items():
                 if case == WHOLE:
-                    complete = np.isfinite(round_trips[0])
+                    complete = np.isfinite(round_trip[0])
                     price = np.where(complete, self.levels[:, None], np.inf).min(axis=0)
                     self.best = np.minimum(self.best, price)
 
@@ -214,7 +219,7 @@ class _Search:
         if after is None:
             used = np.array([0])
         else:
-            finite = np.flatnonzero(np.isfinite(after).any(axis=(0, 2)))
+            finite = np.flatnonzero(np.isfinite(after[0]).any(axis=(0, 2)))
             used = np.arange(finite[0], finite[-1] + 1)
         # Levels stay in order when a price is added, so only the last ones can be too high.
         used = used[row[used] >= 0]
@@ -232,44 +237,64 @@ class _Search:
         b, inputs = b + again, inputs + again
         left = self.seconds - rest[first, end][:, None]
         own, once, later = f + b, f + inputs, np.maximum(n - k - 1, 0)
-        allowed = np.where(n * own <= left * EASED, 0.0, -1.0)
+        allowed = np.where(n * own <= left * EASED, np.inf, -1.0)
         allowed[trips.room[number, first, end][:, None] < np.minimum(n, k + 1)] = -1.0
-        allowed[(n - 1) * inputs + later * f > self.slowest_s * EASED] = -1.0
-        way = stage.hop[end][:, None]
         if after is not None:
-            most = np.minimum(left - f - n * b - later * f, left / np.ceil(n / (k + 1)) - once)
-            most = np.minimum(most, left - own - (n - 1) * way)
-            allowed = np.where(allowed < 0, -1.0, most)
+            allowed = np.minimum(allowed, left - n * b - later * f + inputs)
         kept = np.flatnonzero((allowed >= 0).any(axis=1))
         if not len(kept):
             return
-        first, end, once, allowed = first[kept], end[kept], once[kept], allowed[kept]
+        first, end, allowed = first[kept], end[kept], allowed[kept][:, None, :]
+        way = stage.hop[end][:, None, None]
+        # The gradient of the last micro batch's weights may follow.
+        left = left - b + inputs
+        f, inputs, once, left = (each[kept][:, None, :] for each in (f, inputs, once, left))
         if after is None:
-            trip = np.where(allowed >= 0, once, np.inf)[:, None, :]
+            trip = np.where(allowed >= 0, once, np.inf)
+            whole = n * trip
         else:
-            trip = after[end, used[0] : used[-1] + 1]
-            trip += 2 * way[kept][:, :, None]
-            trip[trip > allowed[:, None, :] * EASED] = np.inf
-            trip += once[:, None, :]
-            self.work += trip.size
-        whole = int(np.searchsorted(first, 1))
-        if whole:
-            in_time = trip[:whole] <= (self.seconds * EASED - stage.end[end[:whole]])[:, None, None]
-            trip[:whole][~in_time] = np.inf
+            trip, whole = after[:, end, used[0] : used[-1] + 1] + (once + 2 * way)
+            for times, seconds in chains(n, k, f, inputs, way):
+                np.maximum(whole, times * trip + seconds, out=whole)
+            late = (trip > allowed * EASED) | (whole > left * EASED)
+            trip[late] = whole[late] = np.inf
+            self.work += 4 * trip.size
+        firsts = int(np.searchsorted(first, 1))
+        if firsts:
+            end_s = stage.end[end[:firsts]][:, None, None]
+            late = whole[:firsts] > self.seconds * EASED - end_s
+            trip[:firsts][late] = np.inf
         starts = np.flatnonzero(np.diff(first, prepend=-1))
-        trip = np.minimum.reduceat(trip, starts, axis=0)
-        if not np.isfinite(trip).any():
+        least = np.stack([np.minimum.reduceat(each, starts, axis=0) for each in (trip, whole)])
+        if not np.isfinite(least[0]).any():
             return
         rows, row = first[starts], row[used]
         if at not in found:
-            found[at] = np.full((layers + 1, len(self.levels), len(self.counts)), np.inf)
+            found[at] = np.full((2, layers + 1, len(self.levels), len(self.counts)), np.inf)
         into = found[at]
         if len(row) == 1 or (np.diff(row) > 0).all():
-            where = np.ix_(rows, row)
-            into[where] = np.minimum(into[where], trip)
+            where = np.ix_(np.arange(2), rows, row)
+            into[where] = np.minimum(into[where], least)
         else:
             for index, level in enumerate(row.tolist()):
-                into[rows, level] = np.minimum(into[rows, level], trip[:, index])
+                into[:, rows, level] = np.minimum(into[:, rows, level], least[:, :, index])
+
+
+def chains(
+    n: Ints, k: int, f: Floats, inputs: Floats, way: Floats
+) -> list[tuple[Ints | int, Floats]]:
+    """Chains of events from a stage's first forward to its last backward.
+
+    Each as a number of its round trips, and the seconds of all else.
+    """
+    others = np.maximum((n - 1) * inputs + np.maximum(n - k - 1, 0) * f, (n - 1) * way)
+    found: list[tuple[Ints | int, Floats]] = [(1, others)]
+    again = n > k + 1
+    if again.any():
+        for times, passes in ((2, n - k - 2), ((n - 1) // (k + 1) + 1, (n - 1) % (k + 1))):
+            seconds = np.where(again, passes * (f + inputs), others)
+            found.append((np.where(again, times, 1), seconds))
+    return found
 
 
 def _row(table: Floats, behind: int, choice: int) -> Floats:

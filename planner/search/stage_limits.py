@@ -250,8 +250,11 @@ class StageTimeTables:
         ranged = np.arange(layers + 1)[:, None] < np.arange(layers + 1)[None, :]
         return np.where(ranged, np.maximum(count, 0.0), 0.0)
 
-    def neighbourhoods(self, micro_batch: int, fewest: int, most: int) -> list[Neighbourhood]:
-        """The cases of what a stage's machine holds; each stage of a plan is in one of them.
+    def neighbourhoods(
+        self, micro_batch: int, fewest: int, most: int, *, is_rough: bool = False
+    ) -> list[Neighbourhood]:
+        """The cases of what a stage's machine holds; each stage of a plan is in one of them, or if
+        ``is_rough`` all in the only one.
 
         Either the ring of one of the stage's layers runs inside the machine: then a group of each
         other pipeline is there, too, and leaves little room for neighbouring stages. Or all rings
@@ -264,6 +267,9 @@ class StageTimeTables:
         def most_beside(room: Ints) -> Ints:
             return np.where(room < 0, 0, 1 + room // least)
 
+        if is_rough:
+            one = self._case(micro_batch, (fewest, most), None, 1, np.ones_like(tp))
+            return [replace(one, rest_alone=one.rest)]
         if fewest == 1 or self.sync.is_free:
             # Perhaps no ring of the stage is in its machine, and none leaves it.
             return [self._case(micro_batch, (1, most), None, 1, most_beside(machine - tp))]

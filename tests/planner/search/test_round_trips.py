@@ -14,12 +14,15 @@ from planner.problem.inventory import lots_of
 from planner.problem.question import Question
 from planner.search import bound, sync_bound
 from planner.search.pricing import share_out
-from planner.search.round_trips import RoundTrips, levels_of
+from planner.search.round_trips import RoundTrips, chains, levels_of
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate import gradient_sync, optimizer_step, sync_rings
 from simulator.estimate.machine_layout import lay_out
+from simulator.estimate.schedule_replay import Edge, GroupTimes, replay
 from simulator.hardware.catalogue import load_catalogue
+from simulator.hardware.runtime_constants import Messaging
+from simulator.models.layers import Precision
 from simulator.models.presets import preset
 from simulator.network import network
 from simulator.spec.job import Job
@@ -65,7 +68,7 @@ def least_seconds(
     trips: RoundTrips, choices: list[int], pipeline: Pipeline, cases: list[tuple[int, bool]]
 ) -> float:
     """The least time in which each stage of a pipeline meets the conditions of ``round_trips``."""
-    n, least, behind_s = pipeline.micro_batches, 0.0, 0.0
+    n, least, behind_s, passes_behind_s = pipeline.micro_batches, 0.0, 0.0, 0.0
     for k, s in enumerate(reversed(range(len(choices)))):
         choice, (case, is_alone) = choices[s], cases[s]
         f, e = pipeline.stages[s].layers
@@ -78,21 +81,33 @@ def least_seconds(
         else:
             again = 0.0
         backward += again
-        own, once, hop_s = forward + backward, forward + times.inputs[choice, f, e] + again, 0.0
+        inputs = times.inputs[choice, f, e] + again
+        own, once, hop_s = forward + backward, forward + inputs, 0.0
         if k:
             behind = trips.kinds.index(pipeline.stages[s + 1].place.gpu)
             is_near = not cases[s + 1][1]
             hop_s = times.transfer[choice, e] if is_near else trips.leave[choice, behind, e]
             behind_s += 2 * hop_s
-        passes = [n * own]
+        busy_s = n * own
+        # From the first forward to the end of the last backward's first part.
+        chains = [n * once]
         if k:
-            passes.append(forward + behind_s + n * backward + max(n - k - 1, 0) * forward)
-            passes.append(-(-n // (k + 1)) * (once + behind_s))
-            passes.append(own + behind_s + (n - 1) * hop_s)
-        least = max(least, rest + max(passes))
-        behind_s += once
+            later = max(n - k - 1, 0)
+            busy_s = max(busy_s, forward + behind_s + n * backward + later * forward)
+            trip_s = once + behind_s
+            chains = [
+                once + 2 * hop_s + passes_behind_s,
+                trip_s + (n - 1) * inputs + later * forward,
+                trip_s + (n - 1) * hop_s,
+            ]
+            # After its last round trip but one, the stage runs a forward for each backward.
+            for rounds in range(2, -(-n // (k + 1)) + 1):
+                between = n - 1 - (rounds - 1) * (k + 1)
+                chains.append(rounds * trip_s + between * once)
+        least = max(least, rest + busy_s, rest + max(chains) + backward - inputs)
+        behind_s, passes_behind_s = behind_s + once, max(chains)
         if s == 0:
-            least = max(least, behind_s + table.end[choice, e])
+            least = max(least, passes_behind_s + table.end[choice, e])
     return least
 
 
@@ -129,7 +144,10 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
         fewest = rng.randint(max(1, number - 1), number)
         upto = number + rng.randint(0, 1)
         with just_fitting(rng, world, plan):
-            trips = RoundTrips.of(tables, plan.micro_batch_size, fewest, upto)
+            trips, rough = (
+                RoundTrips.of(tables, plan.micro_batch_size, fewest, upto, is_rough=is_rough)
+                for is_rough in (False, True)
+            )
         for pipeline, cases in zip(plan.pipelines, cases_of(plan, trips, world), strict=True):
             choices = [tables.index_of(stage.place.gpu, stage.tp) for stage in pipeline.stages]
             least_s = least_seconds(trips, choices, pipeline, cases)
@@ -145,10 +163,91 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             paid = float(prices[choices].sum())
             counts = np.array([pipeline.micro_batches])
             # In that time the pipeline itself is among those that are found.
-            found, _ = trips.prices(
-                least_s * (1 + 1e-9), counts, prices, highest=2 * paid, stages_max=99
+            for each in (trips, rough):
+                found, _ = each.prices(
+                    least_s * (1 + 1e-9), counts, prices, highest=2 * paid, stages_max=99
+                )
+                assert found[0] <= paid * (1 + 1e-9), seed
+
+
+def any_times(rng: random.Random, stages: int, *, divides: bool) -> list[GroupTimes]:
+    """Times of equal or different stages, whose messages block a device for any time."""
+    spread, blocked = rng.choice([0.0, 0.3, 1.5]), rng.choice([0.0, 0.1, 1.0])
+
+    def any_s(scale: float) -> float:
+        return scale * 10 ** rng.uniform(-spread, spread)
+
+    found = []
+    for s in range(stages):
+        before, behind = (blocked * is_there for is_there in (s > 0, s < stages - 1))
+        backward = any_s(2.0)
+        found.append(
+            GroupTimes(
+                s, any_s(1.0), backward, any_s(before), any_s(behind), any_s(behind), any_s(before),
+                backward * rng.choice([0.0, 0.5, 1.0]) * divides,
             )
-            assert found[0] <= paid * (1 + 1e-9), seed
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "messaging"),
+    [
+        *itertools.product(("1f1b", "zero-bubble"), ("eager", "blocking")),
+        ("1f1b", "lockstep"),
+    ],
+)
+def test_no_chain_of_events_is_longer_than_the_passes_of_a_schedule(
+    schedule: Schedule, messaging: Messaging, examples: int
+) -> None:
+    is_tight = False
+    for seed in range(10 * examples):
+        rng = random.Random(f"chains {schedule} {messaging} {seed}")
+        stages, n = rng.randint(1, 7), rng.choice([rng.randint(1, 8), rng.randint(1, 40)])
+        times = any_times(rng, stages, divides=schedule == "zero-bubble")
+        hop = rng.choice([0.0, 0.1, 1.0, 8.0])
+        edges = [
+            Edge(s, s + 1, hop * rng.uniform(1, 2), hop * rng.uniform(1, 2))
+            for s in range(stages - 1)
+        ]
+        found = replay(times, edges, schedule=schedule, micro_batches=n, messaging=messaging)
+        span = {(one.group, one.kind, one.micro_batch): one for one in found.spans}
+        count, trip, whole = np.array([n]), np.zeros(1), np.zeros(1)
+        for k, s in enumerate(reversed(range(stages))):
+            one = times[s]
+            forward = one.receive_activation + one.forward + one.send_activation
+            inputs = one.receive_gradient + one.backward - one.weight + one.send_gradient
+            way = min(edges[s].activation, edges[s].gradient) if k else 0.0
+            trip = trip + forward + inputs + 2 * way
+            whole = whole + forward + inputs + 2 * way if k else n * trip
+            each = (np.array(value) for value in (forward, inputs, way))
+            for rounds, seconds in chains(count, k, *each) if k else ():
+                whole = np.maximum(whole, rounds * trip + seconds)
+            begin = span[s, "F", 0].start - one.receive_activation
+            end = span[s, "B", n - 1].end + one.send_gradient
+            assert whole[0] <= (end - begin) * (1 + 1e-9), (seed, s)
+            is_tight |= bool(k and whole[0] > (end - begin) * (1 - 1e-9))
+    assert is_tight, "some chain is as long as the passes"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision", "batch"),
+    [("gpt2-xl", "A100-40", "bf16", 64), ("opt-1.3b", "V100-16", "fp16", 512)],
+)
+def test_a_machine_of_eight_leaves_a_small_gap(
+    model: str, gpu: str, precision: Precision, batch: int
+) -> None:
+    """The time of the layers before a stage counts; at their best it left 13.5 and 4.0 %."""
+    pool = Pool("us-central1-a", gpu, f"{gpu}x8", 8, 8)
+    job = Job(
+        "one", preset(model), batch, 1024, precision=precision, optimizer="adam", max_tp=8,
+        recompute="auto",
+    )  # fmt: skip
+    answer = plan_job(
+        Question(job, Cluster((pool,), load_catalogue()), Measurements(), prefer="fastest")
+    )
+    assert answer.gap is not None
+    assert answer.gap < 0.02
 
 
 def test_micro_batches_are_shared_out_at_the_least_price() -> None:
