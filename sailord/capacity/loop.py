@@ -69,9 +69,9 @@ SAVE_S = 10.0
 """A changed record is stored within this time."""
 RETRY_S = 0.5
 WANT_S = 2.0
-"""Interval of questions to the planner, if something changed; ..."""
+"""Interval of questions to the planner if something changed."""
 WANT_AGAIN_S = 300.0
-"""... and if nothing changed."""
+"""Interval of questions to the planner if nothing changed."""
 WANT_TIMEOUT_S = 120.0
 HELD_TOO_LONG = "it was held for too long, so its instances are given back"
 MOVE_S = 60.0

@@ -127,10 +127,10 @@ def cluster_of(
                 pool = replace(pool, price_usd_per_gpu_hour=price, price_source=source)
             pools.append(pool)
     rented = {(p.gpu, p.machine, p.zone, p.spot): p.usd_per_gpu_hour for p in provider_prices}
-    return replace(cluster, pools=tuple(_priced((*cluster.pools, *pools), rented)), quotas=())
+    return replace(cluster, pools=tuple(_apply_prices((*cluster.pools, *pools), rented)), quotas=())
 
 
-def _priced(
+def _apply_prices(
     pools: Iterable[Pool], prices: Mapping[tuple[str, str, str, bool], float]
 ) -> Iterator[Pool]:
     for pool in pools:

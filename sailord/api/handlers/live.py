@@ -178,11 +178,11 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self.term = self.api.cluster.state.term
-        kept = lasting(self._shown(self.api.cluster.feed.kept))
+        kept = lasting(self._select_events(self.api.cluster.feed.kept))
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
 
-    def _shown(self, events: Iterable[FeedEvent]) -> list[FeedEvent]:
+    def _select_events(self, events: Iterable[FeedEvent]) -> list[FeedEvent]:
         """Those of the chosen job and of nodes; else all."""
         mine = (None, self.chosen)
         return [
@@ -204,7 +204,7 @@ class _Stream:
         if patch:
             await self.send("patch", patch)
         await self._samples()
-        news = lasting(self._shown(self.api.cluster.feed.after(self.event_id)))
+        news = lasting(self._select_events(self.api.cluster.feed.after(self.event_id)))
         if news:
             self.event_id = news[-1].id
             await self.send("events", plain(news))

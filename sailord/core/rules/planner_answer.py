@@ -64,7 +64,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             not_before = state.now + state.options.failure_pause_s
             attempts = replace(active.attempts, not_before=not_before)
             late = active.unanswered + 1
-            again = replace(_unanswered(active), attempts=attempts, unanswered=late)
+            again = replace(_allow_last_resort(active), attempts=attempts, unanswered=late)
             why = f": {question.trouble}" if question.trouble else " in time"
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
@@ -80,7 +80,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
 
 def _ask_without(state: State, active: Active, question: OpenQuestion) -> Step:
     """Close a question of which a node is no longer usable, so that the next leaves it out."""
-    rest = replace(_unanswered(active), question=None)
+    rest = replace(_allow_last_resort(active), question=None)
     if not is_alive(state, active):
         return _drop(state, rest)
     # The other new nodes of the question are as new as before.
@@ -102,7 +102,7 @@ def _must_change(state: State, active: Active) -> bool:
     return urgent is not None and urgent.is_forced and is_due(state, unordered, urgent)
 
 
-def _unanswered(active: Active) -> Active:
+def _allow_last_resort(active: Active) -> Active:
     """Return the job so that a last resort may be asked again: only a refusal rules it out."""
     return replace(active, asked=replace(active.asked, is_last_resort=False))
 

@@ -449,7 +449,7 @@ def test_a_notice_whose_time_is_up_ends_in_no_seconds():
     assert "ends in 0.0 s" not in text
 
 
-def test_the_loss_of_a_while_ago_stands_beside_the_present_one():
+def test_an_earlier_training_loss_is_shown_beside_the_present_one():
     view = plain(render.active_view(state(Running(BEGAN)), StepRate(), None, {}, {}, NOW))
     then = {"at": NOW - 600, "step": 2, "loss": 3.051, "per_s": 1.0, "generation": 3}
     view = json.loads(json.dumps(view)) | {"earlier": then}

@@ -237,7 +237,7 @@ def test_a_held_job_is_not_recalled():
     assert parts.others[OTHER].job.state == "held"
 
 
-def test_what_was_too_few_is_forgotten_when_a_job_ends():
+def test_jobs_with_too_few_nodes_are_reconsidered_when_a_job_ends():
     parts, _ = elected(job(), job(OTHER, part=(C, D)))
     parts = replace(parts, too_few={JOB: 4, THIRD: 4})
     ended, _ = act(parts, OrderGiven(NOW + 2, Order("o", "cancel", JOB)))

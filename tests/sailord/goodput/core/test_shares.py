@@ -140,7 +140,7 @@ def test_a_clock_that_jumps_by_years_makes_no_more_days_than_are_kept() -> None:
     assert rest_of(shares, "day", ledger) == ()
 
 
-def test_what_an_older_sailord_booked_is_a_rest() -> None:
+def test_bookings_of_an_older_sailord_are_the_rest() -> None:
     """Its ledger names no job, and it leaves the shares as they are."""
     step = StepProgress(JOB, 1, 5, 0)
     loads = (CauseLoad(IN_STEP, 8),)
