@@ -112,7 +112,7 @@ class Checkpoints:
     ) -> T:
         """Act in a thread, after all that was asked before; ``Away`` if that takes too long.
 
-        What hangs goes on, and nothing else is done for the job meanwhile.
+        A hanging operation goes on, and nothing else is done for the job meanwhile.
         """
 
         def checked() -> T:

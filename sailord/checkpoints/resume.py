@@ -75,7 +75,7 @@ def job_start(job: Job, id_: JobId, uri: str | None, resume: str | None) -> JobS
 def _choose(
     found: list[tuple[Manifest, Durable]], unreadable: list[Unreadable], resume: str, place: str
 ) -> tuple[Manifest, Durable]:
-    """The checkpoint of the step, or the newest: latest generation, then step, then term.
+    """Choose the checkpoint of the step, or the newest: latest generation, then step, then term.
 
     An unreadable checkpoint that would be newer is an error; it is not skipped silently.
     """

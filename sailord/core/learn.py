@@ -127,7 +127,7 @@ def _take_over(state: State, event: events.Elected) -> Step:
         taken, written = _requeue(taken, other, f"{live[0].id} has the cluster")
         commands += written
     for job in [*taken.jobs.values()]:
-        if not (state.options.share and job.state in LIVE):  # It has no part any more.
+        if not (state.options.share and job.state in LIVE):  # Its part has ended.
             taken, written = write_job(taken, replace(job, part=None, coming=()))
             commands += written
     taken, heard = _note_orders(taken, event.orders)

@@ -163,7 +163,7 @@ class LocalFolders:
 
     @property
     def slow(self) -> Path:
-        """The file that says how much slower than this computer nodes are."""
+        """The file that says how many times slower than this computer the nodes are."""
         return self.folder / "slow"
 
     def slow_down(self, node: str, times: float) -> None:

@@ -214,7 +214,7 @@ class Announcer:
     def _note_once(
         self, text: str, active: Active, state: State, *, step: int | None = None, node: str = ""
     ) -> None:
-        """Tell what is noted in the history of a job once, whatever leads."""
+        """Note a text in a job's history once, also across leaders."""
         if (active.job, text) in self._noted:
             return
         self._noted.add((active.job, text))

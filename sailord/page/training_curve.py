@@ -169,5 +169,5 @@ class TrainingCurves:
 
 
 def _shorten(value: float | None) -> float | None:
-    """As much as a chart shows."""
+    """Round a value to the digits that a chart shows."""
     return None if value is None else float(f"{value:.6g}")

@@ -240,7 +240,7 @@ def _without_slow(
         return replanner.judge.estimate_on(some, spot, times_slower=times)
 
     slowed = replace(running, estimate=at_their_speed(running.plan))
-    # Nothing is needed: the running plan can go on, at the speed of the stragglers.
+    # No move is needed: the running plan can go on, at the speed of the stragglers.
     without = replace(found, estimate=at_their_speed(plan), needed=None)
     told = _judge(replanner, job, slowed, without, nodes, request.past)
     return _with_plain(told, job, plan, plain)
@@ -411,7 +411,7 @@ def _warnings(
 def _predict_restart(
     replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[PlannerNode]
 ) -> dict[str, Any]:
-    """Predicted cost of restarting the plan on the same nodes, should a process fail.
+    """Predict the cost of restarting the plan on the same nodes, should a process fail.
 
     With the seconds of a move that replaces a node.
     """

@@ -83,7 +83,7 @@ class PrecomputedPlans:
 
 
 def _identify_question(request: PlanRequest) -> tuple[object, ...]:
-    """What an answer depends on, besides the nodes.
+    """Return what an answer depends on, besides the nodes.
 
     Not links that were measured since: an answer at once is worth more, and the planner is asked
     again after ``reconsider_s``.
@@ -92,7 +92,7 @@ def _identify_question(request: PlanRequest) -> tuple[object, ...]:
 
 
 def _describe_node(node: NodeRecord) -> tuple[object, ...]:
-    """What a plan needs to know of a node."""
+    """Return what a plan needs to know of a node."""
     return node.id, node.zone, node.machine, node.gpu, node.gpus, node.spot
 
 

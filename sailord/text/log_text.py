@@ -36,7 +36,7 @@ def _line(line: str) -> str:
 
 
 def _format_step(said: Mapping[str, Any]) -> str:
-    """A step or an evaluation: when, which, and its figures with four digits."""
+    """Return a step or an evaluation as text: when, which, and its figures with four digits."""
     at, begin = said.get("at"), ""
     if isinstance(at, int | float):
         with suppress(ValueError, OverflowError, OSError):  # A script may count milliseconds.

@@ -74,7 +74,7 @@ def usd_per_hour_of(ledger: Ledger) -> float | None:
 def _shares(
     ledger: Ledger, shares: Shares, kind: ShareKind, most: int | None
 ) -> tuple[ShareView, ...]:
-    """The shares of a kind, then what the ledger has beyond all of them, if anything."""
+    """The shares of a kind, then the rest of the ledger that belongs to none of them, if any."""
     known = newest_first(shares, kind)
     found = [
         _share(each.name, each.accounts, (each.since_us / 1e6, each.until_us / 1e6))

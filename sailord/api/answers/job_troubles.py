@@ -11,8 +11,7 @@ from sailord.text.causes import first_names
 from sailord.text.units import duration
 
 CHECK_LONG_S = 60.0
-"""A checkpoint that is read for longer than this before a restore is reported: its storage may
-hang."""
+"""A check before a restore that takes longer is reported: its storage may hang."""
 
 
 def hang(state: State, active: Active, members: Sequence[NodeId], now: float) -> tuple[str, ...]:

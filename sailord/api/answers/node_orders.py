@@ -38,8 +38,7 @@ def cordon_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReas
 
 
 def drain_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReason:
-    """Why a node was drained or preempted, and when; not of one that drains to go to another
-    job."""
+    """Why a node was drained or preempted, and when; not if it drains to go to another job."""
     is_ordered = node.exclusion.draining_since is not None
     return _find_last_order(state, node, at_of, ("drain", "preempt")) if is_ordered else NOT_ORDERED
 

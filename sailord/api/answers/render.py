@@ -88,7 +88,7 @@ def node_view(
 
 
 def _why_unheard(node: Node) -> str:
-    """Why a present node has no report."""
+    """Return why a present node has no report."""
     if not isinstance(node.standing, Unreachable):
         return ""
     return f"no report yet, and its agent does not answer at {node.record.address}"
@@ -482,7 +482,7 @@ def why_view(
 
 
 def _list_idle(state: State) -> tuple[str, ...]:
-    """Each reason once, with the nodes that are idle for it."""
+    """Return each reason once, with the nodes that are idle for it."""
     by_reason: dict[str, list[str]] = {}
     for id_, why in idle_nodes(state).items():
         by_reason.setdefault(why, []).append(state.nodes[id_].record.name)

@@ -219,7 +219,7 @@ def _preference(asked: Preference | None, question: Question, gap: float | None)
 
 
 def _allow(asked: tuple[str, ...], outer_every: int | None, question: Question) -> Question:
-    """The question about the job with what its plan may have."""
+    """Return the question with what ``--allow`` lets the job's plan have."""
     if ("outer-steps" in asked) != (outer_every is not None):
         what = "needs --allow outer-steps" if outer_every else "is needed by --allow outer-steps"
         cure = "give both: --allow outer-steps --outer-every 50"

@@ -168,7 +168,7 @@ def _follow_question(
 
 
 def _note_retry(seen: Reconfiguring, now: float) -> Reconfiguring:
-    """The generation that was opened never trained; another one follows."""
+    """Note that the generation that was opened never trained; another one follows."""
     retried_s = seen.retried_s + now - seen.asked_at
     again = replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
     return replace(again, retried=(*seen.retried, seen.reason))
@@ -177,7 +177,7 @@ def _note_retry(seen: Reconfiguring, now: float) -> Reconfiguring:
 def _note_left(
     seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
 ) -> Reconfiguring:
-    """The old generation is over, and the next one's record is being stored."""
+    """Note that the old generation is over, and the next one's record is being stored."""
     assert isinstance(active.phase, Opening)
     stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
     if stood_at is None:

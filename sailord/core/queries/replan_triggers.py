@@ -314,7 +314,7 @@ def _notices(state: State, active: Active) -> list[Trigger]:
 
 
 def _quarantines(state: State, active: Active) -> list[Trigger]:
-    """Members whose bits were contradicted after they had been chosen."""
+    """Return triggers about members whose bits were contradicted after they had been chosen."""
     members = () if active.generation is None else active.generation.members
     marked = (state.nodes[id_] for id_ in sorted(state.nodes.notable.intersection(members)))
     names = [n.record.name for n in marked if n.exclusion.wrong_bits and not n.is_lost]

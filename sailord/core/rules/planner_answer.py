@@ -83,7 +83,7 @@ def _ask_without(state: State, active: Active, question: OpenQuestion) -> Step:
     rest = replace(_allow_last_resort(active), question=None)
     if not is_alive(state, active):
         return _drop(state, rest)
-    # The other new nodes of the question are as new as before.
+    # The other new nodes of the question still count as new.
     rest = replace(rest, asked=replace(rest.asked, nodes=frozenset()))
     urgent = replan_trigger(state, rest)
     if question.is_ordered and (urgent is None or not urgent.is_forced):
@@ -103,7 +103,7 @@ def _must_change(state: State, active: Active) -> bool:
 
 
 def _allow_last_resort(active: Active) -> Active:
-    """Return the job so that a last resort may be asked again: only a refusal rules it out."""
+    """Let the last resort be asked about again: only a refusal rules it out."""
     return replace(active, asked=replace(active.asked, is_last_resort=False))
 
 

@@ -60,7 +60,7 @@ def _find_contradicted(
 
 
 def _is_full(state: State) -> bool:
-    """Return whether as many nodes as may be are left out; one always may be."""
+    """Return whether no further node may be left out; one always may be."""
     living = [node for node in state.nodes.values() if not node.is_lost]
     out = sum(bool(node.exclusion.wrong_bits) for node in living)
     return out >= max(1, int(state.options.left_out_share * len(living)))

@@ -31,7 +31,7 @@ def decide_stragglers(state: State, active: Active) -> RuleAnswer:
 def _keep_too_many(state: State, active: Active) -> RuleAnswer:
     """Keep the stragglers beyond ``left_out_share`` of all nodes."""
     found = list(undecided_stragglers(state, active).items())
-    too_many = found and found[room_for_stragglers(state) :]  # Most often there are none.
+    too_many = found and found[room_for_stragglers(state) :]  # Usually there are none.
     if not too_many:
         return PASS
     why = f"no more than {state.options.left_out_share:.0%} of all nodes are left out"

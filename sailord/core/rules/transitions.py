@@ -109,7 +109,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         considered = replace(
             considered, asked=LastQuestion(members, at=state.now, said=active.asked.said)
         )
-    # A job that waits goes on waiting: for this reason, and since then.
+    # A job that waits already keeps its reason and its moment.
     stays = is_running or isinstance(active.phase, Waiting)
     phase = active.phase if stays else Waiting(trigger.reason, state.now)
     asking = replace(considered, phase=phase, question=question)

@@ -43,7 +43,7 @@ def job_to_recall(parts: Parts) -> JobId | None:
 
 
 def _find_for_newcomer(parts: Parts) -> Wanted | None:
-    """The next job of the queue, while all jobs with a part train, or are held."""
+    """Find nodes for the next job of the queue, once all jobs with a part train or are held."""
     job = next_in_queue(parts.first)
     if job is None or parts.first.active is None:
         return None
@@ -70,7 +70,7 @@ def _may_share(part: State, job: JobRecord) -> bool:
 
 
 def _find_trade(parts: Parts) -> Wanted | None:
-    """Nodes from part to part; of the first one alone while that has no job."""
+    """Find nodes to move from part to part; from the first one alone while that has no job."""
     if not parts.others:
         return None
     stakes = {part.job.id: _stake(parts, part) for part in parts.all() if part.active is not None}

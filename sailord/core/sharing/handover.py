@@ -205,7 +205,7 @@ def _take_out_nodes(
 
 
 def _add_nodes(part: State, nodes: Mapping[NodeId, Node]) -> State:
-    """Add nodes, each as one that is new: nothing holds of it that was so for another job."""
+    """Add nodes as new ones: what was known of them for another job no longer holds."""
     fresh = {
         id_: replace(node, workers=UNTROUBLED, exclusion=replace(node.exclusion, yields_since=None))
         for id_, node in nodes.items()
@@ -218,7 +218,7 @@ def _add_nodes(part: State, nodes: Mapping[NodeId, Node]) -> State:
 
 
 def _mark(parts: Parts, ids: Iterable[NodeId], since: float | None) -> Parts:
-    """Let nodes drain for a handover; ``None``: no more."""
+    """Let nodes drain for a handover since that moment; ``None``: they no longer drain."""
     for key in dict.fromkeys(parts.key_of(id_) for id_ in ids):
         part = parts.of_job(key)
         marked = {}

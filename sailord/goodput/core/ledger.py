@@ -354,7 +354,7 @@ class _Rest:
 
 
 def _advance_step(before: StepProgress | None, after: StepProgress | None) -> StepProgress | None:
-    """The new step; a new leader that has no report yet does not go back."""
+    """Return the new step; a new leader that has no report yet does not go back."""
     if before is None or after is None:
         return after
     if (before.job, before.generation) != (after.job, after.generation):

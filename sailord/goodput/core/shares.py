@@ -74,7 +74,7 @@ def resumed(shares: Iterable[Share], ledger: Ledger) -> Shares:
 
 
 def too_many(shares: Shares) -> frozenset[ShareKey]:
-    """The shares that are not kept: the oldest of each kind beyond its number."""
+    """The shares that are not kept: the oldest of each kind beyond ``KEPT_MAX``."""
     found: list[ShareKey] = []
     for kind, most in KEPT_MAX.items():
         found += [each.key for each in newest_first(shares, kind)[most:]]

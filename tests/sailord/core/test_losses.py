@@ -209,7 +209,7 @@ def test_stop_deadline_restores_from_memory() -> None:
 
 
 def lost(after: State) -> dict[str, str]:
-    """Whom it gave up, and why."""
+    """The nodes that were given up, and why."""
     return {id_: each.why_lost for id_, each in after.nodes.items() if each.is_lost}
 
 

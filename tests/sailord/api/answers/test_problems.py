@@ -98,7 +98,8 @@ def test_doctor_says_that_the_job_is_slow_where_no_node_is_to_blame() -> None:
 
 
 def test_doctor_lists_machines_that_share_a_name() -> None:
-    """One of them restarted is none: its old life is lost, or was at the same address."""
+    """A machine that restarted does not count twice: its old life is lost, or had the same
+    address."""
     other = replace(NODE, id="a.2", address="h:2")
     (found,) = told(WELL, NODE, other)
     assert found == "several machines have the name a (h:1, h:2); set name in their agent.toml"

@@ -166,7 +166,7 @@ def test_the_fastest_plan_replaces_a_cheaper_one_that_would_be_late():
 
 
 def due_on(count: int, *, committed: bool, deadline: float, options: DeadlineOptions) -> Due:
-    """A story of a job that runs on so many on-demand instances."""
+    """A story of a job that runs on this many on-demand instances."""
     books = CapacityRecord(pace=PaceRecord("j", is_committed=committed))
     story = Due(options, books=books)
     story.see(10.0, *(instance(number, FIRM) for number in range(1, count + 1)))
@@ -179,7 +179,7 @@ CHEAP_OR_FAST = replace(STARVED, on_demand=Choice({FIRM: 1}, 12.0, 4.0))
 
 
 def test_a_committed_job_stays_on_the_fastest_plan_to_the_end():
-    """The cheaper plan would do, too, if the way to it and back took no time."""
+    """The cheaper plan would meet the deadline, too, if the moves to it and back took no time."""
     story = due_on(2, committed=True, deadline=3600.0 + 30 + 200, options=CHEAP_OR_FAST)
     for step in range(0, 360, 5):
         story.at(30.0 + 10.0 * step, step=step, is_running=True, deadline=3600.0 + 30 + 200)
@@ -188,7 +188,8 @@ def test_a_committed_job_stays_on_the_fastest_plan_to_the_end():
 
 
 def test_a_cheaper_plan_must_pay_for_the_time_of_the_move():
-    """At the 100 last steps the cheaper plan would just do, but for the move to it."""
+    """For the last 100 steps the cheaper plan would be fast enough, without the time of the move
+    to it."""
     spare_s = 200.0 + 30.0
     deadline = 3600.0 + 30 + spare_s
     story = due_on(2, committed=False, deadline=deadline, options=CHEAP_OR_FAST)

@@ -239,7 +239,7 @@ def test_a_queued_request_is_for_all_instances_or_none():
 
 
 def test_a_queued_request_is_withdrawn_before_a_budget_pauses_the_job():
-    """It is wanted, and still the first to go: it costs nothing and trains nothing."""
+    """The request is wanted, but goes first: it costs nothing and trains nothing."""
     story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {A: 1, FLEX: 3}))
@@ -259,7 +259,7 @@ def test_a_queued_request_is_withdrawn_before_a_budget_pauses_the_job():
 
 
 def test_a_request_being_withdrawn_drains_nothing():
-    """Its cost goes with it, so the job keeps what it uses."""
+    """Its cost ends with it, so the job keeps what it uses."""
     story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {FLEX: 3}))

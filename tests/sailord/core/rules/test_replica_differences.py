@@ -1,4 +1,4 @@
-"""After replicas differed, a job goes back to the newest checkpoint of before."""
+"""After replicas differed, a job goes back to the newest checkpoint from before that."""
 
 from __future__ import annotations
 
