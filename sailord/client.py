@@ -240,7 +240,7 @@ class Client:
         return ServerProblem(what, in_doubt=in_doubt)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        with contextlib.suppress(ValueError):  # Of a port that is no number.
+        with contextlib.suppress(ValueError):  # The port may be no number.
             parts = urlsplit(self.server)
             host, port = parts.hostname, parts.port
             if parts.scheme == "unix" and parts.path:

@@ -352,7 +352,7 @@ class CapacityLoop:
 
     async def _create(self, ask: InstanceRequest) -> None:
         if not await self._save() or ask.request_id not in self.state.asks:
-            return  # Not sent: the leader, or our own next term, does not know of it.
+            return  # It is not sent: the next leader, or our own next term, would not know of it.
         try:
             outcome = await self.provider.create(ask)
         except ProviderError as error:

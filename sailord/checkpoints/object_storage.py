@@ -88,7 +88,7 @@ class Storage:
         """All objects below a folder; none if it does not exist."""
         base = self._path(folder)
         try:
-            if isinstance(self.files, LocalFileSystem):  # It finds nothing where it cannot look.
+            if isinstance(self.files, LocalFileSystem):  # ``find`` hides errors.
                 self._try(folder, "listed", lambda: os.scandir(base).close())
             self.files.invalidate_cache()
             found = self._try(folder, "listed", lambda: self.files.find(base, detail=True))

@@ -109,7 +109,7 @@ def _renew(authority: Authority, folder: Path, days: float, *, is_forced: bool) 
         what = f"{owner} " + ("was not issued here" if last is None else "is revoked")
         cure = f"make another: sailorctl ca issue {owner} --out {folder}"
         raise InputError(Problem(str(folder), what, cure))
-    # A crash in the middle of a renewal parts key and certificate.
+    # A crash in the middle of a renewal leaves a key that does not fit its certificate.
     is_due = share_of_life_left(path) < RENEW_AT or not is_pair(path, folder / KEY)
     if is_forced or is_due:
         authority.issue(owner.role, owner.name, folder, days=days, hosts=hosts_of(path))

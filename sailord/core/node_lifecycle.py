@@ -76,7 +76,7 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
     if record.state == "draining" and draining is None:
         draining = state.now
     elif record.state != "draining" and node.record.state == "draining":
-        # A false alarm, or a new start: the agent itself withdrew it, unless it was ordered.
+        # The agent withdrew its own notice, a false alarm or before a new start; orders stay.
         is_over = not node.exclusion.is_drain_ordered
         draining = None if is_over else draining
         node = replace(node, returned_at=state.now if is_over else node.returned_at)

@@ -144,7 +144,7 @@ def _apply_prices(
 def _catalogue_price(cluster: Cluster, node: PlannerNode) -> float | None:
     """The built-in price of a machine type that the cluster file does not list."""
     known = node.machine in cluster.catalogue.machines
-    with contextlib.suppress(InputError):  # Of an unknown zone or GPU kind.
+    with contextlib.suppress(InputError):  # Its zone or GPU kind may be unknown.
         return cluster.catalogue.price_usd_per_gpu_hour(
             node.machine if known else node.gpu,
             zone=node.zone,

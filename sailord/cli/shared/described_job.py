@@ -134,9 +134,9 @@ def _describe(job: Path, words: Sequence[str]) -> DescribedText:
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to describe its model"
         raise InputError(Problem(str(job), what, "run this where torch is installed"))
-    # Without the present folder, whose modules must not take the place of ours.
+    # -P keeps modules of the present folder from taking the place of ours.
     words = [sys.executable, "-P", "-m", "worker", "describe", *words]
-    # As in the workers, so that sets of a script have the same order.
+    # Workers have this seed, too, so that sets of a script have the same order.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:

@@ -63,12 +63,12 @@ def look(
             found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
         times, against = max(found)
         fresh = Straggler(times, against, now, sample.step, sample.step)
-        if (one := _judge_node(fresh, watch.slow.get(id_), options.slow_times)) is not None:
+        if (one := _keep_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
             slow[id_] = one
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
     of_job = _judge_job(grown, pace.grown, now, step, options.slow_times)
-    job = _judge_node(of_job, watch.job, options.slow_times)
+    job = _keep_slow(of_job, watch.job, options.slow_times)
     return replace(
         watch,
         looked_at=now,
@@ -80,8 +80,8 @@ def look(
     )
 
 
-def _judge_node(found: Straggler, before: Straggler | None, slow_times: float) -> Straggler | None:
-    """Return what is slow now, and since when; it is so until a third of that has gone."""
+def _keep_slow(found: Straggler, before: Straggler | None, slow_times: float) -> Straggler | None:
+    """Return the straggler if it is slow now; it stays one above (1 + 2 * ``slow_times``) / 3."""
     if before is None:
         return found if found.times > slow_times else None
     if found.times <= (1 + 2 * slow_times) / 3:

@@ -115,7 +115,7 @@ def _read_worths(record: GenerationRecord | None) -> dict[str, float]:
 
 def _kinds(parts: Parts) -> dict[NodeId, GpusOfNode]:
     return {
-        # Of a node that a new leader has not seen yet the GPUs are not known.
+        # A new leader does not know the GPUs of a node that it has not seen yet.
         id_: (part.nodes[id_].record.gpu, max(part.nodes[id_].record.gpus, 1))
         for part in parts.all()
         for id_ in (*part.nodes.free, *expected_nodes(part))

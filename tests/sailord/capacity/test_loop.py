@@ -151,7 +151,8 @@ def test_a_provider_notice_drains_the_node_under_one_id():
 
 
 def test_an_instance_that_is_replaced_before_its_end_is_drained_at_once():
-    """As by an operator: a notice would let the job train there until shortly before."""
+    """It is drained as by an operator: a notice would let the job train there until shortly
+    before."""
     given = []
 
     async def play() -> None:

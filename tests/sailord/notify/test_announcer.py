@@ -340,7 +340,7 @@ def test_start_is_announced_without_and_reconfiguration_with_its_cost() -> None:
         published.announcer._report_timing(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
     assert published.texts("reconfigured") == [
         "started on 2 nodes from step 0, 10.2 s",
-        "b, c lost; d draining → moved to 2 nodes, 1 step lost, 3.0 s downtime",
+        "b, c lost; d drained → moved to 2 nodes, 1 step lost, 3.0 s downtime",
     ]
     started, ended = published.announcer.feed.kept
     assert (started.settled, ended.settled) == (None, Settled(("drain-d",), 0))

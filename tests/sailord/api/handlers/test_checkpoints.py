@@ -64,7 +64,7 @@ async def test_an_empty_list_of_checkpoints_names_the_last_durable_step(tmp_path
 
 
 def test_a_rollback_tells_the_steps_and_checkpoints_that_it_gives_up() -> None:
-    """Not those that an earlier rollback gave up; 15 and 18 are of another past."""
+    """Those that an earlier rollback gave up do not count: 15 and 18 are of another past."""
     lines: dict[int, Durable | None] = {
         10: None, 15: durable(10), 18: durable(15), 20: durable(10), 30: durable(20),
     }  # fmt: skip

@@ -60,7 +60,7 @@ class Cluster:
         self.story.hear(TargetSet(11.0, {pool: count}))
 
     def live(self, seconds: float, now: State | None = None) -> list[str]:
-        """Count agents every 20 s until this time has passed; return the nodes that were deleted."""
+        """Count agents every 20 s in this time; return the nodes that were deleted."""
         if now is not None:
             self.now = now
         at, end, gone, self.drained = self.story.state.now, self.story.state.now + seconds, [], []

@@ -67,7 +67,7 @@ def test_the_same_files_travel_as_git_would_add(tmp_path):
         cwd=tmp_path, check=True, capture_output=True, text=True, env=environment,
     ).stdout  # fmt: skip
     assert sorted(select(tmp_path).names) == sorted(listed.rstrip("\0").split("\0"))
-    # Of a folder within the repository, what lies above holds too.
+    # Ignore files above a folder within the repository hold, too.
     (tmp_path / "notes" / "data.bin").touch()
     assert select(tmp_path / "notes").names == ["b.txt"]
     assert select(tmp_path / "deep").names == [".gitignore", "x/kept.tmp"]

@@ -86,7 +86,7 @@ def of_kind(kind: type, commands: tuple[Command, ...]) -> list[Any]:
 def test_job_rolls_back_to_the_newest_readable_checkpoint_before_the_difference(
     newest: int,
 ) -> None:
-    """Also where the newest one was made of the wrong state before that was noticed."""
+    """The newest one may have been made of the wrong state before that was noticed."""
     looks, commands = act(running(newest), failed())
     assert of_kind(CheckDurable, commands) == [
         CheckDurable(job(saving=KEPT), durable(newest), is_thorough=False, step_max=AGREED)

@@ -282,7 +282,7 @@ def test_a_job_for_which_there_are_too_few_does_not_keep_others_from_getting():
 
 
 def test_nodes_of_two_kinds_are_dealt_by_what_the_records_say_they_are_worth():
-    """Also to a job that never ran: to it they are worth what they are to others."""
+    """To a job that never ran they are worth what they are to others."""
     slow = {"gpu": "T4", "machine": "small"}
     opened = replace(of(JOB, A, B, C, D), worths=(("A100-40", 1.0), ("T4", 0.2)))
     parts, _ = elected(

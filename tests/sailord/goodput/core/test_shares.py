@@ -173,7 +173,7 @@ def test_a_difference_leaves_out_what_is_equal() -> None:
 
 
 def test_jobs_that_share_are_each_booked_with_their_own_gpus() -> None:
-    """Also while a step of the first one is under way, which is its own."""
+    """A step under way belongs to the first job alone."""
     under_way = CauseLoad(IN_STEP, 3, 6.0)
     other, idle = CauseLoad("training", 2, 4.0), CauseLoad("unused", 1, 2.0)
     beside = (OtherJobLoads(OTHER, (other,)), OtherJobLoads(JobId(""), (idle,)))
