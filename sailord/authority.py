@@ -233,7 +233,7 @@ class Authority:
                     file = both.enter_context(replaced)
                     _give_to_owner(file.fileno(), folder)
                     file.write(content)
-                    file.flush()  # A full disk parts no key from its certificate.
+                    file.flush()  # A full disk shows here, before either is replaced.
         self.copy_public(folder)
         return owner
 
@@ -256,7 +256,7 @@ class Authority:
             what = f"asks for {wanted.uri}"
             raise InputError(Problem("body", what, f"ask for an agent of {self.cluster}"))
         if wanted.role == "sailord" and owner is None:
-            # The cluster's key, which every agent has, must not make a sailord.
+            # Every agent has the cluster's key, so it must not suffice for a sailord's certificate.
             what = "shows no valid certificate, and renews only by one"
             raise InputError(Problem(str(wanted), what, f"sailorctl ca issue {wanted} --out DIR"))
         if owner is not None and owner != wanted:
@@ -269,7 +269,7 @@ class Authority:
                 last = self._revoke(wanted.uri, may_return=True)[-1]
             has_it = owner is not None
             if last is not None and last.revoked is None:
-                # Who repeats a request did not get our answer.
+                # A request is repeated if our answer was lost.
                 has_it |= (last.key, last.instance) == (hash_of_key(asked.public), instance)
             self._check_name(wanted, last, has_it=has_it)
             return self._sign(wanted, asked.public, DAYS, instance=instance)
@@ -277,7 +277,7 @@ class Authority:
     def _check_name(self, wanted: Identity, last: Issued | None, *, has_it: bool) -> None:
         """Refuse a name that was revoked, or that another certificate has."""
         if has_it and last is not None and last.revoked is not None:
-            # A name may return, but not by what was revoked.
+            # A name may return, but not by showing its revoked certificate.
             raise InputError(Problem(str(wanted), "was revoked", "enrol without that certificate"))
         if has_it or last is None or last.may_return or last.state(time.time()) == "expired":
             return

@@ -29,13 +29,13 @@ LOCAL_SOCKET = Path("head", "sailord.sock")
 """The API socket within the folder of a local cluster."""
 TIMEOUT_S = 20.0
 FOLLOW_S = 60.0
-"""A stream without a keepalive for so long is broken."""
+"""A stream is broken after this time without a keepalive."""
 _OTHER_SERVER = "is it the address of sailord, and not of a proxy before it?"
 PAUSE_S_FIRST = 0.25
 PAUSE_S_MAX = 5.0
 """First and longest pause between reconnection attempts."""
 REPEATS_AFTER_S = (0.5, 2.0)
-"""When an order is repeated whose answer was lost."""
+"""Pauses after which an order whose answer was lost is repeated."""
 
 
 class ServerProblem(Exception):  # noqa: N818 - an answer of the server, shown to the user
@@ -63,11 +63,13 @@ class ServerProblem(Exception):  # noqa: N818 - an answer of the server, shown t
         """The same problem, with ``sent`` replaced by the name of the submitted file."""
         if not self.problems:
             return self
-        called = [replace(each, place=_called(each.place, sent, file)) for each in self.problems]
+        called = [
+            replace(each, place=_rename_place(each.place, sent, file)) for each in self.problems
+        ]
         return ServerProblem(called, self.status, in_doubt=self.in_doubt)
 
 
-def _called(place: str, sent: str, file: str) -> str:
+def _rename_place(place: str, sent: str, file: str) -> str:
     is_meant = place == sent or place.startswith(f"{sent}:")
     return file + place.removeprefix(sent) if is_meant else place
 
@@ -200,7 +202,7 @@ class Client:
             what = f"{self.server} answered {reply.status}: {_OTHER_SERVER}"
             raise ServerProblem(what, reply.status)
         if reply.status >= 400:
-            raise _refused(reply.status, value)
+            raise _read_refusal(reply.status, value)
         return value, reply.headers
 
     def follow(self, after: int, reconnector: Reconnector) -> Iterator[dict[str, Any]]:
@@ -219,7 +221,7 @@ class Client:
         try:
             reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
             if reply.status != 200:
-                raise _refused(reply.status, _value(reply.headers, reply.read()))
+                raise _read_refusal(reply.status, _value(reply.headers, reply.read()))
             reconnector.answered()  # There may be no event for a long time.
             for line in reply:
                 # A broken connection may truncate a line.
@@ -238,7 +240,7 @@ class Client:
         return ServerProblem(what, in_doubt=in_doubt)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        with contextlib.suppress(ValueError):  # Of a port that is no number.
+        with contextlib.suppress(ValueError):  # The port may be no number.
             parts = urlsplit(self.server)
             host, port = parts.hostname, parts.port
             if parts.scheme == "unix" and parts.path:
@@ -339,7 +341,7 @@ def _value(headers: http.client.HTTPMessage, text: bytes) -> Any:
     return text.decode("utf-8", "replace")
 
 
-def _refused(status: int, value: Any) -> ServerProblem:
+def _read_refusal(status: int, value: Any) -> ServerProblem:
     in_doubt = status in {502, 503, 504}
     try:
         problems = [Problem(p["place"], p["what"], p["cure"]) for p in value["problems"]]

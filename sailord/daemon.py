@@ -233,7 +233,7 @@ class Daemon:
 
     async def _save_lifetimes(self) -> None:
         term = self.election.term
-        if term is not None and term == self._led:  # Else the last leader's are not read yet.
+        if term is not None and term == self._led:  # Before, the last leader's are not read yet.
             with contextlib.suppress(StoreError, TimeoutError):  # The next save will do.
                 async with asyncio.timeout(SHUTDOWN_SAVE_S):
                     history = self.controller.cluster.lifetimes.history

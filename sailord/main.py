@@ -67,7 +67,7 @@ def run(config: Path) -> None:
     sys.setswitchinterval(SWITCH_S)
     with log_crash(), asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run_daemon(loaded))
-    # As Python's own exit would do; it holds the sockets of the planner processes.
+    # This folder has the sockets of the planner processes; os._exit does not delete it.
     shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     # Everything of ours is closed. A planner process that was killed during a request leaves an
     # executor thread that would wait for it forever.

@@ -36,13 +36,14 @@ def open_tls(config: Config) -> Tls | None:
     if settings is None:
         return None
     if settings.enrol is not None:
-        return _enrolled(config, settings.files)
+        return _open_enrolled(config, settings.files)
     try:
         _renew(config)
     except InputError as error:
         if settings.authority is not None and not _is_usable(settings.files):
             raise
-        # As on a full disk, which must not keep sailord from its start; keep_certificate goes on.
+        # A failed renewal, as on a full disk, must not keep sailord from starting; keep_certificate
+        # tries again.
         log.warning(NOT_NOW, error=str(error))
     return Tls(settings.files, config.cluster_name, "sailord")
 
@@ -55,7 +56,7 @@ def check_certificate(config: Config) -> None:
     if settings.authority is not None:
         _authority(config.cluster_name, settings.authority)
     elif settings.enrol is not None:
-        _enrolled(config, settings.files)
+        _open_enrolled(config, settings.files)
     else:
         Tls(settings.files, config.cluster_name, "sailord")
 
@@ -80,7 +81,7 @@ def end_instance(authority: str, name: str, number: str) -> None:
         log.info("revoked the certificate of an instance that is no more", node=name)
 
 
-def _enrolled(config: Config, files: TlsFiles) -> Tls:
+def _open_enrolled(config: Config, files: TlsFiles) -> Tls:
     """Open the certificate of a standby; an operator issues the first one, and one that expired."""
     try:
         take_next_key(files)

@@ -79,7 +79,7 @@ def create_token(file: Path, name: str, role: Role, days: float | None) -> str:
     if not NAME.match(name):
         cure = "use lower-case letters, digits and hyphens"
         raise InputError(Problem("NAME", f"{name!r} is not a name", cure))
-    with _alone(file):
+    with _lock(file):
         known = read_tokens(file) if file.exists() else ()
         if any(each.name == name for each in known):
             cure = f"revoke it first: sailorctl token revoke {name}"
@@ -92,7 +92,7 @@ def create_token(file: Path, name: str, role: Role, days: float | None) -> str:
 
 def revoke_token(file: Path, name: str) -> None:
     """Remove a token from the file."""
-    with _alone(file):
+    with _lock(file):
         known = read_tokens(file)
         left = tuple(each for each in known if each.name != name)
         if len(left) == len(known):
@@ -101,7 +101,7 @@ def revoke_token(file: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _lock(file: Path) -> Iterator[None]:
     """Keep others from changing the file between its reading and its writing."""
     lock = file.with_name(f".{file.name}.lock")
     try:

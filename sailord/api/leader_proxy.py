@@ -56,7 +56,7 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
         cure = f"retry in about {api.config.options.lease_s:g} s"
         return refusal(503, Problem("sailord", what, cure), headers={"Retry-After": "1"})
     if route.auth == "signature":
-        # A webhook. The leader would charge this sailord for what a stranger sent.
+        # A webhook: the leader would count a stranger's requests against this sailord.
         await read_message(request)
     try:
         return await _ask_leader(request, leader.address)

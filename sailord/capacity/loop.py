@@ -69,9 +69,9 @@ SAVE_S = 10.0
 """A changed record is stored within this time."""
 RETRY_S = 0.5
 WANT_S = 2.0
-"""Interval of questions to the planner, if something changed; ..."""
+"""Interval of questions to the planner if something changed."""
 WANT_AGAIN_S = 300.0
-"""... and if nothing changed."""
+"""Interval of questions to the planner if nothing changed."""
 WANT_TIMEOUT_S = 120.0
 HELD_TOO_LONG = "it was held for too long, so its instances are given back"
 MOVE_S = 60.0
@@ -352,7 +352,7 @@ class CapacityLoop:
 
     async def _create(self, ask: InstanceRequest) -> None:
         if not await self._save() or ask.request_id not in self.state.asks:
-            return  # Not sent: the leader, or our own next term, does not know of it.
+            return  # It is not sent: the next leader, or our own next term, would not know of it.
         try:
             outcome = await self.provider.create(ask)
         except ProviderError as error:

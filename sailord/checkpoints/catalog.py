@@ -61,7 +61,7 @@ class Checkpoints:
 
     async def write_manifest(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
         """Write the manifest of a checkpoint; raises ``StorageError``."""
-        return await self._alone(
+        return await self._run_alone(
             order.job.id,
             order.job.saving.uri,
             lambda: _write_manifest(order, term, spec),
@@ -72,7 +72,7 @@ class Checkpoints:
         """Find the newest readable checkpoint; a storage that cannot be used is an answer, too."""
         job = order.job
         try:
-            return await self._alone(job.id, job.saving.uri, lambda: _check(order))
+            return await self._run_alone(job.id, job.saving.uri, lambda: _check(order))
         except StorageError as error:
             is_away = isinstance(error, Away)
             missed = DurableChecked(0.0, job.id, order.durable, None, str(error), is_away)
@@ -81,14 +81,14 @@ class Checkpoints:
     async def collect_garbage(self, order: CollectGarbage) -> int:
         """Delete what retention allows; return the number of objects."""
         uri = order.job.saving.uri
-        return await self._alone(order.job.id, uri, lambda: _collect_garbage(order))
+        return await self._run_alone(order.job.id, uri, lambda: _collect_garbage(order))
 
     async def pin(self, job: JobId, uri: str, point: Point, *, is_pinned: bool) -> None:
         """Pin a checkpoint, which excludes it from retention, or unpin it.
 
         Raises ``Missing`` if retention has deleted it since it was found.
         """
-        await self._alone(
+        await self._run_alone(
             job, uri, lambda: _pin(reach(uri), job, point, is_pinned), patience_s=self.write_s
         )
 
@@ -107,12 +107,12 @@ class Checkpoints:
         except InputError as error:
             raise StorageError(str(error)) from None
 
-    async def _alone(
+    async def _run_alone(
         self, job: JobId, uri: str | None, act: Callable[[], T], patience_s: float | None = None
     ) -> T:
         """Act in a thread, after all that was asked before; ``Away`` if that takes too long.
 
-        What hangs goes on, and nothing else is done for the job meanwhile.
+        A hanging operation goes on, and nothing else is done for the job meanwhile.
         """
 
         def checked() -> T:
@@ -169,13 +169,13 @@ def _check(order: CheckDurable) -> DurableChecked:
         faults = _faults(storage, job, durable, is_thorough=order.is_thorough)
         if not faults:
             return replace(result, found=durable, why="; ".join(faults_found))
-        faults_found += [f"step {durable.point.step} is unreadable: {_few(faults)}"]
+        faults_found += [f"step {durable.point.step} is unreadable: {_name_few(faults)}"]
     until = "" if order.step_max is None else f" of step {order.step_max} or before"
     why_none = f"no readable checkpoint{until} at {storage.uri}"
     return replace(result, why="; ".join(faults_found) or why_none)
 
 
-def _few(faults: list[str]) -> str:
+def _name_few(faults: list[str]) -> str:
     rest = len(faults) - FAULTS_SHOWN
     more = f" and {rest} more" if rest > 0 else ""
     return ", ".join(faults[:FAULTS_SHOWN]) + more

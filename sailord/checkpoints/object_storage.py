@@ -77,21 +77,21 @@ class Storage:
     def read(self, name: str, first: int | None = None, end: int | None = None) -> bytes:
         """Read an object, or a range of its bytes; fewer at its end."""
         path = self._path(name)
-        data = self._tried(name, "read", lambda: self.files.cat_file(path, start=first, end=end))
+        data = self._try(name, "read", lambda: self.files.cat_file(path, start=first, end=end))
         assert isinstance(data, bytes)
         return data
 
     def size(self, name: str) -> int:
-        return int(self._tried(name, "read", lambda: self.files.size(self._path(name))))
+        return int(self._try(name, "read", lambda: self.files.size(self._path(name))))
 
     def entries(self, folder: str) -> list[ListedObject]:
         """All objects below a folder; none if it does not exist."""
         base = self._path(folder)
         try:
-            if isinstance(self.files, LocalFileSystem):  # It finds nothing where it cannot look.
-                self._tried(folder, "listed", lambda: os.scandir(base).close())
+            if isinstance(self.files, LocalFileSystem):  # ``find`` hides errors.
+                self._try(folder, "listed", lambda: os.scandir(base).close())
             self.files.invalidate_cache()
-            found = self._tried(folder, "listed", lambda: self.files.find(base, detail=True))
+            found = self._try(folder, "listed", lambda: self.files.find(base, detail=True))
         except Missing:
             return []
         prefix = self.files._strip_protocol(base).rstrip("/") + "/"
@@ -118,13 +118,13 @@ class Storage:
     def write_content(self, name: str, content: ObjectContent) -> None:
         """Do the same with a content that need not be in memory."""
         path = self._path(name)
-        self._tried(name, "written", lambda: write_once(self.files, path, content))
+        self._try(name, "written", lambda: write_once(self.files, path, content))
 
     def delete(self, name: str) -> None:
         """Delete an object; no error if it does not exist."""
         path = self._path(name)
         with contextlib.suppress(Missing):
-            self._tried(name, "deleted", lambda: self.files.rm_file(path))
+            self._try(name, "deleted", lambda: self.files.rm_file(path))
         if isinstance(self.files, LocalFileSystem):
             # Folders are not objects; remove empty ones.
             with contextlib.suppress(OSError):
@@ -133,11 +133,11 @@ class Storage:
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def _tried(self, name: str, what: str, act: Callable[[], T]) -> T:
+    def _try(self, name: str, what: str, act: Callable[[], T]) -> T:
         try:
             return act()
         except Exception as error:
-            raise _converted(self.uri_of(name), what, self.uri, error) from None
+            raise _convert(self.uri_of(name), what, self.uri, error) from None
 
 
 def open_storage(uri: str) -> Storage:
@@ -158,11 +158,11 @@ def open_storage(uri: str) -> Storage:
         cure = "give gs://, s3:// or file:///..."
         raise InputError(Problem("checkpoint: uri", f"{uri}: {error}", cure)) from None
     except Exception as error:
-        raise _converted(uri, "opened", uri, error) from None
+        raise _convert(uri, "opened", uri, error) from None
     return Storage(uri, files, root.rstrip("/"))
 
 
-def _converted(place: str, what: str, uri: str, error: Exception) -> StorageError:
+def _convert(place: str, what: str, uri: str, error: Exception) -> StorageError:
     """Convert an error of a backend."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):

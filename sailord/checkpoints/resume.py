@@ -65,17 +65,17 @@ def job_start(job: Job, id_: JobId, uri: str | None, resume: str | None) -> JobS
             storage.make_root()
             return JobStart(None, before)
         found, unreadable = look_at(storage, id_)
-        manifest, durable = _chosen(found, unreadable, resume, f"{uri}/{id_}")
+        manifest, durable = _choose(found, unreadable, resume, f"{uri}/{id_}")
         _check(storage, manifest, job, id_, found)
     except StorageError as error:
         raise InputError(Problem("checkpoint: uri", str(error))) from None
     return JobStart(durable, before)
 
 
-def _chosen(
+def _choose(
     found: list[tuple[Manifest, Durable]], unreadable: list[Unreadable], resume: str, place: str
 ) -> tuple[Manifest, Durable]:
-    """The checkpoint of the step, or the newest: latest generation, then step, then term.
+    """Choose the checkpoint of the step, or the newest: latest generation, then step, then term.
 
     An unreadable checkpoint that would be newer is an error; it is not skipped silently.
     """

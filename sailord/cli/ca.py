@@ -89,13 +89,13 @@ def renew(folders: tuple[Path, ...], is_forced: bool, days: float, folder: Path)
     authority, problems = Authority.open(folder), Problems()
     for each in folders:
         try:
-            click.echo(_renewed(authority, each, days, is_forced=is_forced))
+            click.echo(_renew(authority, each, days, is_forced=is_forced))
         except InputError as error:
             problems.take(error)
     problems.raise_if_any()
 
 
-def _renewed(authority: Authority, folder: Path, days: float, *, is_forced: bool) -> str:
+def _renew(authority: Authority, folder: Path, days: float, *, is_forced: bool) -> str:
     """Renew one folder if it is due; return what was done."""
     from agents.rpc.certificates import is_pair, share_of_life_left  # noqa: PLC0415 - slow to import
     from agents.rpc.enrolment import RENEW_AT  # noqa: PLC0415 - slow to import
@@ -109,7 +109,7 @@ def _renewed(authority: Authority, folder: Path, days: float, *, is_forced: bool
         what = f"{owner} " + ("was not issued here" if last is None else "is revoked")
         cure = f"make another: sailorctl ca issue {owner} --out {folder}"
         raise InputError(Problem(str(folder), what, cure))
-    # A crash in the middle of a renewal parts key and certificate.
+    # A crash in the middle of a renewal leaves a key that does not fit its certificate.
     is_due = share_of_life_left(path) < RENEW_AT or not is_pair(path, folder / KEY)
     if is_forced or is_due:
         authority.issue(owner.role, owner.name, folder, days=days, hosts=hosts_of(path))

@@ -49,7 +49,7 @@ def up(
     cluster = LocalCluster(
         LocalFolders((folder or default_folder()).absolute(), worker), zones=zones
     )
-    raise SystemExit(_within(cluster, lambda: _train(cluster, steps, idle=idle)))
+    raise SystemExit(_run_cluster(cluster, lambda: _train(cluster, steps, idle=idle)))
 
 
 @click.command()
@@ -69,10 +69,10 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
     """
     place = LocalFolders((folder or default_folder()).absolute(), worker)
     cluster = LocalCluster(place)
-    raise SystemExit(_within(cluster, lambda: 0 if run_tour(cluster, out) else FAILED))
+    raise SystemExit(_run_cluster(cluster, lambda: 0 if run_tour(cluster, out) else FAILED))
 
 
-def _within(cluster: LocalCluster, act: Callable[[], int]) -> int:
+def _run_cluster(cluster: LocalCluster, act: Callable[[], int]) -> int:
     """Run ``act`` on a new cluster, and always end it; return the exit code."""
     is_ours = False
     with ended_by_signals():

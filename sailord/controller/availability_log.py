@@ -21,7 +21,7 @@ FILE = "availability.jsonl"
 EVERY_S = 1.0
 """How often GPUs are counted."""
 BYTES_MAX = 16 * 2**20
-"""Of a file that reaches this the name gets ``.1``; an older file of that name is deleted."""
+"""A file that reaches this size is renamed to end in ``.1``, in place of an older one."""
 REPEAT_S = 86400.0
 """A line is written at least this often, so that a trace does not end with the last change."""
 

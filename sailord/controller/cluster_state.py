@@ -41,9 +41,9 @@ class ClusterState:
     leader: Leader | None = None
     """The present leader, as last read; ``None``: none is elected."""
     step_rate: StepRate = field(default_factory=StepRate)
-    """Of the active job, ..."""
+    """The measured speed of the active job."""
     step_rates: dict[JobId, StepRate] = field(default_factory=dict)
-    """... and of the jobs beside it."""
+    """The measured speeds of the jobs beside it."""
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
     lost_nodes: LostNodes = field(default_factory=LostNodes)
     watchers: list[Callable[[State], None]] = field(default_factory=list)

@@ -35,7 +35,8 @@ from worker.atomic_file import replace_file
 
 MARGIN_S_MAX = 2.0
 HUNG_S = 10.0
-"""A controller that shows no life for so long is stuck: its lease is not renewed any more."""
+"""After this time without a sign of life the controller is stuck: its lease is not renewed any
+more."""
 
 
 @dataclass(frozen=True, slots=True)

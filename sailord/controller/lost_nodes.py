@@ -65,7 +65,9 @@ class LostNodes:
         rented = self.rented()
         for node, at, why in lost:
             record = node.record
-            was_ordered = node.exclusion.draining_since is not None  # Not for another job alone.
+            was_ordered = (
+                node.exclusion.draining_since is not None
+            )  # A drain only to go to another job is no such order.
             if not (record.spot or was_ordered or not record.machine or record.name in rented):
                 kind = record.zone, record.machine
                 known = LostNode(record.id, record.name, at, why, kind, record.address)

@@ -10,9 +10,9 @@ from sailord.core.model.state import State
 
 SAMPLES_MAX = 64
 RECENT_S = 20.0
-"""A speed is that of the last seconds, so that a slow minute is soon forgotten, ..."""
+"""A speed is that of the last seconds, so that a slow minute is soon forgotten."""
 RECENT_MIN = 8
-"""... but of so many samples at least: nodes report their steps at uneven moments."""
+"""A speed is of at least this many samples: nodes report their steps at uneven moments."""
 
 
 @dataclass(eq=False)

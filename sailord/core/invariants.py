@@ -45,7 +45,9 @@ def _check_jobs(before: State, after: State, commands: Iterable[Command]) -> Non
         return
     written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}
     for id_, job in after.jobs.items():
-        stored = written.get(id_, before.jobs.get(id_, job))  # A job that is new was just read.
+        stored = written.get(
+            id_, before.jobs.get(id_, job)
+        )  # A job that is new was just read from the store.
         assert job == stored, f"the record of {id_} changed and was not written"
 
 

@@ -82,11 +82,11 @@ def learn(state: State, event: events.Event) -> Step:
         case events.JobSubmitted():
             state, commands = _queue(state, event.job, event.durable)
         case events.JobsForgotten():
-            state = _without_jobs(state, event.jobs)
+            state = _forget_jobs(state, event.jobs)
         case events.PlanFound() | events.PlanRefused():
             state = _answer(state, event)
         case events.GenerationWritten():
-            state = _recorded(state, event.record)
+            state = _take_record(state, event.record)
         case events.JobWriteRejected():
             if state.active is not None and state.active.job == event.job:
                 state = replace(state, active=replace(state.active, rejected=event.why))
@@ -105,7 +105,7 @@ def _take_over(state: State, event: events.Elected) -> Step:
     jobs = {job.id: job for job in event.jobs}
     generations = {record.job: record for record in event.generations}
     live = sorted((job for job in event.jobs if job.state in LIVE), key=queue_order)
-    active = _adopted(live[0], generations.pop(live[0].id, None), state, event) if live else None
+    active = _adopt(live[0], generations.pop(live[0].id, None), state, event) if live else None
     taken = State(
         options=state.options,
         now=state.now,
@@ -124,17 +124,17 @@ def _take_over(state: State, event: events.Elected) -> Step:
         taken = grant_grace(taken, active.generation.members)
     commands: list[Command] = []
     for other in live[1:]:  # An older version, or one whose jobs share, leaves several.
-        taken, written = _back_in_queue(taken, other, f"{live[0].id} has the cluster")
+        taken, written = _requeue(taken, other, f"{live[0].id} has the cluster")
         commands += written
     for job in [*taken.jobs.values()]:
-        if not (state.options.share and job.state in LIVE):  # It has no part any more.
+        if not (state.options.share and job.state in LIVE):  # Its part has ended.
             taken, written = write_job(taken, replace(job, part=None, coming=()))
             commands += written
     taken, heard = _note_orders(taken, event.orders)
-    return Step(_still_held(taken), (*commands, *heard))
+    return Step(_keep_held(taken), (*commands, *heard))
 
 
-def _back_in_queue(state: State, job: JobRecord, why: str) -> Step:
+def _requeue(state: State, job: JobRecord, why: str) -> Step:
     """Queue a job again and close its generation, so that its workers leave their nodes."""
     job = replace(job, state="queued", part=None, coming=(), reason=why)
     state, written = write_job(state, job)
@@ -147,7 +147,7 @@ def _back_in_queue(state: State, job: JobRecord, why: str) -> Step:
     return Step(state, (*written, WriteGeneration(closed, replaces=last)))
 
 
-def _still_held(state: State) -> State:
+def _keep_held(state: State) -> State:
     """Keep a held job held: a rollback in the store may be older than the hold."""
     active = state.active
     if active is None or not isinstance(active.phase, Held):
@@ -156,7 +156,7 @@ def _still_held(state: State) -> State:
     return replace(state, active=replace(active, phase=replace(active.phase, tried=tried)))
 
 
-def _without_jobs(state: State, ids: Iterable[JobId]) -> State:
+def _forget_jobs(state: State, ids: Iterable[JobId]) -> State:
     """Forget ended jobs; one that was submitted again meanwhile stays."""
     gone = {id_ for id_ in ids if id_ in state.jobs and state.jobs[id_].state in ENDED}
     return replace(
@@ -167,7 +167,7 @@ def _without_jobs(state: State, ids: Iterable[JobId]) -> State:
     )
 
 
-def _adopted(
+def _adopt(
     job: JobRecord, record: GenerationRecord | None, state: State, event: events.Elected
 ) -> Active:
     at = event.at
@@ -224,7 +224,7 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
                 assert_never(order.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
     state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks)
-    state, forgotten = _without_old_marks(state)
+    state, forgotten = _forget_old_marks(state)
     return Step(state, (*commands, *forgotten))
 
 
@@ -236,7 +236,7 @@ def lives_by_name(state: State) -> dict[str, NodeId]:
     return {node.record.name: node.record.id for node in in_order}
 
 
-def _without_old_marks(state: State) -> Step:
+def _forget_old_marks(state: State) -> Step:
     """Forget the oldest orders about lost nodes, here and in the store."""
     too_many = len(state.marks) - MARKS_MAX
     if too_many <= 0:
@@ -321,7 +321,7 @@ def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State
     return replace(state, active=replace(active, question=answered, unanswered=unanswered))
 
 
-def _recorded(state: State, record: GenerationRecord) -> State:
+def _take_record(state: State, record: GenerationRecord) -> State:
     active = state.active
     if active is None or active.job != record.job:
         return state

@@ -59,7 +59,7 @@ def observe_nodes(
                 fresh[id_] = replace(node, standing=present, exclusion=exclusion)
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
-            fresh[id_] = _lost(node, state.now, "its agent was restarted")
+            fresh[id_] = _give_up(node, state.now, "its agent was restarted")
         elif node.absent_since is None:
             fresh[id_] = replace(node, standing=standing.lease_ended(node.standing, state.now))
     return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
@@ -76,14 +76,14 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
     if record.state == "draining" and draining is None:
         draining = state.now
     elif record.state != "draining" and node.record.state == "draining":
-        # A false alarm, or a new start: the agent itself withdrew it, unless it was ordered.
+        # The agent withdrew its own notice, a false alarm or before a new start; orders stay.
         is_over = not node.exclusion.is_drain_ordered
         draining = None if is_over else draining
         node = replace(node, returned_at=state.now if is_over else node.returned_at)
     told, has_open_end = record, False
     if draining is not None:
         # Another notice may have said when the node leaves, or that it leaves earlier.
-        told = replace(record, leaves_at=_earlier(record.leaves_at, node.record.leaves_at))
+        told = replace(record, leaves_at=_choose_earlier(record.leaves_at, node.record.leaves_at))
         is_open = record.state == "draining" and record.leaves_at is None
         has_open_end = is_open or node.exclusion.has_open_end
     known = node.exclusion
@@ -109,7 +109,7 @@ def _with_lease(state: State, record: NodeRecord, version_problem: str) -> Node:
     )
 
 
-def _earlier(one: float | None, other: float | None) -> float | None:
+def _choose_earlier(one: float | None, other: float | None) -> float | None:
     """Return the earlier of two moments, of which either may be unknown."""
     return min((at for at in (one, other) if at is not None), default=None)
 
@@ -221,7 +221,7 @@ def mark(node: Node, order: Order, now: float) -> Node:
     match order.kind:
         case "preempt" | "drain":
             # The earliest notice counts: its own agent, or another one, may know of a later end.
-            leaves_at = _earlier(order.leaves_at, node.record.leaves_at)
+            leaves_at = _choose_earlier(order.leaves_at, node.record.leaves_at)
             is_open = order.kind == "preempt" and order.leaves_at is None
             since = now if exclusion.draining_since is None else exclusion.draining_since
             record = replace(node.record, leaves_at=leaves_at)
@@ -276,7 +276,7 @@ def give_up_nodes(state: State) -> State:
         if id_ not in members and node.absent_since is not None:
             forgotten.add(id_)  # A lost node with a lease stays known as lost.
         elif not node.is_lost and (why := _why_lost(state, node, is_broken=id_ in broken)):
-            lost[id_] = _lost(node, state.now, why)
+            lost[id_] = _give_up(node, state.now, why)
     if lost:
         state = replace(state, nodes=nodes.with_(lost))
     if forgotten:
@@ -313,5 +313,5 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     return "its lease expired and no step was done since"
 
 
-def _lost(node: Node, now: float, why: str) -> Node:
+def _give_up(node: Node, now: float, why: str) -> Node:
     return replace(node, standing=standing.given_up(node.standing, now, why))

@@ -28,9 +28,9 @@ from sailord.goodput.core.usage_sample import (
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
-"""Seconds between two looks while the phase stays the same, ..."""
+"""Least seconds between two looks while the phase stays the same."""
 LOOK_S_PER_NODE = 0.0001
-"""... and at least this per node, so that looking takes about 1 % of the time."""
+"""Least seconds between two looks per node, so that looking takes about 1 % of the time."""
 SAVE_S, SAVE_S_MIN = 10.0, 1.0
 """How often the ledger is stored, and how soon after nodes joined or were lost. If a leader dies,
 the next one books the time since then on the stored sample."""
@@ -66,9 +66,9 @@ class Bookkeeper:
     """As last stored. Metrics show this one: what a leader booked after it is lost if the leader
     dies, and no counter may go back."""
     shares: Shares = field(default_factory=dict)
-    """The ledger by day and by job, ..."""
+    """The ledger by day and by job."""
     stored_shares: Shares = field(default_factory=dict)
-    """... and as last stored."""
+    """The same as last stored."""
     last_hour: LastHour = field(default_factory=LastHour)
     _phase: object = None
     _looked_at: float = 0.0

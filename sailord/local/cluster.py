@@ -301,12 +301,12 @@ class LocalCluster:
             if code >= 0:
                 raise ClusterError(f"sailord ended: {self._last_line('sailord')}")
             self._head = self._run_head()
-            told.append(f"sailord {_killed(code)}")
+            told.append(f"sailord {_describe_kill(code)}")
         for name, node in list(self.nodes.items()):
             code = node.agent.poll()
             if code is not None and code < 0:
                 node.agent = self._run(name, "agents.main", *node.words, address=node.address)
-                told.append(f"the agent of {name} {_killed(code)}")
+                told.append(f"the agent of {name} {_describe_kill(code)}")
             elif code is not None:
                 told.append(f"the agent of {name} ended: {self._last_line(name)}")
                 self.kill_node(name)
@@ -378,5 +378,5 @@ class LocalCluster:
         self._lock = None
 
 
-def _killed(code: int) -> str:
+def _describe_kill(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name} and is restarted"

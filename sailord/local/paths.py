@@ -163,7 +163,7 @@ class LocalFolders:
 
     @property
     def slow(self) -> Path:
-        """The file that says how much slower than this computer nodes are."""
+        """The file that says how many times slower than this computer the nodes are."""
         return self.folder / "slow"
 
     def slow_down(self, node: str, times: float) -> None:
@@ -178,8 +178,8 @@ class LocalFolders:
         np.save(self.folder / "text.npy", text.astype(np.uint16))
 
     def job(self, name: str, *, persist_every: int | None = None) -> str:
-        """Return an example job, with the absolute path of its data; it makes checkpoints every so
-        many steps."""
+        """Return an example job, with the absolute path of its data and checkpoints every
+        ``persist_every`` steps."""
         text = (DATA / name).read_text(encoding="utf-8")
         text = text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
         if persist_every is None:

@@ -46,17 +46,17 @@ def live(cluster: LocalCluster, control: Control) -> None:
     poller = Poller(cluster.client)
     try:
         if is_usable():
-            _on_screen(cluster, control, poller)
+            _show_screen(cluster, control, poller)
         else:
             click.echo(hints_of(cluster.place))
-            _as_lines(cluster, control, poller)
+            _print_lines(cluster, control, poller)
     except Ended:
         click.echo(poller.summary())
         raise
     click.echo(poller.summary())
 
 
-def _on_screen(cluster: LocalCluster, control: Control, poller: Poller) -> None:
+def _show_screen(cluster: LocalCluster, control: Control, poller: Poller) -> None:
     ui, look_at = Ui(can_kill=True), 0.0
     poller.seen.hints = tuple(hints_of(cluster.place).splitlines())
     with Terminal() as terminal:
@@ -77,7 +77,7 @@ def _on_screen(cluster: LocalCluster, control: Control, poller: Poller) -> None:
                     poller.seen.say(line, time.time())
 
 
-def _as_lines(cluster: LocalCluster, control: Control, poller: Poller) -> None:
+def _print_lines(cluster: LocalCluster, control: Control, poller: Poller) -> None:
     look_at, shown = 0.0, 0
     while True:
         for line in _tend(cluster, control, look_at - time.monotonic()):

@@ -39,7 +39,7 @@ class Zone:
     nic_mbit_per_s: float | None
     """Of each node, each way; ``None``: unlimited."""
     times_slower: float
-    """Computation takes so many times as long as on this computer."""
+    """Computation takes this many times as long as on this computer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class Announcer:
         log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
         about = {"generation": move.generation, "step": move.restored_step}
         event = self._next_event(
-            "reconfigured", text, state, job=job, settled=_settled(move), **about
+            "reconfigured", text, state, job=job, settled=_find_settled(move), **about
         )
         self.feed.add(event)
         self._keep(job, history_line(event, move))
@@ -214,7 +214,7 @@ class Announcer:
     def _note_once(
         self, text: str, active: Active, state: State, *, step: int | None = None, node: str = ""
     ) -> None:
-        """Tell what is noted in the history of a job once, whatever leads."""
+        """Note a text in a job's history once, also across leaders."""
         if (active.job, text) in self._noted:
             return
         self._noted.add((active.job, text))
@@ -397,16 +397,16 @@ def _event_of(line: Transition, job: JobId) -> FeedEvent:
     """Return the event that a line of the job's history was written for."""
     shared: dict[str, Any] = {name: getattr(line, name) for name in _SHARED}
     kinds = (kind for kind in get_args(EventKind) if kind == line.kind)
-    settled = None if line.move is None else _settled(line.move)
-    return FeedEvent(**shared, kind=next(kinds, _guessed_kind(line)), job=job, settled=settled)
+    settled = None if line.move is None else _find_settled(line.move)
+    return FeedEvent(**shared, kind=next(kinds, _guess_kind(line)), job=job, settled=settled)
 
 
-def _settled(move: ReconfigurationTiming) -> Settled | None:
+def _find_settled(move: ReconfigurationTiming) -> Settled | None:
     """The orders that a reconfiguration carried out, if there are any."""
     return Settled(move.orders, move.restored_step) if move.orders else None
 
 
-def _guessed_kind(line: Transition) -> EventKind:
+def _guess_kind(line: Transition) -> EventKind:
     """The kind of a line by a version that wrote none, or one that only later versions know."""
     if line.move is not None:
         return "reconfigured"

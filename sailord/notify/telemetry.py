@@ -104,11 +104,13 @@ def _resource(service: str, cluster: str, trace: str, spans: list[_Span], host: 
     facts |= {"service.namespace": cluster, **({"host.name": host} if host else {})}
     return {
         "resource": {"attributes": _attributes(facts)},
-        "scopeSpans": [{"scope": {"name": "sailor"}, "spans": [_written(trace, s) for s in spans]}],
+        "scopeSpans": [
+            {"scope": {"name": "sailor"}, "spans": [_encode_span(trace, s) for s in spans]}
+        ],
     }
 
 
-def _written(trace: str, span: _Span) -> Json:
+def _encode_span(trace: str, span: _Span) -> Json:
     return {
         "traceId": trace,
         "spanId": span.id,

@@ -32,7 +32,7 @@ log = structlog.get_logger("sailord.notify.webhook_sender")
 BACKOFF_S_FIRST = 0.5
 BACKOFF_S_MAX = 60.0
 REFUSALS_MAX = 60
-"""A message that a receiver has refused so often (about an hour) is skipped."""
+"""A message is skipped after a receiver has refused it this many times (about an hour)."""
 TIMEOUT_S = 10.0
 POLL_S = 5.0
 """How often the outbox is read if no bell rings."""
@@ -70,9 +70,9 @@ class WebhookSender:
 
     def key(self, receiver: WebhookReceiver) -> str:
         """The store key of the receiver's cursor."""
-        about = _about(receiver)
+        about = _identify(receiver)
         earlier = itertools.takewhile(lambda each: each is not receiver, self.receivers)
-        if number := sum(_about(each) == about for each in earlier):
+        if number := sum(_identify(each) == about for each in earlier):
             about += b" %d" % number  # The same receiver may be named twice, for other events.
         name = hashlib.sha256(about).hexdigest()[:16]
         return self.outbox.gateway.keys.cursors + name
@@ -84,7 +84,7 @@ class WebhookSender:
         return await self.outbox.gateway.write_as_leader(term, [order])
 
 
-def _about(receiver: WebhookReceiver) -> bytes:
+def _identify(receiver: WebhookReceiver) -> bytes:
     about = receiver.url.encode()
     if receiver.format != "sailor":  # Several services may be reached at one address.
         about += receiver.format.encode() + receiver.secret

@@ -12,8 +12,8 @@ SAMPLES_MAX = 600
 """Most samples; beyond that every second one is dropped, and the interval doubles."""
 EVERY_S = 1.0
 CURVES_MAX = 16
-"""Curves beyond that many are forgotten, the one that ended first at first; not of jobs that
-run."""
+"""Most curves that are kept: those that ended first are forgotten first, and none of a job that
+runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,10 @@ class TrainingCurve:
     def columns(self) -> StoredCurve:
         """Return the samples as they are stored."""
         columns = zip(
-            *((s.at, s.step, _short(s.loss), _short(s.per_s), s.generation) for s in self.samples),
+            *(
+                (s.at, s.step, _shorten(s.loss), _shorten(s.per_s), s.generation)
+                for s in self.samples
+            ),
             strict=True,
         )
         return StoredCurve(self.job, self.every_s, *(columns if self.samples else [()] * 5))
@@ -165,6 +168,6 @@ class TrainingCurves:
             del self.by_job[curve.job]
 
 
-def _short(value: float | None) -> float | None:
-    """As much as a chart shows."""
+def _shorten(value: float | None) -> float | None:
+    """Round a value to the digits that a chart shows."""
     return None if value is None else float(f"{value:.6g}")

@@ -40,7 +40,8 @@ from simulator.estimate.result import Estimate
 from simulator.spec.job import Goal, Job, Preference
 
 CHEAPER = 1 - 1e-9
-"""A step on spot machines may cost at most this share of one on demand: less, but for rounding."""
+"""A step on spot machines must cost at most this share of one on demand: less, by more than
+rounding."""
 DEAR = "spot machines cost as much by the step as on-demand ones"
 
 
@@ -54,7 +55,8 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
         return _choose(request)
     base = replace(request, pools=tuple(_without_rent(p, request) for p in request.pools))
     if request.left is None or not any(pool.is_on_demand for pool in request.pools):
-        # Plans pay machines on demand first, so that none of them would choose the cheaper ones.
+        # A plan is priced as if it took its on-demand machines first, so one search over both
+        # contracts would not find what spot machines save.
         spot = replace(base, pools=tuple(map(_without_queue, base.pools)))
         found = _choose(spot) if _goal(request) == "cost" else None
         return _choose(request) if found is None or found.counts is None else found

@@ -127,10 +127,10 @@ def cluster_of(
                 pool = replace(pool, price_usd_per_gpu_hour=price, price_source=source)
             pools.append(pool)
     rented = {(p.gpu, p.machine, p.zone, p.spot): p.usd_per_gpu_hour for p in provider_prices}
-    return replace(cluster, pools=tuple(_priced((*cluster.pools, *pools), rented)), quotas=())
+    return replace(cluster, pools=tuple(_apply_prices((*cluster.pools, *pools), rented)), quotas=())
 
 
-def _priced(
+def _apply_prices(
     pools: Iterable[Pool], prices: Mapping[tuple[str, str, str, bool], float]
 ) -> Iterator[Pool]:
     for pool in pools:
@@ -144,7 +144,7 @@ def _priced(
 def _catalogue_price(cluster: Cluster, node: PlannerNode) -> float | None:
     """The built-in price of a machine type that the cluster file does not list."""
     known = node.machine in cluster.catalogue.machines
-    with contextlib.suppress(InputError):  # Of an unknown zone or GPU kind.
+    with contextlib.suppress(InputError):  # Its zone or GPU kind may be unknown.
         return cluster.catalogue.price_usd_per_gpu_hour(
             node.machine if known else node.gpu,
             zone=node.zone,

@@ -258,9 +258,9 @@ class DeadlineChoices:
     spot_now: MachineChoice | None
     """The best plan on those of them that it could use now."""
     on_demand: MachineChoice | None
-    """The best plan on on-demand machines alone, by the job's goal, ..."""
+    """The best plan on on-demand machines alone, by the job's goal."""
     fastest: MachineChoice | None
-    """... and the fastest one."""
+    """The fastest plan on on-demand machines alone."""
     why_not: str = ""
     """Why there is no plan on on-demand machines."""
     is_spot_dear: bool = False

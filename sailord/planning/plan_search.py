@@ -80,7 +80,7 @@ def answer(request: PlanRequest) -> FoundPlan | str:
         if isinstance(found, str):
             return "; ".join([found, *left_out])
         told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
-        return _completed(told, job, nodes, request)
+        return _complete(told, job, nodes, request)
     except InputError as error:
         return "; ".join(map(str, error.problems))
 
@@ -184,9 +184,9 @@ def _from_nothing(job: Job, nodes: Sequence[PlannerNode], request: PlanRequest) 
     assert placed is not None, "a plan for these nodes has room on them"
     # The search does not know which nodes the plan is placed on.
     estimate = replanner.judge.estimate_on(placed, spot_by_id(nodes))
-    again = _again(replanner, placed, estimate, nodes)
+    again = _predict_restart(replanner, placed, estimate, nodes)
     why = (*found.explain, *_warnings(replanner, placed, estimate, nodes, request.past))
-    return _found(job, placed, estimate, again=again, why=why)
+    return _build_found(job, placed, estimate, again=again, why=why)
 
 
 def _from_running(
@@ -204,7 +204,7 @@ def _from_running(
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    told = _judged(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
+    told = _judge(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
     if not live:
         return told
     judge = replanner_for(request, [*nodes, *ran_on(before, request)]).judge
@@ -240,9 +240,9 @@ def _without_slow(
         return replanner.judge.estimate_on(some, spot, times_slower=times)
 
     slowed = replace(running, estimate=at_their_speed(running.plan))
-    # Nothing is needed: the running plan can go on, at the speed of the stragglers.
+    # No move is needed: the running plan can go on, at the speed of the stragglers.
     without = replace(found, estimate=at_their_speed(plan), needed=None)
-    told = _judged(replanner, job, slowed, without, nodes, request.past)
+    told = _judge(replanner, job, slowed, without, nodes, request.past)
     return _with_plain(told, job, plan, plain)
 
 
@@ -271,7 +271,7 @@ _RUNNING: dict[tuple[bytes | None, tuple[Correction, ...]], tuple[Replanner, Run
 """The tables of the running plan of the last request, plain and corrected."""
 
 
-def _judged(
+def _judge(
     replanner: Replanner,
     job: Job,
     running: RunningPlan,
@@ -287,7 +287,7 @@ def _judged(
     """
     plan, estimate, _, move = found.found
     ages = dict(past.age_s)
-    again = _again(replanner, plan, estimate, nodes)
+    again = _predict_restart(replanner, plan, estimate, nodes)
     offer = offer_of(
         running,
         found,
@@ -304,7 +304,7 @@ def _judged(
         now_s=past.now_s,
         last_move_s=past.last_move_s,
     )
-    return _found(
+    return _build_found(
         job,
         plan,
         estimate,
@@ -323,7 +323,7 @@ def _judged(
     )
 
 
-def _completed(
+def _complete(
     found: FoundPlan, job: Job, nodes: Sequence[PlannerNode], request: PlanRequest
 ) -> FoundPlan:
     """Add what does not follow from the plan alone.
@@ -384,8 +384,8 @@ def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan | str] 
             nodes = ahead.without(lost)
             past = current.request.past
             about = ahead.replanner, current.job, ahead.running, found, nodes, past
-            judged = _judged(*about, is_hurried=True)
-            return lost, ahead.used, _completed(judged, current.job, nodes, current.request)
+            judged = _judge(*about, is_hurried=True)
+            return lost, ahead.used, _complete(judged, current.job, nodes, current.request)
     return None
 
 
@@ -408,10 +408,10 @@ def _warnings(
     return () if losses is None else (losses.sentence,)
 
 
-def _again(
+def _predict_restart(
     replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[PlannerNode]
 ) -> dict[str, Any]:
-    """Predicted cost of restarting the plan on the same nodes, should a process fail.
+    """Predict the cost of restarting the plan on the same nodes, should a process fail.
 
     With the seconds of a move that replaces a node.
     """
@@ -431,7 +431,7 @@ def _again(
     return {**cost.to_json(), "replacement_s": replacement_s(replanner, plan, estimate, nodes)}
 
 
-def _found(
+def _build_found(
     job: Job,
     plan: Plan,
     estimate: Estimate,

@@ -61,12 +61,16 @@ class PrecomputedPlans:
         joined since. It predicts the move after a loss: not that away from nodes that go on.
         """
         ours = self.request
-        if request.leaving or request.slow or _asked(request) != _asked(ours):
+        if (
+            request.leaving
+            or request.slow
+            or _identify_question(request) != _identify_question(ours)
+        ):
             return None
-        as_known = set(map(_for_plans, ours.nodes))
+        as_known = set(map(_describe_node, ours.nodes))
         new = {node.id for node in request.nodes} - {node.id for node in ours.nodes}
-        # A restarted agent may have found other devices: such a node is none that we planned with.
-        there = {n.id for n in request.nodes if n.id in new or _for_plans(n) in as_known}
+        # A node whose restarted agent has found other devices counts as lost.
+        there = {n.id for n in request.nodes if n.id in new or _describe_node(n) in as_known}
         lost = frozenset(node.id for node in ours.nodes if node.id not in there)
         # Losing unused nodes as well (a whole zone, a spare) does not change the answer.
         for each in (lost, lost & self.used):
@@ -74,12 +78,12 @@ class PrecomputedPlans:
             if packed and nodes <= there:
                 found = pickle.loads(zlib.decompress(packed))
                 assert isinstance(found, FoundPlan)
-                return _predicted_anew(found, request)
+                return _predict_anew(found, request)
         return None
 
 
-def _asked(request: PlanRequest) -> tuple[object, ...]:
-    """What an answer depends on, besides the nodes.
+def _identify_question(request: PlanRequest) -> tuple[object, ...]:
+    """Return what an answer depends on, besides the nodes.
 
     Not links that were measured since: an answer at once is worth more, and the planner is asked
     again after ``reconsider_s``.
@@ -87,12 +91,12 @@ def _asked(request: PlanRequest) -> tuple[object, ...]:
     return request.running, request.spec, request.keeps_deadline, request.usd_max, request.prices
 
 
-def _for_plans(node: NodeRecord) -> tuple[object, ...]:
-    """What a plan needs to know of a node."""
+def _describe_node(node: NodeRecord) -> tuple[object, ...]:
+    """Return what a plan needs to know of a node."""
     return node.id, node.zone, node.machine, node.gpu, node.gpus, node.spot
 
 
-def _predicted_anew(found: FoundPlan, request: PlanRequest) -> FoundPlan:
+def _predict_anew(found: FoundPlan, request: PlanRequest) -> FoundPlan:
     """Correct the predicted move by moves that ended after the answer was computed."""
     before, move = found.proposal, found.about["move"]
     factors = phase_factors(request.past.moves, is_planned=False)

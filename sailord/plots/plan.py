@@ -55,7 +55,7 @@ def _lanes(plan: Plan, judge: Estimator) -> tuple[tuple[Lane, ...], str]:
 def _draw(
     figure: Figure, plan: Plan, estimate: Estimate, lanes: Sequence[Lane], missing: str
 ) -> None:
-    shown = _shown(lanes)
+    shown = _select_lanes(lanes)
     rows = sum(len(lane.rows) for lane in shown)
     row_in = 0.44 if rows <= 8 else 0.36 if rows <= 16 else 0.3 if rows <= 32 else 0.19
     heading = 0.3 / row_in
@@ -77,7 +77,7 @@ def _draw(
     page.money(estimate)
 
 
-def _shown(lanes: Sequence[Lane]) -> list[Lane]:
+def _select_lanes(lanes: Sequence[Lane]) -> list[Lane]:
     """Return the first pipelines that fit on a page, at least one."""
     shown = [lanes[0]]
     for lane in lanes[1:LANES_MAX]:

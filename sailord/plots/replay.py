@@ -56,15 +56,15 @@ def _draw(figure: Figure, result: Replay, shown: Sequence[PolicyResult]) -> None
         return axes
 
     first = panel(_GPUS)
-    _gpus(first, result, unit_s)
+    _draw_gpus(first, result, unit_s)
     for outcome in shown:
         axes = panel(_POLICY)
-        _used(axes, result, outcome, unit_s)
+        _draw_used(axes, result, outcome, unit_s)
         axes.set_xticklabels([])
         note = _note(result, outcome)
         figure.text((_RIGHT + 0.15) / _WIDTH, (top + _GAP + _POLICY) / height, note, va="top")
     first.set_xticklabels([])
-    _speeds(panel(_SPEED), result, shown, unit_s).set_xlabel(unit)
+    _draw_speeds(panel(_SPEED), result, shown, unit_s).set_xlabel(unit)
 
 
 def _unit(end_s: float) -> tuple[float, str]:
@@ -74,7 +74,7 @@ def _unit(end_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
+def _draw_gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     """Draw the available GPUs, stacked by pool."""
     edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
@@ -93,7 +93,7 @@ def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7.5)
 
 
-def _used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> None:
+def _draw_used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> None:
     """Draw the GPUs in use below those available; red where the job does not train."""
     edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
@@ -133,7 +133,7 @@ def _note(result: Replay, outcome: PolicyResult) -> str:
     )
 
 
-def _speeds(axes: Axes, result: Replay, shown: Sequence[PolicyResult], unit_s: float) -> Axes:
+def _draw_speeds(axes: Axes, result: Replay, shown: Sequence[PolicyResult], unit_s: float) -> Axes:
     """Draw the throughput of each policy; the oracle's line is wide and pale below the others."""
     most = 0.0
     for outcome in shown:

@@ -59,9 +59,9 @@ def read_provider(
                 table, folder=folder, cluster_name=cluster_name, catalogue=cluster.catalogue
             )
         case "static":
-            choice = _static(table, cluster)
+            choice = _read_static(table, cluster)
         case "emulated" | "trace":
-            choice = _emulated(table, folder, cluster, is_replayed=kind == "trace")
+            choice = _read_emulated(table, folder, cluster, is_replayed=kind == "trace")
         case _:
             return None
     table.finish()
@@ -98,13 +98,15 @@ def open_provider(choice: ProviderConfig, cluster: Cluster, now: Callable[[], fl
 def _pool(table: Table, cluster: Cluster) -> Pool:
     """Read a pool; GPU kind and count default to those of the machine type."""
     catalogue, regions = cluster.catalogue, dict(cluster.zone_regions)
-    zone = _known(table, "zone", lambda name: name if catalogue.zone_region(name, regions) else "")
-    machine = _known(table, "machine", lambda name: catalogue.machine(name).name)
+    zone = _read_name(
+        table, "zone", lambda name: name if catalogue.zone_region(name, regions) else ""
+    )
+    machine = _read_name(table, "machine", lambda name: catalogue.machine(name).name)
     gpu, gpus = "", 1
     if machine:
         gpu, gpus = catalogue.machine(machine).gpu, catalogue.machine(machine).gpus
     if "gpu" in table:
-        said = _known(table, "gpu", catalogue.gpu_name)
+        said = _read_name(table, "gpu", catalogue.gpu_name)
         if said and gpu and said != gpu:
             table.report("gpu", f"is {said}, and {machine} has {gpu}", "leave it out")
     if "gpus" in table:
@@ -115,7 +117,7 @@ def _pool(table: Table, cluster: Cluster) -> Pool:
     return Pool(zone, machine, gpu, gpus, table.flag("spot", default=False))
 
 
-def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
+def _read_name(table: Table, key: str, named: Callable[[str], str]) -> str:
     """Read a name, and return it as the catalogue spells it; empty after a mistake."""
     text = table.text(key, required=True)
     if text is None:
@@ -127,7 +129,7 @@ def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
         return ""
 
 
-def _static(table: Table, cluster: Cluster) -> StaticConfig:
+def _read_static(table: Table, cluster: Cluster) -> StaticConfig:
     hosts: list[Host] = []
     for entry in table.tables("host"):
         name = entry.text("name", required=True)
@@ -147,7 +149,7 @@ def _static(table: Table, cluster: Cluster) -> StaticConfig:
     return StaticConfig(tuple(hosts))
 
 
-def _emulated(
+def _read_emulated(
     table: Table, folder: Path, cluster: Cluster, *, is_replayed: bool
 ) -> EmulatedConfig | None:
     kinds: list[EmulatedPool] = []

@@ -108,7 +108,7 @@ def headline(seen: ScreenData, width: int) -> list[Text]:
             _speed(seen, job, width),
             _safety(job),
         ]
-    lines += _beside(seen, width)
+    lines += _beside_lines(seen, width)
     parts = [part for said in _troubles(status, job) for part in wrap(said, width)[:TROUBLE_LINES]]
     return [*lines, *(Text(part, "red") for part in parts[:TROUBLES_MAX])]
 
@@ -139,7 +139,7 @@ def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int)
     return line.append(right.rjust(max(width - line.cell_len, 0)), "dim")
 
 
-def _beside(seen: ScreenData, width: int) -> list[Text]:
+def _beside_lines(seen: ScreenData, width: int) -> list[Text]:
     """Return a line for each job that shares the cluster with the one that is shown."""
     shown = None if seen.job is None else seen.job["id"]
     others = [each for each in seen.running if each["id"] != shown]

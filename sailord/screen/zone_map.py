@@ -56,7 +56,7 @@ def zone_map(
     if len(names) <= lines:
         return names
     # Zones with troubled nodes first, then the largest.
-    order = sorted(zones, key=lambda zone: (-_unwell(zones[zone]), -len(zones[zone]), zone))
+    order = sorted(zones, key=lambda zone: (-_count_unwell(zones[zone]), -len(zones[zone]), zone))
     shown = order if len(order) <= lines else order[: lines - 1]
     column = max(len(zone) for zone in shown)
     found = [
@@ -78,7 +78,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     ]
 
 
-def _unwell(nodes: Sequence[Mapping[str, Any]]) -> int:
+def _count_unwell(nodes: Sequence[Mapping[str, Any]]) -> int:
     return sum(node["state"] in UNWELL for node in nodes)
 
 

@@ -42,7 +42,7 @@ def status_text(status: dict[str, Any], columns: int | None = None) -> str:
     """
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
-    led += _elected_later(status)
+    led += _when_elected(status)
     lines = [f"cluster     {status['cluster']}, {led}", *problem_lines(status, columns)]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
@@ -68,7 +68,9 @@ def status_text(status: dict[str, Any], columns: int | None = None) -> str:
         lines += [f"cost        {_all_nodes(all_usd)}"] if all_usd else []
     lines += beside_lines(status["running"], status["job"])
     if status["queued"]:
-        lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
+        lines.append(
+            f"queue       {counted(status['queued'], 'job')}: {_name_some(status['queue'])}"
+        )
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
     lines += _paused_lines(status["paused"])
     counts = ", ".join(f"{n} {state}" for state, n in _counts(status).items())
@@ -77,7 +79,7 @@ def status_text(status: dict[str, Any], columns: int | None = None) -> str:
         f"nodes       {counts or 'none'}{f'; {unfit} of them cannot run the job' * bool(unfit)}"
     )
     if status["job"] is None or status["job"]["phase"]["name"] != "waiting":  # It says so.
-        lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
+        lines += [f"            {unsound}" for unsound in _unsound_lines(status["unsound"])]
     for node in status["leaving"]:
         at = node["leaves_at"]
         ends = "" if at is None else f", ends in {duration(at - status['at'])}"
@@ -104,7 +106,7 @@ def _counts(status: Mapping[str, Any]) -> dict[str, int]:
     return {state: count for state, count in counts.items() if count > 0}
 
 
-def _elected_later(status: Mapping[str, Any]) -> str:
+def _when_elected(status: Mapping[str, Any]) -> str:
     """Return when the leader was elected if the job began under another one."""
     leader, job = status["leader"], status["job"]
     since = None if leader is None else leader.get("since")
@@ -150,19 +152,19 @@ def unreadable_lines(status: dict[str, Any]) -> list[str]:
     return [f"{name}: {why}" for name, why in status["unreadable"].items()]
 
 
-def _some(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     """Return the names; of many the first ones, and how many more there are."""
     if len(names) <= NAMES_MAX + 2:
         return ", ".join(names)
     return f"{', '.join(names[:NAMES_MAX])} and {len(names) - NAMES_MAX} more"
 
 
-def _unsound(nodes: Mapping[str, str]) -> list[str]:
+def _unsound_lines(nodes: Mapping[str, str]) -> list[str]:
     """Return which nodes cannot run the job, those with the same cause in one line."""
     by_cause: dict[str, list[str]] = {}
     for name, why in nodes.items():
         by_cause.setdefault(why, []).append(name)
-    lines = [f"{_some(names)}: {why}" for why, names in by_cause.items()]
+    lines = [f"{_name_some(names)}: {why}" for why, names in by_cause.items()]
     rest = len(lines) - CAUSES_MAX
     return [
         *lines[:CAUSES_MAX],
@@ -188,7 +190,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     if phase["name"] == "held":
         lines.append(f"            {cure_of_hold(job['id'], job['spent'], phase['reason'])}")
     if generation is not None:
-        members = _some(job["members"])
+        members = _name_some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     for kind in ("move", "order"):
         if told := job[f"last_{kind}"]:
@@ -339,7 +341,7 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
     # An older sailord says only which jobs are before it.
-    behind = f"queued behind {_some(before)}" if before else "queued"
+    behind = f"queued behind {_name_some(before)}" if before else "queued"
     place = submitted.get("place") or behind
     size = memory(submitted["snapshot_bytes"])
     room = f"snapshots will take about {size} of memory, over all its nodes"
@@ -349,7 +351,7 @@ def submitted_text(submitted: dict[str, Any]) -> str:
 def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
     """Return the jobs that share the cluster with the one that is shown above."""
     return [
-        f"beside it   {each['id']}: {headline_of(each)} ({_some(each['nodes'])})"
+        f"beside it   {each['id']}: {headline_of(each)} ({_name_some(each['nodes'])})"
         for each in running
         if job is None or each["id"] != job["id"]
     ]

@@ -32,11 +32,11 @@ def _line(line: str) -> str:
         return line
     if not isinstance(said.get("evaluation", {}), dict):
         return line  # The script's own.
-    return _said(said) + "\n"
+    return _format_step(said) + "\n"
 
 
-def _said(said: Mapping[str, Any]) -> str:
-    """A step or an evaluation: when, which, and its figures with four digits."""
+def _format_step(said: Mapping[str, Any]) -> str:
+    """Return a step or an evaluation as text: when, which, and its figures with four digits."""
     at, begin = said.get("at"), ""
     if isinstance(at, int | float):
         with suppress(ValueError, OverflowError, OSError):  # A script may count milliseconds.

@@ -235,7 +235,7 @@ def test_the_command_line_makes_lists_renews_and_revokes(tmp_path):
 
 
 def test_a_folder_that_cannot_be_renewed_keeps_no_other_from_it(authority, tmp_path):
-    """Else all nodes after one that was revoked would lose their certificates within days."""
+    """Otherwise all nodes listed after a revoked one would lose their certificates within days."""
     ca = ("--folder", str(tmp_path / "ca"))
     folders = [tmp_path / name for name in ("n1", "missing", "n2", "etcd1")]
     for folder in (folders[0], folders[2]):

@@ -55,7 +55,7 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
         return None
     raw = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, gid = _CREDENTIALS.unpack(raw)
-    name, groups = _about(uid, gid, int(time.monotonic() / GROUPS_S))
+    name, groups = _look_up(uid, gid, int(time.monotonic() / GROUPS_S))
     if uid in (0, os.getuid()):
         return Caller(name, "admin")
     if config.operators is not None and config.operators in groups:
@@ -93,7 +93,7 @@ def caller_named(request: web.Request, verifier: Verifier) -> Caller | None:
 
 
 @lru_cache(maxsize=256)
-def _about(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
+def _look_up(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
     """Return the user's name and groups; they are looked up again in each period."""
     del period
     try:

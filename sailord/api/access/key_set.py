@@ -16,9 +16,9 @@ from sailord.api.access.webhook_tokens import TokenError, parse_keys, read_keys
 log = structlog.get_logger("sailord")
 
 REFRESH_S = 3600.0
-"""Fetched keys are renewed by the first token after this time, ..."""
+"""Fetched keys are renewed by the first token after this time."""
 AGAIN_S = 60.0
-"""... and by a token with an unknown key, at most once in this time: strangers can name any key."""
+"""A token with an unknown key renews them at most once in this time: strangers can name any key."""
 KEEP_S = 86_400.0
 """Fetched keys are trusted this long without an answer: their owner may have revoked one."""
 FETCH_S = 5.0

@@ -10,7 +10,7 @@ from sailord.goodput.core.shares import ShareKind, Shares, newest_first, rest_of
 
 NOTHING: Shares = {}
 SMALL_USD = 1e-6
-"""Less than this is what sums of floats leave over."""
+"""A smaller rest is a rounding error of the sums."""
 
 
 def goodput_view(
@@ -20,7 +20,7 @@ def goodput_view(
     most: int | None = None,
     last_hour: LastHour | None = None,
 ) -> GoodputView:
-    """Return the sums by cause, the largest first; and by day and job, at most so many of each."""
+    """Return the sums by cause, the largest first; and by day and job, at most ``most`` of each."""
     gpu_us = sum(each.gpu_us for each in ledger.accounts)
     wasted = [each for each in ledger.accounts if each.cause not in ("training", "step_under_way")]
     accounts = sorted(ledger.accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
@@ -50,12 +50,12 @@ def goodput_view(
         not_training_usd=sum(each.usd for each in wasted),
         days=_shares(ledger, shares, "day", most),
         jobs=_shares(ledger, shares, "job", most),
-        last_hour=_last(ledger, last_hour, "last hour", HOUR_US),
-        last_minutes=_last(ledger, last_hour, "last minutes", MINUTES_US),
+        last_hour=_sum_recent(ledger, last_hour, "last hour", HOUR_US),
+        last_minutes=_sum_recent(ledger, last_hour, "last minutes", MINUTES_US),
     )
 
 
-def _last(
+def _sum_recent(
     ledger: Ledger, last_hour: LastHour | None, name: str, within_us: int
 ) -> ShareView | None:
     since_us, accounts = (0, ()) if last_hour is None else last_hour.booked(ledger, within_us)
@@ -74,7 +74,7 @@ def usd_per_hour_of(ledger: Ledger) -> float | None:
 def _shares(
     ledger: Ledger, shares: Shares, kind: ShareKind, most: int | None
 ) -> tuple[ShareView, ...]:
-    """The shares of a kind, then what the ledger has beyond all of them, if anything."""
+    """The shares of a kind, then the rest of the ledger that belongs to none of them, if any."""
     known = newest_first(shares, kind)
     found = [
         _share(each.name, each.accounts, (each.since_us / 1e6, each.until_us / 1e6))

@@ -11,7 +11,7 @@ from sailord.text.causes import first_names
 from sailord.text.units import duration
 
 CHECK_LONG_S = 60.0
-"""Report a checkpoint that has been read for so long before a restore: its storage may hang."""
+"""A check before a restore that takes longer is reported: its storage may hang."""
 
 
 def hang(state: State, active: Active, members: Sequence[NodeId], now: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The last event of a kind, and of an order what came of it, by the events after it."""
+"""Finds the last event of a kind; if it tells of an order, later events tell what came of it."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from sailord.core.queries.straggler_queries import NOT_SLOW, SlowText, straggler
 from sailord.notify.feed import EventKind
 
 LISTED_MAX = 20
-"""Most jobs of the queue that are listed, and of those that wait for an operator; ..."""
+"""Most jobs of the queue that are listed, and of those that wait for an operator."""
 ENDED_MAX = 5
-"""... and of those that ended."""
+"""Most ended jobs that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LiveContext:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What it shows of one job besides the controller's state."""
+    """What the document shows of one job besides the controller's state."""
 
     plan: Mapping[str, Any] | None
     about: Mapping[str, Any]
@@ -124,9 +124,9 @@ class BusyTimes:
 
     _found: dict[str, list[float | None]] = field(default_factory=dict)
     _of: object = None
-    """The generation and the ranks that they were read for, ..."""
+    """The generation and the ranks that they were read for."""
     _at: float = 0.0
-    """... and when."""
+    """When they were read."""
 
     def of(self, state: State, schedule: Mapping[str, Any] | None) -> dict[str, list[float | None]]:
         """Return both by rank."""

@@ -74,7 +74,7 @@ class _Others:
     """
 
     free: tuple[NodeId, ...]
-    """Usable since after the job began to run: no plan with them was computed."""
+    """They became usable after the job began to run: no plan with them was computed."""
     kept_out: Mapping[str, tuple[tuple[NodeId, str], ...]]
     """By kind of order: nodes, and what lets plans use them."""
 
@@ -145,7 +145,7 @@ def _sentence(loss: NodeLoss, names: Sequence[str], seconds: float | None) -> st
         lost += f" ({duration(seconds)} to train again)"
     match loss.source:
         case "memory":
-            return f"{lost}, state is kept on {_joined(names, loss.keepers) or 'other nodes'}"
+            return f"{lost}, state is kept on {_join_names(names, loss.keepers) or 'other nodes'}"
         case "durable" if loss.is_only_keeper:
             return f"{lost}: after the checkpoint of step {loss.step}, only it keeps its state"
         case "durable":
@@ -156,7 +156,7 @@ def _sentence(loss: NodeLoss, names: Sequence[str], seconds: float | None) -> st
             return f"{lost}: no node keeps the job's state yet, and there is no checkpoint"
 
 
-def _joined(names: Sequence[str], count: int) -> str:
+def _join_names(names: Sequence[str], count: int) -> str:
     rest = count - NAMES_MAX
     shown = [*names[:NAMES_MAX], *([f"{rest} more"] if rest > 0 else [])]
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -30,16 +30,20 @@ def ordered_at(feed: Iterable[FeedEvent]) -> dict[str, float]:
 
 def cordon_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReason:
     """Why a node was cordoned, from the order that the store keeps, and when, from the events."""
-    return _last(state, node, at_of, ("cordon",)) if node.exclusion.is_cordoned else NOT_ORDERED
+    return (
+        _find_last_order(state, node, at_of, ("cordon",))
+        if node.exclusion.is_cordoned
+        else NOT_ORDERED
+    )
 
 
 def drain_of(state: State, node: Node, at_of: Mapping[str, float]) -> GivenReason:
-    """The same of a node that is drained or preempted, not of one that goes to another job."""
+    """Why a node was drained or preempted, and when; not if it drains to go to another job."""
     is_ordered = node.exclusion.draining_since is not None
-    return _last(state, node, at_of, ("drain", "preempt")) if is_ordered else NOT_ORDERED
+    return _find_last_order(state, node, at_of, ("drain", "preempt")) if is_ordered else NOT_ORDERED
 
 
-def _last(
+def _find_last_order(
     state: State, node: Node, at_of: Mapping[str, float], kinds: tuple[OrderKind, ...]
 ) -> GivenReason:
     for order in reversed(state.marks.get(node.record.id, ())):

@@ -51,7 +51,7 @@ NO_NODE = "there is no node; start sailor-agent on one"
 OVERDUE_S = 60.0
 """Report a node that is still up this long after its notice ran out."""
 SETTLED_S = 30.0
-"""So long after an election the leader may still see for the first time what stood before it."""
+"""For this long after an election the leader may see for the first time what stood before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +122,22 @@ def problems_of(
     cannot end, and why.
     """
     views = tuple(nodes)
-    jobs = (*_job_problems(job, views, risks), *_yielded(paused))
+    jobs = (*_job_problems(job, views, risks), *_list_held_jobs(paused))
     kept = [
         OpenProblem("stuck", name, f"{name} cannot drain: {why}") for name, why in stuck.items()
     ]
-    of_nodes = (*_twins(views), *_node_problems(views, now), *_lost_before(service.lost, views))
+    of_nodes = (
+        *_twins(views),
+        *_node_problems(views, now),
+        *_list_lost_before(service.lost, views),
+    )
     if not views:
         rented = "there is no node yet; sailorctl capacity shows which instances are rented"
         of_nodes = (OpenProblem("no node", "", NO_NODE if service.capacity is None else rented),)
     return (*_service_problems(service), *jobs, *kept, *of_nodes)
 
 
-def _yielded(paused: Iterable[PausedJob]) -> Iterator[OpenProblem]:
+def _list_held_jobs(paused: Iterable[PausedJob]) -> Iterator[OpenProblem]:
     """Yield the jobs that were held and gave the cluster to the next one, or train beside it."""
     for job in paused:
         if job.state == "held":
@@ -242,7 +246,7 @@ def _twins(nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
             yield OpenProblem("twins", name, text)
 
 
-def _lost_before(lost: Iterable[LostNode], nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
+def _list_lost_before(lost: Iterable[LostNode], nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:
     """Yield the lost nodes whose records are gone, since a move does not bring them back."""
     listed = {node.id for node in nodes if node.state == "lost"}
     for node in lost:

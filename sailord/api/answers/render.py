@@ -72,7 +72,7 @@ def node_view(
         step=None if report is None else report.step,
         failure="" if report is None else report.failure,
         why_lost=node.why_lost,
-        trouble=_unheard(node) if report is None else report.trouble,
+        trouble=_why_unheard(node) if report is None else report.trouble,
         safe_to_stop=safe_to_stop,
         unsound=node.why_unusable,
         slow=slow[0],
@@ -87,8 +87,8 @@ def node_view(
     )
 
 
-def _unheard(node: Node) -> str:
-    """Why a present node has no report."""
+def _why_unheard(node: Node) -> str:
+    """Return why a present node has no report."""
     if not isinstance(node.standing, Unreachable):
         return ""
     return f"no report yet, and its agent does not answer at {node.record.address}"
@@ -371,16 +371,16 @@ def active_view(
         generation=active.generation,
         members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
         plan=plan,
-        predicted=_predicted(about),
+        predicted=_predicted_view(about),
         unit=about.get("unit", "tokens"),
-        measured=_measured(state, active, step_rate, about),
+        measured=_measured_view(state, active, step_rate, about),
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
         steps_at_risk=max(active.progress.step - durable_step, 0),
         storage_trouble=storage_trouble(active, now),
         troubles=(*hang(state, active, members, now), *troubles(state, members)),
         failures=active.attempts.failures,
-        spent=_spent(state, active, now),
+        spent=_spent_view(state, active, now),
         drift=_drift(active, about),
         safe_step=None if safe is None else max(safe.step, durable_step),
         checkpoint_uri=state.job.saving.uri,
@@ -399,7 +399,7 @@ def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
     return prediction_drifts(active) if is_measured else ()
 
 
-def _spent(state: State, active: Active, now: float) -> types.Spent:
+def _spent_view(state: State, active: Active, now: float) -> types.Spent:
     generation = priced(state, active.generation)
     bill = billed(state.job, generation, now)
     rate = 0.0 if generation is None or not is_billed(generation) else generation.usd_per_hour
@@ -408,7 +408,7 @@ def _spent(state: State, active: Active, now: float) -> types.Spent:
     return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max, unpaid, needed)
 
 
-def _predicted(about: Mapping[str, Any]) -> types.Predicted:
+def _predicted_view(about: Mapping[str, Any]) -> types.Predicted:
     estimate = about.get("estimate") or {}
     seconds = estimate.get("iteration_s")
     rate = _rate(about.get("tokens_per_iteration"), seconds)
@@ -416,7 +416,7 @@ def _predicted(about: Mapping[str, Any]) -> types.Predicted:
     return types.Predicted(seconds, rate, estimate.get("cost_usd_per_hour"), source)
 
 
-def _measured(
+def _measured_view(
     state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
 ) -> types.Measured:
     """Measurements reported by workers; the speed as the last steps had it, once some were done."""
@@ -472,17 +472,17 @@ def why_view(
         stuck=()
         if active is None
         else tuple(f"{name}: {why}" for name, why in stuck_view(state).items()),
-        idle=() if active is None else _idle(state),
+        idle=() if active is None else _list_idle(state),
         iteration_s=(about.get("estimate") or {}).get("iteration_s"),
         said="" if active is None else active.asked.said,
-        spent=None if active is None else _spent(state, active, state.now),
+        spent=None if active is None else _spent_view(state, active, state.now),
         next=NOTHING_NEXT if active is None else what_next(state),
         at=state.now,
     )
 
 
-def _idle(state: State) -> tuple[str, ...]:
-    """Each reason once, with the nodes that are idle for it."""
+def _list_idle(state: State) -> tuple[str, ...]:
+    """Return each reason once, with the nodes that are idle for it."""
     by_reason: dict[str, list[str]] = {}
     for id_, why in idle_nodes(state).items():
         by_reason.setdefault(why, []).append(state.nodes[id_].record.name)

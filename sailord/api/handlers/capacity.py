@@ -313,7 +313,7 @@ def _machine_view(capacity: CapacityState, rented: RentedInstance) -> MachineVie
 
 def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
     if capacity.observed_at is None:
-        return ()  # Before the provider listed its instances, every node would be one.
+        return ()  # Before the provider has listed its instances, every node would be a stranger.
     known = {each.instance.node for each in capacity.instances.values()}
     agents, _ = agents_of(state)
     return tuple(sorted(name for name in agents if name not in known))

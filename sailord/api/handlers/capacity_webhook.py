@@ -32,7 +32,7 @@ from simulator.documents.problems import InputError, Problem
 
 GPUS_MAX = 10**6
 KEPT = 1_000
-"""Stored messages; one that is repeated after as many others counts as new."""
+"""Stored messages; one that is repeated after this many others counts as new."""
 _COUNT = re.compile(r"[0-9]{1,7}\Z", re.ASCII)
 
 

@@ -87,7 +87,7 @@ async def _proven_instance(api: ApiContext, request: bytes) -> str:
     except TokenError as error:
         what = f"does not prove that it is an instance: {error}"
         raise InputError(Problem(place, what)) from None
-    rented = await _rented(api, place)
+    rented = await _read_rented(api, place)
     if proven.name != asked.wanted.name or rented.get(proven.id) != proven.name:
         what = f"is of {proven.name} ({proven.id}), which is not rented now"
         raise InputError(Problem(place, what, "an instance that was just made asks again"))
@@ -104,12 +104,12 @@ async def _check_rented(api: ApiContext, folder: Path, owner: Identity) -> None:
     last = await asyncio.to_thread(lambda: Authority.open(folder).last_of(owner.uri))
     if last is None or not last.instance:
         return
-    if last.instance not in await _rented(api, str(owner)):
+    if last.instance not in await _read_rented(api, str(owner)):
         what = f"is of an instance ({last.instance}) that is not rented now"
         raise InputError(Problem(str(owner), what, "an instance of that name enrols anew"))
 
 
-async def _rented(api: ApiContext, place: str) -> dict[str, str]:
+async def _read_rented(api: ApiContext, place: str) -> dict[str, str]:
     """Return the names of the instances that are rented now, by their numbers."""
     try:
         books = await read_capacity(api.gateway)

@@ -202,14 +202,14 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
     """Exclude a checkpoint from retention, or include it again."""
     api, job = request.app[CONTEXT], job_of(request)
     is_pinned = request.match_info["order"] == "pin"
-    manifest, _ = await _found(api, job, request.match_info["step"])
+    manifest, _ = await _find_checkpoint(api, job, request.match_info["step"])
     assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
     id_, point = JobId(job.id), manifest.point
     checkpoints = api.cluster.checkpoints
     try:
         await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
     except Missing as error:
-        raise _missing(id_, error) from None
+        raise _refuse_missing(id_, error) from None
     done = "pinned" if is_pinned else "unpinned"
     tell_given(request, f"the checkpoint of step {point.step} was {done}", id_)
     return answer(Pinned(job.id, point.step, point.generation, is_pinned))
@@ -226,7 +226,7 @@ async def roll_back(request: web.Request) -> web.Response:
     if not is_active and job.state not in ("paused", "queued"):
         cure = "a job that has the cluster, waits for it or is paused can be rolled back"
         return refusal(409, Problem(job.id, f"is {job.state}", cure))
-    _, durable = await _found(api, job, request.match_info["step"])
+    _, durable = await _find_checkpoint(api, job, request.match_info["step"])
     newest = api.cluster.last_led.durables.get(JobId(job.id))
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
@@ -263,7 +263,9 @@ def given_up_text(
     return f"{said}; {of} {', '.join(map(str, steps))} will be discarded"
 
 
-async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manifest, Durable]:
+async def _find_checkpoint(
+    api: ApiContext, job: types.JobView, step: str
+) -> tuple[Manifest, Durable]:
     """Find the readable checkpoint of a step; raises ``Refusal`` or ``StorageError``."""
     uri = job.saving.uri
     if uri is None:
@@ -279,13 +281,13 @@ async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manife
             lambda: faults_of(checkpoints.reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
-        raise _missing(id_, error) from None
+        raise _refuse_missing(id_, error) from None
     if faults:
         folder = folder_of(id_, found[0].point)
         raise Refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
     return found
 
 
-def _missing(job: JobId, error: Missing) -> Refusal:
+def _refuse_missing(job: JobId, error: Missing) -> Refusal:
     cure = f"sailorctl checkpoint ls {job} lists all"
     return Refusal(404, Problem(f"job {job}", str(error), cure))

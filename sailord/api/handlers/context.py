@@ -29,10 +29,10 @@ from sailord.tokens import AccessTokenFile
 
 BURST = 200.0
 PER_S = 50.0
-"""Webhook messages of one form that are accepted: so many at once, then so many a second."""
+"""Webhook messages of one form that are accepted at once, and then each second."""
 
 PACKAGE_KEPT_S = 3600.0
-"""A package is kept for so long after it was last uploaded or asked for, though no job has it."""
+"""A package is kept this long after it was last uploaded or asked for, though no job has it."""
 
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 

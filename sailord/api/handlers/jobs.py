@@ -121,7 +121,7 @@ async def submit_job(request: web.Request) -> web.Response:
         return refusal(409, Problem(f"job {id_}", "exists already", cure))
     api.cluster.read_store_soon()
     if api.cluster.state.term is not None:
-        # So that the submitter's next request finds the job.
+        # The submitter's next request has to find the job.
         await wait_until(lambda: render.job_view(api.cluster.last_led, id_) is not None)
     if package:
         with contextlib.suppress(StorageError):  # The next submission tries again.

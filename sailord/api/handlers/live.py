@@ -143,22 +143,24 @@ async def live(request: web.Request) -> web.StreamResponse:
 def lasting(events: Sequence[FeedEvent]) -> list[FeedEvent]:
     """Return the events without those that the next one of their job replaces.
 
-    These are parts of a reconfiguration, checkpoints, and what says the same, as a job's end does
-    that is a transition, too. The page treats those that follow likewise.
+    These are parts of a reconfiguration, checkpoints, and repetitions: a job's end is told by two
+    events, one of which is a transition. The page does the same with the events that follow.
     """
     found: list[FeedEvent] = []
     after: dict[str | None, FeedEvent] = {}
     for each in reversed(events):
         said = after.get(each.job)
         is_passing = each.is_detail or each.kind == "checkpoint_committed"
-        is_repeated = said is not None and each.job is not None and _said(said) == _said(each)
+        is_repeated = (
+            said is not None and each.job is not None and _bare_text(said) == _bare_text(each)
+        )
         if said is None or not (is_passing or is_repeated):
             found.append(each)
             after[each.job] = each
     return found[::-1]
 
 
-def _said(event: FeedEvent) -> str:
+def _bare_text(event: FeedEvent) -> str:
     return event.text.removeprefix("held: ")
 
 
@@ -178,12 +180,12 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self.term = self.api.cluster.state.term
-        kept = lasting(self._shown(self.api.cluster.feed.kept))
+        kept = lasting(self._select_events(self.api.cluster.feed.kept))
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
 
-    def _shown(self, events: Iterable[FeedEvent]) -> list[FeedEvent]:
-        """Those of the chosen job and of nodes; else all."""
+    def _select_events(self, events: Iterable[FeedEvent]) -> list[FeedEvent]:
+        """Return the events of the chosen job and of nodes; all if none was chosen."""
         mine = (None, self.chosen)
         return [
             each
@@ -204,7 +206,7 @@ class _Stream:
         if patch:
             await self.send("patch", patch)
         await self._samples()
-        news = lasting(self._shown(self.api.cluster.feed.after(self.event_id)))
+        news = lasting(self._select_events(self.api.cluster.feed.after(self.event_id)))
         if news:
             self.event_id = news[-1].id
             await self.send("events", plain(news))

@@ -118,8 +118,8 @@ def counts_of_jobs(state: State) -> Counter[JobState]:
 
 
 def not_durable_s(state: State, view: ActiveView) -> float | None:
-    """Return how long no step of the active job became durable; of one that has no place for it
-    and no durable step: unknown."""
+    """Return the seconds since a step of the active job became durable, before a first one since
+    its start; unknown if it has no place for checkpoints."""
     since = state.job.past.since
     if view.durable_age_s is not None or view.checkpoint_uri is None or since is None:
         return view.durable_age_s

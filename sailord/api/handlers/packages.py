@@ -129,7 +129,7 @@ async def delete_unused(api: ApiContext, storage: Storage, submitted: str) -> No
             try:
                 work = work_of(parse_document(text.encode(), name="job", flaws_raise=False))
             except InputError:
-                return  # Of a newer version: which package it needs is not known.
+                return  # A newer version wrote it: which package it needs is not known.
             needed.add("" if work is None else work.package)
     needed |= api.lately_used_packages()  # Another may have come while jobs were read.
 

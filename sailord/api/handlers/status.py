@@ -21,7 +21,8 @@ from sailord.api.handlers.problems import service_of, since_of
 from simulator.documents.problems import Problem, nearest
 
 EARLIER_S, EARLIER_S_MIN = 600.0, 60.0
-"""Present speed and loss are shown beside those of so long ago, of a younger job its first ones."""
+"""Present speed and loss are shown beside those of 10 min ago; those of a younger job beside its
+first ones, once these are 1 min old."""
 
 
 async def livez(request: web.Request) -> web.Response:

@@ -27,7 +27,7 @@ AGENT_S = 2.0
 RANKS_MAX = 64
 """Most ranks that are asked."""
 FRESH_S = 5.0
-"""Agents are asked at most so often, by all watchers together."""
+"""Agents are asked at most once in this time, for all watchers together."""
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ async def read_message(request: web.Request) -> tuple[MessageForm, dict[str, Any
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
     kind: MessageForm = "plain"
     if hooks.secret is None and hooks.alertmanager_token is None and api.pubsub_keys is None:
-        raise _unauthenticated(NO_WEBHOOKS)
+        raise _refuse_sender(NO_WEBHOOKS)
     if header is not None:
         await _check_signature(request, hooks.secret, header)
     else:
@@ -54,23 +54,23 @@ async def _check_signature(request: web.Request, secret: bytes | None, header: s
     """Check form and age of the signature before the body arrives, then the signature."""
     form = _SIGNATURE.match(header)
     if secret is None or form is None:
-        raise _unauthenticated("malformed signature, or no secret is configured")
+        raise _refuse_sender("malformed signature, or no secret is configured")
     if abs(time.time() - float(form[1])) > AGE_S_MAX:
         why = f"the signature is more than {AGE_S_MAX:g} s old, or a clock is wrong"
-        raise _unauthenticated(why)
+        raise _refuse_sender(why)
     body = await read_unsigned(request)
     if not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
-        raise _unauthenticated("the signature is wrong")
+        raise _refuse_sender("the signature is wrong")
 
 
-def _unauthenticated(why: str) -> Refusal:
+def _refuse_sender(why: str) -> Refusal:
     return Refusal(401, Problem("the sender", why, SEE))
 
 
 async def _bearer_form(hooks: Webhooks, keys: KeySet | None, header: str) -> MessageForm:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
-        raise _unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
+        raise _refuse_sender(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
     if token.count(".") == 2 and keys is not None:
         assert hooks.pubsub_audience is not None
         assert hooks.pubsub_email is not None
@@ -78,11 +78,11 @@ async def _bearer_form(hooks: Webhooks, keys: KeySet | None, header: str) -> Mes
             known = await keys.find(key_id_of(token))
             check_token(token, known, audience=hooks.pubsub_audience, email=hooks.pubsub_email)
         except TokenError as error:
-            raise _unauthenticated(str(error)) from None
+            raise _refuse_sender(str(error)) from None
         return "pubsub"
     expected = (hooks.alertmanager_token or "").encode()
     if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
-        raise _unauthenticated("the token is wrong")
+        raise _refuse_sender("the token is wrong")
     return "alertmanager"
 
 

@@ -15,8 +15,8 @@ from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.providers.interface import Pool
 
 POOLS_STOPPED_MAX = 3
-"""So many times the failures that stop one pool stop all pools, since the fault is then no pool's.
-While no pool has brought up an agent, as many as stop one suffice."""
+"""All pools are stopped by this many times the failures that stop one: the fault is then no
+single pool's. While no pool has brought up an agent, the failures that stop one suffice."""
 RETRY = "mend it, then order `sailorctl capacity --retry`"
 NO_LIMIT = 10**6
 
@@ -68,14 +68,14 @@ def room(state: CapacityState, pool: Pool) -> int:
     """Return how many instances of a pool may be requested, as far as trust in it goes."""
     record = _record(state, pool)
     if _is_trusted(record):
-        return NO_LIMIT if not state.boots_failed else max(_left(state), 0)
-    here = state.policy.boot_failures_max - record.failures - _waiting(state)[pool]
-    return max(min(here, _left(state)), 0)
+        return NO_LIMIT if not state.boots_failed else max(_count_failures_left(state), 0)
+    here = state.policy.boot_failures_max - record.failures - _count_waiting(state)[pool]
+    return max(min(here, _count_failures_left(state)), 0)
 
 
-def _left(state: CapacityState) -> int:
+def _count_failures_left(state: CapacityState) -> int:
     """Return how many more instances may fail before all pools are stopped."""
-    return _failures_max(state) - state.boots_failed - _waiting(state).total()
+    return _failures_max(state) - state.boots_failed - _count_waiting(state).total()
 
 
 def _failures_max(state: CapacityState) -> int:
@@ -84,7 +84,7 @@ def _failures_max(state: CapacityState) -> int:
     return most * POOLS_STOPPED_MAX if is_any_proven else most
 
 
-def _waiting(state: CapacityState) -> Counter[Pool]:
+def _count_waiting(state: CapacityState) -> Counter[Pool]:
     """Return instances without an agent yet, and requested ones, by pool that is not trusted.
 
     Requests that wait in a queue do not count: for hours no others would be sent.

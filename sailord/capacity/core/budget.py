@@ -39,7 +39,7 @@ def unpriced(state: CapacityState) -> tuple[str, ...]:
 
 
 def stop_due(state: CapacityState, at_risk_usd: float = 0.0) -> StopCause:
-    """Return what the total budget demands, if so much more was spent than is known.
+    """Return what the total budget demands, if ``at_risk_usd`` were spent besides what is known.
 
     ``""``: nothing yet; ``"parting"``: the job saves its state, unused instances go; ``"ended"``:
     all go. The first half of ``parting_s`` is for saving, the second for repeating deletions that

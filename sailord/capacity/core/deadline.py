@@ -54,7 +54,7 @@ def pace_of(record: PaceRecord | None) -> DeadlineState | None:
         return None
     return DeadlineState(
         record.job,
-        # After an election spot instances that are there are no new ones.
+        # Spot instances that are up at an election do not count as new ones.
         record.spot_periods,
         had_spot=record.spot_periods > 0,
         spot_s=record.spot_s,
@@ -64,9 +64,9 @@ def pace_of(record: PaceRecord | None) -> DeadlineState | None:
 
 
 def keep_job_budget(state: CapacityState) -> CapacityDecision:
-    """Pause a job whose budget lasts for no more than what it needs to save its state.
+    """Pause a job once its own budget, or the total one, pays for no more than saving its state.
 
-    Once the total budget does, this also pauses a job that begins on instances that are still up.
+    The total budget also pauses a job that begins on instances that are still up.
     """
     job = state.progress
     if job is None or not job.is_running or job.job != state.paused:
@@ -88,7 +88,8 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
 
 
 def _may_be_spent(state: CapacityState) -> bool:
-    """Return whether a provider that was not observed leaves open what the budget has left."""
+    """Return whether the total budget may be spent while the provider does not say what is
+    rented."""
     at_risk_usd = usd_at_risk(state)
     if state.observed_at is not None and not at_risk_usd:
         return False  # What is spent is known.
@@ -119,7 +120,7 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
         # The planner has answered, and there are no two contracts to choose from.
         return replace(state, pace=replace(state.pace, can_rent=False, had_spot=False)), ()
     if job is None and state.pace is not None:
-        # Held: what it could have used meanwhile does not count.
+        # The job is held: what it could have used meanwhile does not count.
         state = replace(state, pace=replace(state.pace, judged_at=None))
     if job is None or options is None or not job.steps or job.deadline is None:
         return state, ()
@@ -129,33 +130,33 @@ def keep_deadline(state: CapacityState) -> CapacityDecision:
     if pace is None or pace.job != job.job:
         pace = DeadlineState(job.job)
     if options.on_demand is None or options.fastest is None:
-        pace = _counted(state, pace, has_spot=options.spot_now is not None)
+        pace = _count_spot(state, pace, has_spot=options.spot_now is not None)
         pace = replace(pace, uses_on_demand=False, can_rent=False)
         why = f"no on-demand instances can be had for the deadline: {options.why_not}"
-        return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
-    steady, view, verdict = _judged(state, job, options, pace)
-    pace = _counted(state, pace, has_spot=can_run_on_spot(view))
+        return _tell(replace(state, target=options.spot), pace, why, "none", is_late=False)
+    steady, view, verdict = _judge(state, job, options, pace)
+    pace = _count_spot(state, pace, has_spot=can_run_on_spot(view))
     pace = replace(pace, slack_s=verdict.slack_s, is_paid_for=view.paid_s < math.inf)
-    refusal = _unpaid(state, job, options, steady, verdict, is_on_demand=pace.uses_on_demand)
+    refusal = _why_unpaid(state, job, options, steady, verdict, is_on_demand=pace.uses_on_demand)
     uses = verdict.use == "on demand" and not refusal
     is_committed = uses and verdict.is_committed
     pace = replace(pace, uses_on_demand=uses, is_committed=is_committed, can_rent=not refusal)
     target = _spot_in_use(state) if options.is_spot_dear else dict(options.spot)
     if uses:
         is_alone = is_committed or options.is_spot_dear
-        target = dict(steady.target) if is_alone else _both(state, steady.target, target)
+        target = dict(steady.target) if is_alone else _join_contracts(state, steady.target, target)
     late_s = _late_s(view)
     is_late = late_s > LATE_SHARE * (view.steps - view.done) * view.on_demand_each_s
-    rented = _named(steady.target) if uses else ""
+    rented = _describe_on_demand(steady.target) if uses else ""
     awaited = "cheaper spot instances" if options.is_spot_dear else "spot instances"
     key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented} {awaited}"
     why = _why(verdict, steady, refusal, awaited)
     if is_late:
         why = f"the deadline will be missed by {duration(late_s)} or more: {why}"
-    return _told(replace(state, target=target), pace, why, key, is_late=is_late)
+    return _tell(replace(state, target=target), pace, why, key, is_late=is_late)
 
 
-def _judged(
+def _judge(
     state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: DeadlineState
 ) -> tuple[Choice, DeadlineView, DeadlineVerdict]:
     """Judge by the on-demand plan that the job's goal prefers, while that leaves time to spare.
@@ -184,7 +185,7 @@ def _view(
 ) -> DeadlineView:
     assert job.steps is not None
     assert job.deadline is not None
-    used, is_on_demand = _used(state), _is_on_demand(state)
+    used, is_on_demand = _count_used(state), _is_on_demand(state)
     is_theirs = is_on_demand and used == {p: count for p, count in steady.target.items() if count}
     move_s = job.move_s + job.slower * steady.step_s
     change_s = state.policy.look_s + _boot_s(state, steady) + move_s + job.redo_s
@@ -238,7 +239,7 @@ def _paid_s(
     return paid_s if was_paid_for or is_paid_for else math.inf
 
 
-def _used(state: CapacityState) -> Mapping[Pool, int]:
+def _count_used(state: CapacityState) -> Mapping[Pool, int]:
     """Return how many instances of each pool the job uses."""
     instances = state.instances.values()
     return Counter(each.instance.pool for each in instances if each.instance.node in state.in_use)
@@ -246,7 +247,7 @@ def _used(state: CapacityState) -> Mapping[Pool, int]:
 
 def _is_on_demand(state: CapacityState) -> bool:
     """Return whether the job uses rented instances, and all of them are on demand."""
-    used = _used(state)
+    used = _count_used(state)
     return bool(used) and all(pool.is_on_demand for pool in used)
 
 
@@ -277,7 +278,7 @@ def _full_boot_s(state: CapacityState) -> float:
     return min(max(seen, default=BOOT_S), state.policy.boot_s)
 
 
-def _counted(state: CapacityState, pace: DeadlineState, *, has_spot: bool) -> DeadlineState:
+def _count_spot(state: CapacityState, pace: DeadlineState, *, has_spot: bool) -> DeadlineState:
     """Count how often spot instances came, and for how long they were there."""
     came = has_spot and not pace.had_spot
     since = state.now if pace.judged_at is None or not pace.had_spot else pace.judged_at
@@ -300,7 +301,7 @@ def _spot_in_use(state: CapacityState) -> dict[Pool, int]:
     return Counter(each.pool for each in stay if each.request_id and not each.pool.is_on_demand)
 
 
-def _both(
+def _join_contracts(
     state: CapacityState, chosen: Mapping[Pool, int], spot: Mapping[Pool, int]
 ) -> dict[Pool, int]:
     """Return the on-demand instances, and the spot ones as well where the budgets pay for both."""
@@ -310,7 +311,7 @@ def _both(
     return both if most is None or rate <= most else dict(chosen)
 
 
-def _unpaid(
+def _why_unpaid(
     state: CapacityState,
     job: JobProgress,
     options: DeadlineOptions,
@@ -352,18 +353,19 @@ def _late_s(view: DeadlineView) -> float:
 def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str, awaited: str) -> str:
     """Return what is rented for the deadline, and why."""
     spare = f"{duration(max(verdict.slack_s, 0.0))} to spare"
+    rented = _describe_on_demand(chosen.target)
     if refusal:
         return f"{spare}: no on-demand instances are rented, since {refusal}"
     if verdict.is_committed:
-        return f"only on-demand instances can still make it: {_named(chosen.target)} to the end"
+        return f"only on-demand instances can still make it: {rented} to the end"
     if verdict.use == "on demand":
-        return f"only {spare}: {_named(chosen.target)} until {awaited} come"
+        return f"only {spare}: renting {rented} until {awaited} arrive"
     if verdict.use == "spot":
         return f"spot instances suffice; {spare}"
     return f"waits for {awaited}; {spare}"
 
 
-def _named(target: Mapping[Pool, int]) -> str:
+def _describe_on_demand(target: Mapping[Pool, int]) -> str:
     """Return the on-demand instances of a target, by machine type."""
     counts: dict[str, int] = {}
     for pool, count in target.items():
@@ -372,7 +374,7 @@ def _named(target: Mapping[Pool, int]) -> str:
     return ", ".join(f"{count} on-demand {machine}" for machine, count in sorted(counts.items()))
 
 
-def _told(
+def _tell(
     state: CapacityState, pace: DeadlineState, why: str, key: str, *, is_late: bool
 ) -> CapacityDecision:
     """Keep the reason, and announce it if it has changed."""

@@ -72,13 +72,13 @@ class DeadlineState:
     """How often spot instances have come on which the job could run."""
     had_spot: bool = False
     spot_s: float = 0.0
-    """Seconds in which the job could run on spot instances, as far as they were observed ..."""
+    """Seconds in which the job could run on spot instances, counted until ``judged_at``."""
     judged_at: float | None = None
-    """... up to this time."""
+    """When that was last counted."""
     is_committed: bool = False
     """Only on-demand instances can make it; they are kept to the end."""
     slack_s: float = 0.0
-    """Seconds until that is so."""
+    """Seconds until only on-demand instances can make it."""
     is_paid_for: bool = False
     """The budget has paid for all steps on demand, and is kept such that it still does."""
     uses_on_demand: bool = False

@@ -72,9 +72,9 @@ class CapacityPolicy:
     on_demand_min: int = 0
     """At least this many instances are on demand, where available."""
     boot_failures_max: int = 3
-    """So many instances in a row without an agent stop their pool; three times as many, of any
-    pools, stop all. Before any pool has brought up an agent, so many stop all. At most so many of a
-    pool are up until its first agent registers."""
+    """This many instances in a row without an agent stop their pool; three times as many, of any
+    pools, stop all. Before any pool has brought up an agent, this many stop all. At most this
+    many of a pool are up until its first agent registers."""
     idle_s: float = 1800.0
     """Pause a job that was held for this long, so that its instances are given back."""
 
@@ -199,9 +199,9 @@ class CapacityState:
     holding: frozenset[str] = frozenset()
     """Names of the nodes that the job uses, and of those whose memory it may need."""
     looked_at: float = 0.0
-    """When agents were last counted, ..."""
+    """When agents were last counted."""
     counting_since: float = 0.0
-    """... and since when without a gap: an agent that could not be counted is not late."""
+    """Since when they are counted without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
     unseen_zones: Mapping[str, float] = field(default_factory=dict)
     """Those that the last observation lacked, and since when."""

@@ -22,7 +22,8 @@ from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
 from sailord.providers.interface import Pool
 
 REPLACED_S = 600.0
-"""So long before the job leaves an announced node, another one is requested: a slow boot."""
+"""Another node is requested this long before the job leaves an announced one, as after a slow
+boot."""
 
 
 def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:

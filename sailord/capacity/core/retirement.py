@@ -10,9 +10,10 @@ from sailord.providers.interface import Pool
 RETIRE_S = 1200.0
 """Instances that the provider will delete are replaced one by one, each in this time."""
 RETIRE_ALL_S = 8 * 3600.0
-"""Where many would end at once, each is replaced in its share of this time, ..."""
+"""Where many would end at once, each is replaced in its share of this time."""
 LIFE_SHARE = 0.5
-"""... or of this share of the shortest life, if that is less: a new one is not replaced at once."""
+"""That time is at most this share of the shortest life, so that a new one is not replaced at
+once."""
 LAST_DRAIN_S = 300.0
 """The job moves off an instance this long before its deletion, replaced or not."""
 

@@ -75,7 +75,7 @@ def withdraw(state: CapacityState) -> CapacityDecision:
         if not asked.is_queued or not (state.is_target_set or state.stop):
             continue
         pool = asked.ask.pool
-        # It goes before the job is paused: what waits trains nothing.
+        # A waiting request goes before a budget pauses the job: it trains nothing.
         is_over = bool(state.stop) or not is_affordable(state, 0.0)
         if not is_over and there[pool] - asked.ask.count < state.target.get(pool, 0):
             if asked.unwanted_since is not None:

@@ -43,7 +43,7 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
         return
     reported: list[str] = []
-    while (step := _settled_step(client, ordered["id"], mark)) is None:
+    while (step := _find_settled_step(client, ordered["id"], mark)) is None:
         time.sleep(WAIT_S)
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
         # What failed before may have been mended: the order is tried all the same.
@@ -65,7 +65,7 @@ def _events(client: Client, after: int) -> list[dict[str, Any]]:
     return found
 
 
-def _settled_step(client: Client, order: str, mark: int) -> int | None:
+def _find_settled_step(client: Client, order: str, mark: int) -> int | None:
     """Return the step that is durable as ordered, as an event after ``mark`` tells.
 
     Raises if the order has failed; ``None``: it is not settled yet.
@@ -101,7 +101,7 @@ def _troubles(client: Client, job: str) -> list[str]:
     return found
 
 
-def _pinning(order: str, about: str) -> click.Command:
+def _make_pin_command(order: str, about: str) -> click.Command:
     @click.command(order, help=about)
     @click.argument("job")
     @click.argument("step", type=click.IntRange(0))
@@ -116,8 +116,8 @@ def _pinning(order: str, about: str) -> click.Command:
     return command
 
 
-pin = _pinning("pin", "Keep a checkpoint, whatever the retention says.")
-unpin = _pinning("unpin", "Leave a checkpoint to the retention again.")
+pin = _make_pin_command("pin", "Keep a checkpoint, whatever the retention says.")
+unpin = _make_pin_command("unpin", "Leave a checkpoint to the retention again.")
 
 
 @click.command()

@@ -72,15 +72,15 @@ def names_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
             cure = f"give {last} --at {base}"
             raise InputError(Problem(job, "is not the name of a job", cure))
         if place is None:
-            job, place = _asked_place(client, job)
+            job, place = _ask_place(client, job)
         elif job is None:
             raise InputError(Problem("JOB", "is missing", "name the job whose checkpoint is meant"))
-        command(*_located(place, JobId(job), step), **kwargs)
+        command(*_locate(place, JobId(job), step), **kwargs)
 
     return wrapped
 
 
-def _asked_place(client: Client, job: str | None) -> tuple[str, str]:
+def _ask_place(client: Client, job: str | None) -> tuple[str, str]:
     """Return a job's name and the place of its checkpoints, as sailord knows them."""
     job, record = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
     place = record["saving"]["uri"]
@@ -89,7 +89,7 @@ def _asked_place(client: Client, job: str | None) -> tuple[str, str]:
     return job, str(place)
 
 
-def _located(uri: str, job: JobId, step: int | None) -> tuple[Storage, JobId, str]:
+def _locate(uri: str, job: JobId, step: int | None) -> tuple[Storage, JobId, str]:
     """Return the storage, the job and the newest manifest, or that of a step."""
     place = f"{uri.rstrip('/')}/{job}"
     try:

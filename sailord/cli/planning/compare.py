@@ -119,7 +119,7 @@ def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, wh
     is_whole = whole or name == SAILOR
     clusters = (question.cluster,) if is_whole else sub_clusters(question.cluster)
     found = [
-        _measured_entry(replace(question, cluster=cluster), name, mode, judge)
+        _measure_entry(replace(question, cluster=cluster), name, mode, judge)
         for cluster in clusters
     ]
     goal = question.job.objective.goal
@@ -128,7 +128,7 @@ def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, wh
     return _Row(best.result, best.seconds, best.peak_bytes, len(found), seconds)
 
 
-def _measured_entry(
+def _measure_entry(
     question: Question, name: str, mode: Mode, judge: Estimator
 ) -> TimedResult[JudgedPlanner]:
     """Run one planner in a process of its own; one that is killed enters with the reason."""

@@ -37,7 +37,9 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     if job.sequence > 1:
         of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
     yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
-    shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_schedule(plan)}"
+    shape = (
+        f"{counted(len(plan.pipelines), 'pipeline')}{_describe_placement(plan)}{_schedule(plan)}"
+    )
     shape += "" if plan.zero is None else ", with ZeRO-1" if plan.zero else ", without ZeRO-1"
     shape += ", tokens shared by the ranks of a stage" if plan.sequence_parallel else ""
     if plan.outer_every is not None:
@@ -67,7 +69,7 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         yield f"memory      DOES NOT FIT on {counted(full, 'device group')}"
 
 
-def _placed(plan: Plan) -> str:
+def _describe_placement(plan: Plan) -> str:
     """Say how pipelines are placed, if not stage by stage over all of them."""
     if plan.together is None:
         return ""

@@ -177,7 +177,7 @@ def plan(
     past = None if trace is None else load_trace(trace, question.cluster)
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
-        question = _allowing(allow, outer_every, question)
+        question = _allow(allow, outer_every, question)
         told = None if as_json or gap is None else _progress(time.monotonic)
         asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
@@ -218,8 +218,8 @@ def _preference(asked: Preference | None, question: Question, gap: float | None)
     return asked or question.job.objective.prefer
 
 
-def _allowing(asked: tuple[str, ...], outer_every: int | None, question: Question) -> Question:
-    """The question about the job with what its plan may have."""
+def _allow(asked: tuple[str, ...], outer_every: int | None, question: Question) -> Question:
+    """Return the question with what ``--allow`` lets the job's plan have."""
     if ("outer-steps" in asked) != (outer_every is not None):
         what = "needs --allow outer-steps" if outer_every else "is needed by --allow outer-steps"
         cure = "give both: --allow outer-steps --outer-every 50"
@@ -377,10 +377,10 @@ def _tied_line(answer: Answer) -> str:
 
 def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
     started = time.perf_counter()
-    entry = _entered(question, name, mode)
+    entry = _enter(question, name, mode)
     other = None if entry.plan is not None else asked_with_spot_first(question)
     if other is not None:
-        entry = _entered(other, name, mode)
+        entry = _enter(other, name, mode)
     seconds = time.perf_counter() - started
     plan, estimate = entry.plan, entry.estimate
     if plan is None or estimate is None:
@@ -398,7 +398,7 @@ def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Pr
     return _Found(plan, estimate, document, (line,), other is not None)
 
 
-def _entered(question: Question, name: str, mode: Mode) -> JudgedPlanner:
+def _enter(question: Question, name: str, mode: Mode) -> JudgedPlanner:
     judge, left = judge_of(question), question.seconds_left
     return judge_entry(baseline(name), case_of(question), mode, judge, left)
 

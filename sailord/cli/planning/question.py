@@ -9,8 +9,10 @@ from typing import NoReturn
 
 import click
 
+from planner.api import best_answer
 from planner.compare.judge_all import JudgedPlanner
-from planner.problem.question import Question, Space, read_ahead
+from planner.problem.question import Answer, Question, Space, read_ahead
+from planner.search.search_cache import SearchCache
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.inputs import load_job_and_cluster
@@ -66,6 +68,11 @@ def chosen_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...
         name = unknown[0] if unknown else text
         raise InputError(Problem(option, f'"{name}" is not known', nearest(name, known)))
     return chosen
+
+
+def search_afresh(asked: Question) -> Answer:
+    """Search for a plan as if nothing had been searched before."""
+    return best_answer(asked, SearchCache())
 
 
 def judge_of(question: Question) -> Estimator:

@@ -187,8 +187,8 @@ def _text(result: _Result) -> str:
         "",
         f"before      {running.estimate.iteration_s:.4g} s an iteration"
         + (f"; {found.needed}" if found.needed else ""),
-        f"lost        {_listed(result.gone)}",
-        f"unused      {_listed(result.matched.unused)}",
+        f"lost        {_join_names(result.gone)}",
+        f"unused      {_join_names(result.matched.unused)}",
         f"transfers   {_gb(transfers.network_bytes)} between nodes in"
         f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from replicas;"
         f" {_gb(transfers.own_device_bytes)} stay on their devices",
@@ -206,7 +206,7 @@ def _text(result: _Result) -> str:
     return "\n".join(lines)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     if not names:
         return "none"
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -11,9 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from planner.api import best_answer, plan_job
+from planner.api import plan_job
 from planner.library.plan_library import PlanLibrary
-from planner.problem.question import Answer, Question
+from planner.problem.question import Question
 from planner.replay.run_replay import (
     POLICIES,
     POLICIES_BY_DEADLINE,
@@ -22,8 +22,13 @@ from planner.replay.run_replay import (
 )
 from planner.replay.several_jobs import WAYS, replayed_together
 from planner.replay.trace_plans import DEFAULT_SEARCHES
-from planner.search.search_cache import SearchCache
-from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
+from sailord.cli.planning.question import (
+    BUDGET,
+    chosen_names,
+    exit_without_plan,
+    read_question,
+    search_afresh,
+)
 from sailord.cli.planning.replay_jobs import check_together, text_of, to_json
 from sailord.cli.planning.several_jobs import WEIGHTS, begins_of, weights_of
 from sailord.cli.shared.described_job import JobFile
@@ -186,7 +191,7 @@ def replay(
             the_trace,
             costs,
             taken=machines_taken(the_trace, question.cluster, seed),
-            search=_searched,
+            search=search_afresh,
             searches=searches,
             chooses_checkpoints=checkpoint_every_s is None,
             begins=comes_s,
@@ -206,7 +211,7 @@ def replay(
         the_trace,
         costs,
         taken=machines_taken(the_trace, question.cluster, seed),
-        search=_searched,
+        search=search_afresh,
         searches=searches,
         chooses_checkpoints=checkpoint_every_s is None,
         deadline_s=deadline_s,
@@ -217,11 +222,6 @@ def replay(
     show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
     if not result.plans.known:
         _exit_never_ran(question, result.plans, the_trace)
-
-
-def _searched(asked: Question) -> Answer:
-    """Search for a plan as if nothing had been searched before."""
-    return best_answer(asked, SearchCache())
 
 
 def _deadline(job: Job, trace: Trace, from_s: float, given_s: float | None) -> float | None:

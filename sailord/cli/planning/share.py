@@ -10,13 +10,11 @@ from typing import Any
 
 import click
 
-from planner.api import best_answer
 from planner.library.plan_library import KnownPlan
-from planner.problem.question import Answer, Question
-from planner.search.search_cache import SearchCache
+from planner.problem.question import Question
 from planner.share.share_cluster import JobPart, SharedCluster, share_cluster
 from planner.share.split_machines import MachineCounts
-from sailord.cli.planning.question import BUDGET, read_question
+from sailord.cli.planning.question import BUDGET, read_question, search_afresh
 from sailord.cli.planning.several_jobs import WEIGHTS, job_names, refuse_deadlines, weights_of
 from sailord.cli.shared.described_job import JobFile
 from sailord.cli.shared.exit_codes import FAILED
@@ -70,7 +68,7 @@ def share(
     _check(questions)
     names = job_names(questions)
     started = time.perf_counter()
-    found = share_cluster(questions, by_weight, _searched, searches=searches)
+    found = share_cluster(questions, by_weight, search_afresh, searches=searches)
     seconds = time.perf_counter() - started
     files = _save(found, names, save)
     show(
@@ -80,10 +78,6 @@ def share(
     )
     if all(part.known is None for part in found.parts):
         raise SystemExit(FAILED)
-
-
-def _searched(asked: Question) -> Answer:
-    return best_answer(asked, SearchCache())
 
 
 def _check(questions: Sequence[Question]) -> None:

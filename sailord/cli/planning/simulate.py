@@ -151,16 +151,16 @@ def tell_report(report: ValidationReport) -> None:
     for case, note in report.notes:
         by_note.setdefault(note, []).append(case)
     for note, cases in by_note.items():
-        click.echo(f"note: {_some(cases)}: {note}", err=True)
+        click.echo(f"note: {_name_first(cases)}: {note}", err=True)
     if report.unmeasured:
         what = "not compared, for want of a valid measurement"
-        click.echo(f"note: {_some(report.unmeasured)}: {what}", err=True)
+        click.echo(f"note: {_name_first(report.unmeasured)}: {what}", err=True)
     for case, reason in report.failures:
         click.echo(f"error: {case}: {reason}", err=True)
     if not report.comparisons and not report.failures:
         click.echo("error: no run has a valid measurement; see docs/formats.md", err=True)
 
 
-def _some(cases: Sequence[str]) -> str:
+def _name_first(cases: Sequence[str]) -> str:
     rest = len(cases) - 1
     return cases[0] + (f" and {counted(rest, 'other')}" if rest else "")

@@ -60,7 +60,7 @@ class JobFile:
     def described(self) -> DescribedText:
         """Run the script, and return its job."""
         words = ["--workdir", str(self.root()), str(self.path), "--", *self.arguments]
-        return _described(self.path, words)
+        return _describe(self.path, words)
 
     def text(self) -> str:
         """Return the job's text, with its model described."""
@@ -75,7 +75,7 @@ class JobFile:
                 return raw.decode("utf-8-sig")  # Its reader reports its mistakes.
             raise
         if names_hf(document.data.get("model")):
-            return _described(self.path, [str(self.path)]).text
+            return _describe(self.path, [str(self.path)]).text
         return raw.decode("utf-8-sig")
 
     @property
@@ -127,16 +127,16 @@ def _mistakes(told: str) -> str:
     return "\n".join(lines[max(first, 0) :]).removeprefix("error: ")
 
 
-def _described(job: Path, words: Sequence[str]) -> DescribedText:
+def _describe(job: Path, words: Sequence[str]) -> DescribedText:
     import importlib.util  # noqa: PLC0415 - most job files describe their model themselves
     import subprocess  # noqa: PLC0415 - only for the module of a user
 
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to describe its model"
         raise InputError(Problem(str(job), what, "run this where torch is installed"))
-    # Without the present folder, whose modules must not take the place of ours.
+    # -P keeps modules of the present folder from taking the place of ours.
     words = [sys.executable, "-P", "-m", "worker", "describe", *words]
-    # As in the workers, so that sets of a script have the same order.
+    # Workers have this seed, too, so that sets of a script have the same order.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:

@@ -104,7 +104,7 @@ def _upload(client: Client, package: Package, path: Path) -> None:
     """Send the slices of a package that sailord does not have."""
     place = f"/v1/packages/{part(str(package))}"
     reconnector = Reconnector(report_outage)
-    reconnector.answered()  # The address is right: what is missing was asked before.
+    reconnector.answered()  # sailord answered earlier requests: its address is right.
     for number in client.ask("GET", place)["missing"]:
         send = partial(client.ask, "PUT", f"{place}/{number}", read_part(path, number))
         reconnector.insist(send)

@@ -26,49 +26,49 @@ class Options:
     grace_s: float = 2.0
     """Grace period after takeover, beyond one lease, before nodes without one may be given up."""
     plan_s: ClassVar[float] = 60.0
-    """Time limit of a plan, ..."""
+    """Time limit for the planner's answer."""
     stop_s: float = 60.0
-    """... of the stop of a generation at a step, ..."""
+    """Time limit for a generation to stop at a step."""
     start_s: float = 120.0
-    """... and of the start of one, until its first step; ``queries.timeouts`` adds three times the
-    predicted time of the move."""
+    """Time limit for a generation to start, until its first step; ``queries.timeouts`` adds
+    three times the predicted time of the move."""
     unprepared_s: float = 90.0
-    """A job that no node can be prepared for is held after so long: their second attempt, 60 s
-    after the first, has failed too."""
+    """A job is held if after this time no node could be prepared for it: their second attempt,
+    60 s after the first, has failed too."""
     suspect_s: float = 1.5
-    """A node without a lease is lost after so long without a report. While the job trains,
+    """A node without a lease is lost after this time without a report. While the job trains,
     ``last_step_s`` must have passed without a step, too. A restarted agent renews its lease
     sooner."""
     nap_s: ClassVar[float] = 0.7
-    """After so long without any event sailord was slow: reports of that time may still come."""
+    """After this time without any event sailord was slow: reports from that time may still come."""
     still_s: ClassVar[float] = 1.5
-    """After so long without any event, not even a tick, sailord itself was stopped."""
+    """After this time without any event, not even a tick, sailord itself was stopped."""
     stall_s: float = 120.0
-    """A running generation is stuck after so long without a step; see ``stall_steps``."""
+    """A running generation is stuck after this time without a step; see ``stall_steps``."""
     stall_steps: ClassVar[float] = 20.0
     """It is stuck after the time of this many steps, if that is longer than ``stall_s``."""
     broken_s: float = 1.0
-    """A generation whose members lost connections ends after so long, regardless of cause."""
+    """A generation whose members lost connections ends after this time, regardless of cause."""
     turn_s: ClassVar[float] = 5.0
-    """After its turn has come again, a job waits so long for nodes that still report about another
-    job to tell which of its snapshots they hold."""
+    """A job whose turn has come again waits this long for nodes that still report about another
+    job: they may hold snapshots of it."""
     probe_s: float = 0.2
     """Seconds between two probes of a node that may be dead."""
     reconsider_s: ClassVar[float] = 600.0
     """Seconds until the planner is asked again about nodes and a plan that it was asked about."""
     failure_pause_s: float = 1.0
-    """Backoff after a failure that no lost node explains; doubles with each in a row."""
+    """Backoff after a failure that no lost node explains; each further one in a row doubles it."""
     failures_until_held: int = 3
-    """After so many failures in a row that no lost node explains, the job is held."""
+    """A job is held after this many failures in a row that no lost node explains."""
     secure_s: float = 600.0
     """Time for the last step of a job that ends or pauses to become durable."""
     commit_pause_s: ClassVar[float] = 5.0
-    """Before the durable store is tried again after a failure."""
+    """Pause before the durable store is tried again after a failure."""
     slow_times: float = 1.5
-    """A node is a straggler if it computes this many times as long as its peers or its past, ..."""
+    """A straggler computes this many times as long as its peers or its past."""
     slow_steps: int = 20
     slow_s: float = 60.0
-    """... for so many steps and so many seconds without a break."""
+    """A node is one once it was that slow for ``slow_steps`` and these seconds without a break."""
     left_out_share: ClassVar[float] = 0.25
     """At most this share of all nodes is left out as stragglers."""
     ended_jobs_kept: int = 200

@@ -33,7 +33,7 @@ class Running:
     """Every member trains."""
 
     since: float
-    """As this leader saw it; rules use this one."""
+    """When this leader saw it begin; rules use this moment."""
     trained_since: float | None = None
     """Since when it trains by its history, if an earlier leader saw it begin."""
 

@@ -39,9 +39,9 @@ class Proposal:
     move_uncorrected: tuple[tuple[str, float], ...] = ()
     """The same, not corrected by earlier moves."""
     losses: float = 0.0
-    """Losses that would have taken one of its members, as far as they were observed, ..."""
+    """Observed losses that would have taken one of its members; older ones count less."""
     observed_s: float = 0.0
-    """... in these seconds; both with older ones counting less."""
+    """Seconds over which they were observed; older ones count less."""
     write_s: float = 0.0
     """Seconds in which its members write a checkpoint, by the size of the state."""
     plain_s: float | None = None

@@ -2,7 +2,7 @@
 
 A rule is a pure function of the state and the active job: it sees no event, reads no clock, draws
 nothing at random, and touches no file and no network. What it wants done is a command of its step.
-Helpers of rules return the same type; of them PASS means: done, go on.
+Helpers of rules return the same type; their PASS means: done, go on.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from sailord.core.model.options import Options
 TOLD_SHARE = 0.25
 """A node is told to be slow after this share of the time and steps after which it is left out."""
 SEEN_MAX = 8
-"""A step's seconds are the second least of the last 8 looks: into many of them an evaluation or a
-snapshot may fall, and what slows steps slows all."""
+"""A step's seconds are the second least of the last 8 measured: many of these may contain an
+evaluation or a snapshot, and what slows steps slows all."""
 
 WorkKey = tuple[str, str]
 """A kind of GPU, and the predicted compute time of a rank."""
@@ -44,9 +44,9 @@ class Past:
     best: float
     """The least that it did not exceed for ``slow_steps`` steps; at first, the first value."""
     since_step: int
-    """Where the present window began, ..."""
+    """The step at which the present window began."""
     worst: float
-    """... and the most since then: a few quick steps make no better past."""
+    """The most since the window began: a few quick steps make no better past."""
 
     @classmethod
     def begun(cls, value: float, step: int) -> Past:
@@ -131,12 +131,12 @@ class NodeSpeeds:
 
     def found(self, now: float, options: Options) -> dict[NodeId, Straggler]:
         """Return those that have been slow for long enough, the slowest first."""
-        return self._lasting(now, options, 1.0)
+        return self._find_lasting(now, options, 1.0)
 
     def told(self, now: float, options: Options) -> dict[NodeId, Straggler]:
         """Return those that have been slow for long enough to say so, the slowest first."""
-        return self._lasting(now, options, TOLD_SHARE)
+        return self._find_lasting(now, options, TOLD_SHARE)
 
-    def _lasting(self, now: float, options: Options, share: float) -> dict[NodeId, Straggler]:
+    def _find_lasting(self, now: float, options: Options, share: float) -> dict[NodeId, Straggler]:
         long = {id_: s for id_, s in self.slow.items() if s.has_lasted(now, options, share)}
         return dict(sorted(long.items(), key=lambda pair: (-pair[1].times, pair[0])))

@@ -15,7 +15,7 @@ def agreed_at(state: State, generation: GenerationRecord) -> int | None:
 
 
 def id_of_rollback(generation: GenerationRecord) -> str:
-    """Return the id of our own order to go back to a checkpoint of before."""
+    """Return the id of our own order to go back to a checkpoint from before replicas differed."""
     return f"differs-{generation.job}-{generation.number}"
 
 

@@ -60,7 +60,7 @@ def priced(state: State, record: GenerationRecord | None) -> GenerationRecord | 
         for id_ in record.members
         if id_ in state.nodes and state.nodes[id_].record.gpus
     }
-    # Of a node that a new leader has not heard of yet it knows the name only.
+    # A new leader knows only the name of a node that it has not heard of yet.
     usual = sum(known.values()) / len(known) if known else 1.0
     gpus = {id_: known.get(id_, usual) for id_ in record.members}
     share = sum(count for id_, count in gpus.items() if id_ not in lost) / sum(gpus.values())

@@ -33,9 +33,9 @@ class NodeLoss:
     """Where that step is; ``None``: not known, or the job would not be interrupted."""
     kept_on: tuple[NodeId, ...] = ()
     """Other nodes that have something of what the node has of that step, if it is in memory: at
-    most ``NAMED_MAX``, since with wide data parallelism there are hundreds for each node, ..."""
+    most ``NAMED_MAX``, since with wide data parallelism there are hundreds for each node."""
     keepers: int = 0
-    """... and how many there are."""
+    """How many such nodes there are."""
     is_only_keeper: bool = False
     """Without its loss the job could go on from a later step."""
 

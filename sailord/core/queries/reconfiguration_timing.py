@@ -108,24 +108,26 @@ def follow(
     if before.active is not None and before.active.job != active.job:
         under_way = None  # That of the job before, which gave the cluster to this one at once.
     if active.question is not None:
-        return _asked(under_way, before, after, active, active.question)
+        return _follow_question(under_way, before, after, active, active.question)
     was = None if before.active is None else before.active.phase
     match active.phase:
         case Stopping() | Opening() if under_way is not None and under_way.opened_at is not None:
-            under_way = replace(_again(under_way, after.now), answered_at=after.now)
+            under_way = replace(_note_retry(under_way, after.now), answered_at=after.now)
             if isinstance(active.phase, Opening):
-                under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+                under_way = _note_left(
+                    under_way, after, active, is_planned=isinstance(was, Stopping)
+                )
         case Stopping() if under_way is not None and under_way.answered_at is None:
             under_way = replace(under_way, answered_at=after.now)
         case Opening() if under_way is not None and not isinstance(was, Opening):
-            under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+            under_way = _note_left(under_way, after, active, is_planned=isinstance(was, Stopping))
         case Starting() if under_way is not None and under_way.opened_at is None:
             under_way = replace(under_way, opened_at=after.now)
         case Running() if under_way is not None:
-            return _running(under_way, after, active)
+            return _follow_running(under_way, after, active)
         case Waiting() if active.asked.is_refused:
             if under_way is None:
-                sign_at, kind = _sign(before, after, active, None)
+                sign_at, kind = _find_sign(before, after, active, None)
                 under_way = Reconfiguring(sign_at, after.now, kind, active.phase.reason)
             if under_way.refused_at is None:
                 under_way = replace(under_way, refused_at=after.now)
@@ -134,7 +136,7 @@ def follow(
     return under_way, None
 
 
-def _asked(
+def _follow_question(
     under_way: Reconfiguring | None,
     before: State,
     after: State,
@@ -151,13 +153,13 @@ def _asked(
             without_plan_s=under_way.without_plan_s + waited_s,
         )
     if under_way is None:
-        sign_at, kind = _sign(before, after, active, question)
+        sign_at, kind = _find_sign(before, after, active, question)
         under_way = Reconfiguring(sign_at, after.now, kind, question.reason)
     elif under_way.opened_at is not None and isinstance(active.phase, Starting | Running):
         # It is about what runs already: the reconfiguration ends with its first step.
-        return _running(under_way, after, active)
+        return _follow_running(under_way, after, active)
     elif under_way.opened_at is not None:
-        under_way = _again(under_way, after.now)
+        under_way = _note_retry(under_way, after.now)
     if question.answer is None:
         return replace(under_way, answered_at=None), None
     if under_way.answered_at is None:
@@ -165,15 +167,17 @@ def _asked(
     return under_way, None
 
 
-def _again(seen: Reconfiguring, now: float) -> Reconfiguring:
-    """The generation that was opened never trained; another one follows."""
+def _note_retry(seen: Reconfiguring, now: float) -> Reconfiguring:
+    """Note that the generation that was opened never trained; another one follows."""
     retried_s = seen.retried_s + now - seen.asked_at
     again = replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
     return replace(again, retried=(*seen.retried, seen.reason))
 
 
-def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool) -> Reconfiguring:
-    """The old generation is over, and the next one's record is being stored."""
+def _note_left(
+    seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
+) -> Reconfiguring:
+    """Note that the old generation is over, and the next one's record is being stored."""
     assert isinstance(active.phase, Opening)
     stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
     if stood_at is None:
@@ -188,7 +192,7 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
         is_planned=is_planned and active.phase.record.restore.source == "memory",
         stood_at=stood_at,
         reached=reached,
-        orders=tuple(dict.fromkeys([*seen.orders, *_carried_out(state, active)])),
+        orders=tuple(dict.fromkeys([*seen.orders, *_list_carried_out(state, active)])),
         steps_lost=max(reached - active.phase.record.restore.point.step, 0),
         predicted_s=active.phase.proposal.move_s,
         predicted=active.phase.proposal.move_phases,
@@ -204,7 +208,7 @@ def _is_ordered_back(active: Active) -> bool:
     return is_rolling_back(active) and order is not None and not order.wrong_bits
 
 
-def _carried_out(state: State, active: Active) -> tuple[str, ...]:
+def _list_carried_out(state: State, active: Active) -> tuple[str, ...]:
     """Return the ids of the orders that the next generation carries out: a rollback, and those
     about nodes that it leaves."""
     assert isinstance(active.phase, Opening)
@@ -216,7 +220,7 @@ def _carried_out(state: State, active: Active) -> tuple[str, ...]:
     return (*rollback, *(order.id for order in about if order.kind in _LEAVING))
 
 
-def _running(
+def _follow_running(
     seen: Reconfiguring, state: State, active: Active
 ) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     record = active.generation
@@ -236,7 +240,7 @@ def _running(
         "plan": seen.answered_at - seen.asked_at,
         **({"no_plan": seen.without_plan_s} if seen.without_plan_s > 0 else {}),
         "quiesce": seen.opened_at - seen.answered_at,
-        **_measured(state, active),
+        **_measure_phases(state, active),
     }
     return None, ReconfigurationTiming(
         generation=record.number,
@@ -258,7 +262,7 @@ def _running(
     )
 
 
-def _measured(state: State, active: Active) -> dict[str, float]:
+def _measure_phases(state: State, active: Active) -> dict[str, float]:
     """Return the slowest node's times, since all wait for it."""
     assert active.generation is not None
     found: dict[str, float] = {}
@@ -268,7 +272,7 @@ def _measured(state: State, active: Active) -> dict[str, float]:
     return {name: found[name] for name in MEASURED if name in found}
 
 
-def _sign(
+def _find_sign(
     before: State, state: State, active: Active, question: OpenQuestion | None
 ) -> tuple[float, str]:
     """Return when the trigger was first seen, and its kind; a job that waits needs no question."""

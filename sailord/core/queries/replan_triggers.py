@@ -32,11 +32,12 @@ _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
 """The part of a failure that names the sample; ranks that fail alike name different samples."""
 _CUT_OFF = " lost the connection to "
 RECOVERY_S = 3.0
-"""For the leader to ask nodes for a generation that the store lost, before a first one opens."""
+"""Before a first generation opens, the leader has this long to ask nodes for one that the store
+lost."""
 RECONSIDERED = "a better plan may exist by now"
 """Why the planner is asked if nothing has happened for long."""
 NAMED_MAX = 5
-"""A sentence names at most so many things."""
+"""Most things that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
         *_standstill(state, active),
     ]
     if not any(trigger.is_forced for trigger in found):
-        found += _quarantined(state, active)
+        found += _quarantines(state, active)
     if not found:
         return None
     # Forced ones first: a new node never delays the answer to a loss.
@@ -312,8 +313,8 @@ def _notices(state: State, active: Active) -> list[Trigger]:
     return found
 
 
-def _quarantined(state: State, active: Active) -> list[Trigger]:
-    """Members whose bits were contradicted after they had been chosen."""
+def _quarantines(state: State, active: Active) -> list[Trigger]:
+    """Return triggers about members whose bits were contradicted after they had been chosen."""
     members = () if active.generation is None else active.generation.members
     marked = (state.nodes[id_] for id_ in sorted(state.nodes.notable.intersection(members)))
     names = [n.record.name for n in marked if n.exclusion.wrong_bits and not n.is_lost]

@@ -103,14 +103,14 @@ def intervals_now(state: State, active: Active, proposal: Proposal) -> Intervals
     return intervals(
         state.job.saving,
         step_s=active.progress.step_s or proposal.iteration_s,
-        seen=_seen(state, active),
+        seen=_measure_costs(state, active),
         observed_s=observed_s,
         departed=departed,
         write_s=proposal.write_s,
     )
 
 
-def _seen(state: State, active: Active) -> SnapshotCosts:
+def _measure_costs(state: State, active: Active) -> SnapshotCosts:
     """Return the slowest node's measurements, since the others wait for it."""
     record = active.generation
     if record is None:

@@ -47,7 +47,7 @@ def look(
         else known
         for id_, known in watch.past.items()
     }
-    by_work, by_gpu = _grouped(settled)
+    by_work, by_gpu = _group_factors(settled)
     grown = sorted(settled[id_].factor / past[id_].best for id_ in settled)
     slow: dict[NodeId, Straggler] = {}
     for id_, sample in settled.items():
@@ -63,12 +63,12 @@ def look(
             found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
         times, against = max(found)
         fresh = Straggler(times, against, now, sample.step, sample.step)
-        if (one := _still_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
+        if (one := _keep_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
             slow[id_] = one
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
-    of_job = _of_the_job(grown, pace.grown, now, step, options.slow_times)
-    job = _still_slow(of_job, watch.job, options.slow_times)
+    of_job = _judge_job(grown, pace.grown, now, step, options.slow_times)
+    job = _keep_slow(of_job, watch.job, options.slow_times)
     return replace(
         watch,
         looked_at=now,
@@ -80,8 +80,8 @@ def look(
     )
 
 
-def _still_slow(found: Straggler, before: Straggler | None, slow_times: float) -> Straggler | None:
-    """Return what is slow now, and since when; it is so until a third of that has gone."""
+def _keep_slow(found: Straggler, before: Straggler | None, slow_times: float) -> Straggler | None:
+    """Return the straggler if it is slow now; it stays one above (1 + 2 * ``slow_times``) / 3."""
     if before is None:
         return found if found.times > slow_times else None
     if found.times <= (1 + 2 * slow_times) / 3:
@@ -89,7 +89,7 @@ def _still_slow(found: Straggler, before: Straggler | None, slow_times: float) -
     return replace(found, since=before.since, since_step=before.since_step)
 
 
-def _of_the_job(
+def _judge_job(
     grown: Sequence[float], steps: float, now: float, step: int, slow_times: float
 ) -> Straggler:
     """Return how slow the job is against its past: its nodes, most of them, or else its steps."""
@@ -100,7 +100,7 @@ def _of_the_job(
     return Straggler(steps, against, now, step, step, verb="takes")
 
 
-def _grouped(
+def _group_factors(
     samples: Mapping[NodeId, StepSample],
 ) -> tuple[dict[WorkKey, list[float]], dict[str, list[float]]]:
     """Return the factors by equal work and by kind of GPU, each sorted."""

@@ -55,7 +55,7 @@ def take_storage_outcome(
             (event.of, event.step_max)
         ):
             if event.is_away:
-                known = replace(known, check=None, retry_at=_later(state), trouble=event.why)
+                known = replace(known, check=None, retry_at=_retry_at(state), trouble=event.why)
             else:
                 why_none = event.why if event.found is None else ""
                 known = replace(known, check=replace(check, found=event.found, why_none=why_none))
@@ -65,20 +65,24 @@ def take_storage_outcome(
             known = replace(known, commit=None, trouble="")
         case CommitFailed() if commit is not None and commit.point == event.point:
             known = replace(
-                known, commit=None, retry_at=_later(state), trouble=event.why, failed_at=event.point
+                known,
+                commit=None,
+                retry_at=_retry_at(state),
+                trouble=event.why,
+                failed_at=event.point,
             )
         case _:
             pass
     return replace(state, active=replace(active, checkpointing=known))
 
 
-def _changed(state: State, active: Active, **facts: Any) -> State:
+def change_checkpointing(state: State, active: Active, **facts: Any) -> State:
     """Return the state with other facts about the job's checkpoints."""
     known = replace(active.checkpointing, **facts)
     return replace(state, active=replace(active, checkpointing=known))
 
 
-def _later(state: State) -> float:
+def _retry_at(state: State) -> float:
     return state.now + state.options.commit_pause_s
 
 
@@ -122,10 +126,10 @@ def commit_next(state: State, active: Active) -> RuleAnswer:
         is_time = state.now >= active.checkpointing.retry_at
         return _begin_commit(state, active, record, right) if is_time else PASS
     if right is not None and commit.point.step > right and not commit.is_storing:
-        return Step(_changed(state, active, commit=None))
+        return Step(change_checkpointing(state, active, commit=None))
     if commit.durable is None or commit.is_storing:
         return PASS
-    storing = _changed(state, active, commit=replace(commit, is_storing=True))
+    storing = change_checkpointing(state, active, commit=replace(commit, is_storing=True))
     return Step(storing, (CommitCheckpoint(commit.durable, record),))
 
 
@@ -140,7 +144,7 @@ def _begin_commit(
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         report = node.report
-        # Few of thousands have any.
+        # Of thousands of nodes only few report uploads.
         if report is None or not report.uploaded or report.job not in (None, active.job):
             continue
         for upload in report.uploaded:
@@ -153,7 +157,7 @@ def _begin_commit(
         parts = covering(by_point[point], layers=state.job.layers, atoms=state.job.atoms)
         if parts is not None:
             write = WriteManifest(state.job, record, parts, point, last)
-            return Step(_changed(state, active, commit=Commit(point)), (write,))
+            return Step(change_checkpointing(state, active, commit=Commit(point)), (write,))
     return PASS
 
 
@@ -167,7 +171,7 @@ def collect_unneeded(state: State, active: Active) -> RuleAnswer:
     if any(order.kind == "rollback" for order in active.orders):
         return PASS  # The rollback may be to an older checkpoint than retention keeps.
     command = CollectGarbage(state.job, record, durable)
-    return Step(_changed(state, active, swept=(record.number, durable)), (command,))
+    return Step(change_checkpointing(state, active, swept=(record.number, durable)), (command,))
 
 
 # ---- durable on request -------------------------------------------------------------------------
@@ -189,7 +193,7 @@ def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     if wanted is None or wanted.point != point:
         wanted = Securing(point, state.now + state.options.secure_s)
         note = Note(f"waiting for step {point.step} to become durable", active.job)
-        return Step(_changed(state, active, securing=wanted), (note,))
+        return Step(change_checkpointing(state, active, securing=wanted), (note,))
     return PASS if state.now >= wanted.until else WAIT
 
 
@@ -209,7 +213,7 @@ def follow_checkpoint_order(state: State, active: Active) -> RuleAnswer:
         if point is None:
             return PASS
         wanted = Securing(point, state.now + state.options.secure_s)
-        return Step(_changed(state, active, securing=wanted))
+        return Step(change_checkpointing(state, active, securing=wanted))
     if durable is not None and durable.point.step >= wanted.point.step:
         step = durable.point.step
         return _answer(state, active, orders, f"step {step} is durable, as ordered", step)
@@ -224,7 +228,7 @@ def _answer(
 ) -> Step:
     """Settle the orders; ``step`` is durable as they ordered, ``None``: they failed."""
     rest = tuple(order for order in active.orders if order not in orders)
-    settled = _changed(state, replace(active, orders=rest), securing=None)
+    settled = change_checkpointing(state, replace(active, orders=rest), securing=None)
     ids = tuple(order.id for order in orders)
     told = Note(text, active.job, settled=Settled(ids, step))
     return Step(settled, (told, *map(SettleOrder, ids)))
@@ -257,4 +261,6 @@ def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     has_stepped = active.progress.step != restore.point.step
     is_suspect = last is not None and last.restore == restore and not has_stepped
     command = CheckDurable(state.job, durable, is_suspect)
-    return Step(_changed(state, active, check=Check(durable, since=state.now)), (command,))
+    return Step(
+        change_checkpointing(state, active, check=Check(durable, since=state.now)), (command,)
+    )

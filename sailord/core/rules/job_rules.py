@@ -48,7 +48,7 @@ def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
     """Let the next job have the cluster while this one is held, if no step is lost by that."""
     following = next_in_queue(state)
     if state.now <= phase.since:
-        return PASS  # One decision later, so that receivers are told that it was held.
+        return PASS  # It yields one decision later, so that receivers are told that it was held.
     if following is None or not holders_reported(state, active) or _has_workers(state, active):
         return PASS
     if unsaved_steps(state, active):

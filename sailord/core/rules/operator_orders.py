@@ -33,7 +33,7 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
             return _pause(state, active, order, reason)
         case "resume" | "rollback" if isinstance(active.phase, Held) and over_budget(state):
             said = Note(f"no {order.kind}: {over_budget(state)}", active.job)
-            return _settled(state, active, order, said)
+            return _settle(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
             job = replace(state.job, state="running", reason=reason)
             again = replace(
@@ -49,11 +49,11 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
             state, written = write_job(replace(state, active=again), job)
             return enter(state, Waiting(reason, state.now), *written, *settle)
         case "replan" if isinstance(active.phase, Held):
-            return _settled(state, active, order)  # Resuming it asks for a new plan.
+            return _settle(state, active, order)  # Resuming it asks for a new plan.
         case "replan" | "rollback":
             return PASS  # A trigger of a new plan: see ``replan_triggers``.
         case _:  # A resume of a job that goes on.
-            return _settled(state, active, order)
+            return _settle(state, active, order)
 
 
 def _next_possible(state: State, active: Active) -> Order | None:
@@ -85,14 +85,14 @@ def _pause(state: State, active: Active, order: Order, reason: str) -> RuleAnswe
     is_up = isinstance(phase, Running | Stopping)
     if isinstance(phase, Starting):
         assert active.generation is not None
-        is_up = has_started(state, active.generation)  # A new leader finds it so.
+        is_up = has_started(state, active.generation)  # Under a new leader it may train already.
     if is_up and is_alive(state, active):
         return stop(state, active, "paused", reason)
     if isinstance(phase, Held) or (isinstance(phase, Waiting) and active.asked.is_refused):
         return close(state, active, "paused", reason)
     if last_steering_order(active) == "resume":
         checkpointing = replace(active.checkpointing, securing=None)
-        return _settled(state, replace(active, checkpointing=checkpointing), order)
+        return _settle(state, replace(active, checkpointing=checkpointing), order)
     # Survivors of a loss have yet to say what they seal.
     is_gathering = isinstance(phase, Waiting) and state.now < phase.since + (
         state.options.failures_gather_s
@@ -106,5 +106,5 @@ def _pause(state: State, active: Active, order: Order, reason: str) -> RuleAnswe
     return PASS if kept is WAIT else kept
 
 
-def _settled(state: State, active: Active, order: Order, *said: Note) -> Step:
+def _settle(state: State, active: Active, order: Order, *said: Note) -> Step:
     return Step(replace(state, active=without(active, order)), (SettleOrder(order.id), *said))

@@ -64,7 +64,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             not_before = state.now + state.options.failure_pause_s
             attempts = replace(active.attempts, not_before=not_before)
             late = active.unanswered + 1
-            again = replace(_unanswered(active), attempts=attempts, unanswered=late)
+            again = replace(_allow_last_resort(active), attempts=attempts, unanswered=late)
             why = f": {question.trouble}" if question.trouble else " in time"
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
@@ -82,10 +82,10 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
 
 def _ask_without(state: State, active: Active, question: OpenQuestion) -> Step:
     """Close a question of which a node is no longer usable, so that the next leaves it out."""
-    rest = replace(_unanswered(active), question=None)
+    rest = replace(_allow_last_resort(active), question=None)
     if not is_alive(state, active):
         return _drop(state, rest)
-    # The other new nodes of the question are as new as before.
+    # The other new nodes of the question still count as new.
     rest = replace(rest, asked=replace(rest.asked, nodes=frozenset()))
     urgent = replan_trigger(state, rest)
     if question.is_ordered and (urgent is None or not urgent.is_forced):
@@ -104,8 +104,8 @@ def _must_change(state: State, active: Active) -> bool:
     return urgent is not None and urgent.is_forced and is_due(state, unordered, urgent)
 
 
-def _unanswered(active: Active) -> Active:
-    """Return the job so that a last resort may be asked again: only a refusal rules it out."""
+def _allow_last_resort(active: Active) -> Active:
+    """Let the last resort be asked about again: only a refusal rules it out."""
     return replace(active, asked=replace(active.asked, is_last_resort=False))
 
 

@@ -22,14 +22,14 @@ def quarantine_contradicted(state: State, active: Active) -> RuleAnswer:
     generation = active.generation
     if generation is None:
         return PASS
-    found = _contradicted(state, generation)
+    found = _find_contradicted(state, generation)
     if found is None:
         return PASS
     id_of_order, id_, failure = found
     node = state.nodes[id_]
     state = replace(state, known_orders=state.known_orders | {id_of_order})
     if _is_full(state):
-        why = "one node, or a quarter of all, is left out already: is it the software?"
+        why = "one node, or a quarter of all, is left out already; the software may be at fault"
         text = f"{node.record.name} stays although its bits were contradicted: {why}"
         return Step(state, (Note(text, active.job, is_transition=True),))
     back = f"`sailorctl uncordon {node.record.name}` returns it"
@@ -42,7 +42,9 @@ def quarantine_contradicted(state: State, active: Active) -> RuleAnswer:
     return Step(replace(state, nodes=nodes, marks=marks), (GiveOrder(order), said))
 
 
-def _contradicted(state: State, generation: GenerationRecord) -> tuple[str, NodeId, str] | None:
+def _find_contradicted(
+    state: State, generation: GenerationRecord
+) -> tuple[str, NodeId, str] | None:
     """Return a contradicted member that was not decided about, the order's id and the failure."""
     for by in sorted(state.nodes.notable.intersection(generation.members)):
         report = state.nodes[by].report
@@ -58,7 +60,7 @@ def _contradicted(state: State, generation: GenerationRecord) -> tuple[str, Node
 
 
 def _is_full(state: State) -> bool:
-    """Return whether as many nodes as may be are left out; one always may be."""
+    """Return whether no further node may be left out; one always may be."""
     living = [node for node in state.nodes.values() if not node.is_lost]
     out = sum(bool(node.exclusion.wrong_bits) for node in living)
     return out >= max(1, int(state.options.left_out_share * len(living)))

@@ -7,7 +7,6 @@ are computed with them, until that is noticed: no replica is right, not even tho
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from agents.protocol.records import Durable, Order
 from sailord.core.model.commands import CheckDurable, GiveOrder, Note
@@ -16,7 +15,7 @@ from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.model.state import Active, Check, State
 from sailord.core.queries.differences import agreed_at, id_of_rollback, is_decided
 from sailord.core.queries.replan_triggers import last_steering_order
-from sailord.core.rules.checkpoint_rules import commit_next
+from sailord.core.rules.checkpoint_rules import change_checkpointing, commit_next
 
 DECIDE_WITHIN_S = 60.0
 """Seconds until the job goes on without a checkpoint: a state that may be wrong is better than to
@@ -35,7 +34,7 @@ def roll_back_difference(state: State, active: Active) -> RuleAnswer:
         return PASS
     known = active.checkpointing
     if known.differed_at is None:
-        return Step(_changed(state, active, differed_at=state.now))
+        return Step(change_checkpointing(state, active, differed_at=state.now))
     if state.now >= known.differed_at + DECIDE_WITHIN_S:
         return _go_on(state, active, f"its storage has not answered for {DECIDE_WITHIN_S:.0f} s")
     # A checkpoint of right steps may be on its way; no other is committed any more.
@@ -53,7 +52,7 @@ def roll_back_difference(state: State, active: Active) -> RuleAnswer:
             return WAIT
         command = CheckDurable(state.job, durable, is_thorough=False, step_max=agreed)
         check = Check(durable, since=state.now, step_max=agreed)
-        return Step(_changed(state, active, check=check), (command,))
+        return Step(change_checkpointing(state, active, check=check), (command,))
     if check.found is not None:
         return _go_back(state, active, check.found)
     return _go_on(state, active, check.why_none) if check.why_none else WAIT
@@ -61,33 +60,30 @@ def roll_back_difference(state: State, active: Active) -> RuleAnswer:
 
 def _go_back(state: State, active: Active, durable: Durable) -> Step:
     assert active.generation is not None
-    reason = _about(state, active)
+    reason = _describe_steps(state, active)
     id_ = id_of_rollback(active.generation)
     order = Order(id_, "rollback", active.job, reason=reason, durable=durable, wrong_bits=True)
     told = Note(
         f"going back to step {durable.point.step}: {reason}", active.job, is_transition=True
     )
-    decided = _decided(state, replace(active, orders=(*active.orders, order)))
+    decided = _mark_decided(state, replace(active, orders=(*active.orders, order)))
     return Step(decided, (GiveOrder(order), told))
 
 
 def _go_on(state: State, active: Active, why: str) -> Step:
-    text = f"{_about(state, active)}, and the job goes on from them: {why}"
-    return Step(_decided(state, active), (Note(text, active.job, is_transition=True),))
+    text = f"{_describe_steps(state, active)}, and the job goes on from them: {why}"
+    return Step(_mark_decided(state, active), (Note(text, active.job, is_transition=True),))
 
 
-def _about(state: State, active: Active) -> str:
+def _describe_steps(state: State, active: Active) -> str:
     assert active.generation is not None
     agreed = agreed_at(state, active.generation)
     return f"steps after {agreed} may be wrong, since replicas differed"
 
 
-def _decided(state: State, active: Active) -> State:
+def _mark_decided(state: State, active: Active) -> State:
     assert active.generation is not None
     known = state.known_orders | {id_of_rollback(active.generation)}
-    return _changed(replace(state, known_orders=known), active, check=None, differed_at=None)
-
-
-def _changed(state: State, active: Active, **facts: Any) -> State:
-    known = replace(active.checkpointing, **facts)
-    return replace(state, active=replace(active, checkpointing=known))
+    return change_checkpointing(
+        replace(state, known_orders=known), active, check=None, differed_at=None
+    )

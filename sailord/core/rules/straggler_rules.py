@@ -31,7 +31,7 @@ def decide_stragglers(state: State, active: Active) -> RuleAnswer:
 def _keep_too_many(state: State, active: Active) -> RuleAnswer:
     """Keep the stragglers beyond ``left_out_share`` of all nodes."""
     found = list(undecided_stragglers(state, active).items())
-    too_many = found and found[room_for_stragglers(state) :]  # Most often there are none.
+    too_many = found and found[room_for_stragglers(state) :]  # Usually there are none.
     if not too_many:
         return PASS
     why = f"no more than {state.options.left_out_share:.0%} of all nodes are left out"
@@ -65,7 +65,7 @@ def leave_out(state: State, question: OpenQuestion) -> tuple[State, tuple[Comman
         marked[id_] = replace(node, exclusion=replace(node.exclusion, slow=str(slow)))
         id_of_order = f"slow-{id_}-{state.active.job}-{number}"
         orders.append(Order(id_of_order, "quarantine", target=id_, reason=str(slow)))
-    return _issued(replace(state, nodes=state.nodes.with_(marked)), orders)
+    return _issue(replace(state, nodes=state.nodes.with_(marked)), orders)
 
 
 def _readmit(state: State, active: Active) -> RuleAnswer:
@@ -87,11 +87,11 @@ def _readmit(state: State, active: Active) -> RuleAnswer:
     ]
     names = _stragglers(node.record.name for node in back.values())
     said = Note(f"uses {names} again: {why}", active.job, is_transition=True)
-    after, commands = _issued(replace(state, nodes=state.nodes.with_(back)), orders)
+    after, commands = _issue(replace(state, nodes=state.nodes.with_(back)), orders)
     return Step(after, (*commands, said))
 
 
-def _issued(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command, ...]]:
+def _issue(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command, ...]]:
     """Issue orders about nodes, stored so that they hold under every leader."""
     marks = dict(state.marks)
     for order in orders:
@@ -105,7 +105,7 @@ def answer_to_slow(state: State, active: Active, question: OpenQuestion) -> Step
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
-    # New nodes were asked about without the straggler only.
+    # The question about new nodes left the straggler out: they are asked about again with it.
     active = replace(active, asked=replace(active.asked, nodes=frozenset()))
     if any(id_ not in active.slowness.speeds.slow for id_ in question.slow):
         return keep_stragglers(state, active, question.slow, "it is no longer slow", 0.0)

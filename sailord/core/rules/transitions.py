@@ -66,7 +66,8 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     # If all usable nodes are set aside, all stay.
     nodes, aside = _without(nodes, aside)
     aside = (*aside, *later)
-    # The running plan is no answer then, so that the best one without the node may be worse.
+    # The answer must do without these nodes, and may be slower than the running plan: it is not
+    # forced.
     is_forced = trigger.is_forced and not aside
     is_last = is_last_resort(state, active)
     asked = LastQuestion(
@@ -108,7 +109,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         considered = replace(
             considered, asked=LastQuestion(members, at=state.now, said=active.asked.said)
         )
-    # A job that waits goes on waiting: for this reason, and since then.
+    # A job that waits already keeps its reason and its moment.
     stays = is_running or isinstance(active.phase, Waiting)
     phase = active.phase if stays else Waiting(trigger.reason, state.now)
     asking = replace(considered, phase=phase, question=question)

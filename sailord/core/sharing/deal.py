@@ -27,7 +27,7 @@ def next_handover(parts: Parts) -> Wanted | None:
     """Return what should change hands next; ``None``: nothing."""
     if parts.first.unreadable:
         return None  # A job that cannot be read may have any of the nodes.
-    return _for_newcomer(parts) or _between_parts(parts)
+    return _find_for_newcomer(parts) or _find_trade(parts)
 
 
 def job_to_recall(parts: Parts) -> JobId | None:
@@ -42,8 +42,8 @@ def job_to_recall(parts: Parts) -> JobId | None:
     return there[0].job.id if is_later else None
 
 
-def _for_newcomer(parts: Parts) -> Wanted | None:
-    """The next job of the queue, while all jobs with a part train, or are held."""
+def _find_for_newcomer(parts: Parts) -> Wanted | None:
+    """Find nodes for the next job of the queue, once all jobs with a part train or are held."""
     job = next_in_queue(parts.first)
     if job is None or parts.first.active is None:
         return None
@@ -69,8 +69,8 @@ def _may_share(part: State, job: JobRecord) -> bool:
     return job.saving.uri is not None and (not has_run or job.id in part.durables)
 
 
-def _between_parts(parts: Parts) -> Wanted | None:
-    """Nodes from part to part; of the first one alone while that has no job."""
+def _find_trade(parts: Parts) -> Wanted | None:
+    """Find nodes to move from part to part; from the first one alone while that has no job."""
     if not parts.others:
         return None
     stakes = {part.job.id: _stake(parts, part) for part in parts.all() if part.active is not None}
@@ -99,8 +99,8 @@ def _worths(parts: Parts, job: JobRecord) -> dict[str, float]:
     """Return what one GPU of each kind is worth to a job: as for others where it never ran."""
     known: dict[str, float] = {}
     for part in (*parts.others.values(), parts.first):
-        known |= _predicted(None if part.active is None else part.active.generation)
-    return known | _predicted(_last_generation(parts.of_job(job.id), job.id))
+        known |= _read_worths(None if part.active is None else part.active.generation)
+    return known | _read_worths(_last_generation(parts.of_job(job.id), job.id))
 
 
 def _last_generation(part: State, job: JobId) -> GenerationRecord | None:
@@ -109,13 +109,13 @@ def _last_generation(part: State, job: JobId) -> GenerationRecord | None:
     return part.generations.get(job)
 
 
-def _predicted(record: GenerationRecord | None) -> dict[str, float]:
+def _read_worths(record: GenerationRecord | None) -> dict[str, float]:
     return {} if record is None else {gpu: worth for gpu, worth in record.worths if worth > 0}
 
 
 def _kinds(parts: Parts) -> dict[NodeId, GpusOfNode]:
     return {
-        # Of a node that a new leader has not seen yet the GPUs are not known.
+        # A new leader does not know the GPUs of a node that it has not seen yet.
         id_: (part.nodes[id_].record.gpu, max(part.nodes[id_].record.gpus, 1))
         for part in parts.all()
         for id_ in (*part.nodes.free, *expected_nodes(part))

@@ -26,7 +26,7 @@ from sailord.core.sharing.parts import Parts, PartsChange, nodes_in_all, whole
 NODE_ORDERS = ("preempt", "drain", "withdraw", "cordon", "uncordon", "quarantine")
 Routed = Iterator[tuple[JobId | None, events.Event]]
 LOOK_S = 1.0
-"""What should change hands is looked for at most so often: with 2,000 nodes that takes 40 ms."""
+"""Seconds between two searches for what should change hands: with 2,000 nodes each takes 40 ms."""
 
 
 def decide_parts(parts: Parts, event: events.Event) -> PartsChange:
@@ -37,13 +37,13 @@ def decide_parts(parts: Parts, event: events.Event) -> PartsChange:
     agents are told of what the deal has begun or ended.
     """
     if not parts.first.options.share:
-        first, commands = _decided(parts.first, event)
+        first, commands = _decide_checked(parts.first, event)
         return PartsChange(replace(parts, first=first), commands)
     commands = ()
     if isinstance(event, events.Elected):
-        parts = _as_stored(parts, event)
-    for key, each in [*_routed(parts, event)]:
-        parts, told = _with_decision(parts, key, each)
+        parts = _read_parts(parts, event)
+    for key, each in [*_route(parts, event)]:
+        parts, told = _decide_in_part(parts, key, each)
         commands += told
     if parts.first.term is None:
         return PartsChange(Parts(parts.first), commands)
@@ -59,30 +59,30 @@ def _is_due(parts: Parts) -> bool:
     return parts.first.now >= parts.looked_at + LOOK_S
 
 
-def _decided(state: State, event: events.Event) -> tuple[State, tuple[Command, ...]]:
+def _decide_checked(state: State, event: events.Event) -> tuple[State, tuple[Command, ...]]:
     after, commands = decide(state, event)
     invariants.check(state, after, commands)
     return after, commands
 
 
-def _with_decision(parts: Parts, key: JobId | None, event: events.Event) -> PartsChange:
+def _decide_in_part(parts: Parts, key: JobId | None, event: events.Event) -> PartsChange:
     """Decide in one part; one whose job has left the cluster ends."""
     before = parts.of_job(key)
     # Answers of the planner name the number of their question alone.
     asked = max(part.requests for part in parts.all())
-    after, commands = _decided(replace(before, requests=asked), event)
+    after, commands = _decide_checked(replace(before, requests=asked), event)
     if key is None and _has_ended(before, after):
         parts = replace(parts, too_few={})
     if key is None or after.active is not None or after.term is None:
         parts = _without_settled_recall(parts.with_part(key, after), key)
         return PartsChange(parts, commands)
     others = {id_: part for id_, part in parts.others.items() if id_ != key}
-    left = _back_in_line(parts, before, after.jobs[key])
+    left = _put_back_in_line(parts, before, after.jobs[key])
     first = joined(parts.first, replace(after, jobs={key: left}))
     is_queued = left.state == "queued"
     too_few = {**parts.too_few, key: nodes_in_all(parts)} if is_queued else {}
     rest = tuple(each for each in commands if not _tells_of(each, key))
-    recalled = _but(parts.recalled, key)
+    recalled = _leave_out(parts.recalled, key)
     parts = replace(parts, first=first, others=others, recalled=recalled, too_few=too_few)
     return PartsChange(parts, (WriteJob(left), state_note(left), *rest))
 
@@ -93,7 +93,7 @@ def _without_settled_recall(parts: Parts, key: JobId | None) -> Parts:
         return parts
     active, recall = parts.of_job(key).active, parts.recalled[key]
     is_open = active is not None and any(each.id == recall for each in active.orders)
-    return parts if is_open else replace(parts, recalled=_but(parts.recalled, key))
+    return parts if is_open else replace(parts, recalled=_leave_out(parts.recalled, key))
 
 
 def _has_ended(before: State, after: State) -> bool:
@@ -102,7 +102,7 @@ def _has_ended(before: State, after: State) -> bool:
     return was is not None and (now is None or now.job != was.job)
 
 
-def _back_in_line(parts: Parts, before: State, job: JobRecord) -> JobRecord:
+def _put_back_in_line(parts: Parts, before: State, job: JobRecord) -> JobRecord:
     """Return the record of a job whose part ends; one that was recalled is queued."""
     orders = () if before.active is None else before.active.orders
     recall = parts.recalled.get(job.id)
@@ -129,7 +129,7 @@ def _recall(parts: Parts) -> PartsChange:
     now, reason = parts.first.now, "there is no plan for each of the jobs beside the others"
     order = Order(f"recall-{job}-{now}", "pause", job, reason=reason)
     parts = replace(parts, recalled={**parts.recalled, job: order.id})
-    return _with_decision(parts, job, events.OrderGiven(now, order))
+    return _decide_in_part(parts, job, events.OrderGiven(now, order))
 
 
 def _deal(parts: Parts) -> PartsChange:
@@ -139,7 +139,7 @@ def _deal(parts: Parts) -> PartsChange:
         was = parts.others.keys()
         parts, commands = continue_handover(parts, parts.handover)
         for key in parts.others.keys() - was:
-            parts, told = _with_decision(parts, key, events.Ticked(first.now))
+            parts, told = _decide_in_part(parts, key, events.Ticked(first.now))
             commands += told
         return PartsChange(parts, commands)
     is_calm = first.now >= parts.dealt_at + first.options.additions_gather_s
@@ -151,11 +151,11 @@ def _deal(parts: Parts) -> PartsChange:
 # ---- whom an event is about ---------------------------------------------------------------------
 
 
-def _routed(parts: Parts, event: events.Event) -> Routed:
+def _route(parts: Parts, event: events.Event) -> Routed:
     """Yield the event for each part that it is about; ``None``: the first part."""
     match event:
         case events.Elected():
-            yield from _elected(parts, event)
+            yield from _route_election(parts, event)
         case events.NodesObserved():
             owners = parts.owners()  # Of thousands of nodes, looked up once for each.
             for key in (None, *parts.others):
@@ -178,7 +178,7 @@ def _routed(parts: Parts, event: events.Event) -> Routed:
         case events.ProbeFailed():
             yield parts.key_of(event.node), event
         case events.PlanFound() | events.PlanRefused():
-            yield _asked(parts, event.request), event
+            yield _find_asker(parts, event.request), event
         case events.GenerationWritten():
             yield _key(parts, event.record.job), event
         case (
@@ -201,7 +201,7 @@ def _routed(parts: Parts, event: events.Event) -> Routed:
             assert_never(event)
 
 
-def _as_stored(parts: Parts, event: events.Elected) -> Parts:
+def _read_parts(parts: Parts, event: events.Elected) -> Parts:
     """Return the parts that the records name, before anything is known of them."""
     first = parts.first
     blank = State(options=first.options, now=first.now, requests=first.requests)
@@ -210,7 +210,7 @@ def _as_stored(parts: Parts, event: events.Elected) -> Parts:
     return Parts(first, others, dealt_at=event.at)
 
 
-def _elected(parts: Parts, event: events.Elected) -> Routed:
+def _route_election(parts: Parts, event: events.Elected) -> Routed:
     """Give each part what the store has of its job and its nodes; the first one has the rest."""
     names = {node.name: node.id for node in event.nodes}
     for key in (None, *parts.others):
@@ -240,7 +240,7 @@ def _orders_for(
         yield order if parts.key_of(id_) == key else replace(order, life=id_)
 
 
-def _but(recalled: Mapping[JobId, str], job: JobId) -> Mapping[JobId, str]:
+def _leave_out(recalled: Mapping[JobId, str], job: JobId) -> Mapping[JobId, str]:
     return {key: order for key, order in recalled.items() if key != job}
 
 
@@ -248,7 +248,7 @@ def _key(parts: Parts, job: JobId) -> JobId | None:
     return job if job in parts.others else None
 
 
-def _asked(parts: Parts, request: int) -> JobId | None:
+def _find_asker(parts: Parts, request: int) -> JobId | None:
     """Return whose question has this number."""
     for key, part in parts.others.items():
         question = None if part.active is None else part.active.question

@@ -29,7 +29,7 @@ V = TypeVar("V")
 def begin(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Let nodes drain, to give them to this job."""
     now = parts.first.now
-    parts = _marked(replace(parts, handover=Handover(to, ids, now)), ids, now)
+    parts = _mark(replace(parts, handover=Handover(to, ids, now)), ids, now)
     return PartsChange(parts, (Note(f"{_names(parts, ids)}: to be handed to {to}", to),))
 
 
@@ -39,7 +39,7 @@ def continue_handover(parts: Parts, handover: Handover) -> PartsChange:
     queued = parts.first.jobs.get(handover.to)
     is_new = queued is not None and queued.state == "queued"
     if why := _why_ended(parts, handover, ids, is_new=is_new):
-        return _taken_back(parts, handover, ids, why)
+        return _take_back(parts, handover, ids, why)
     free = tuple(id_ for id_ in ids if _is_free(parts, id_))
     if not free or (is_new and free != ids):
         return PartsChange(parts)
@@ -47,7 +47,7 @@ def continue_handover(parts: Parts, handover: Handover) -> PartsChange:
     parts = replace(parts, handover=replace(handover, nodes=left) if left else None)
     parts = replace(parts, dealt_at=parts.first.now)
     told = Note(f"{_names(parts, free)}: handed to {handover.to}", handover.to)
-    change = _with_new_part if is_new else _moved
+    change = _with_new_part if is_new else _move
     parts, commands = change(parts, handover.to, free)
     return PartsChange(parts, (*commands, told))
 
@@ -70,7 +70,7 @@ def announced(parts: Parts) -> PartsChange:
 def joined(first: State, part: State) -> State:
     """Return the first part with the nodes, orders and records of one that has ended."""
     return replace(
-        _with_nodes(first, part.nodes),
+        _add_nodes(first, part.nodes),
         jobs={**first.jobs, **part.jobs},
         generations={**first.generations, **part.generations},
         durables={**first.durables, **part.durables},
@@ -104,7 +104,7 @@ def _limit_s(giver: State) -> float:
     options, active = giver.options, giver.active
     if active is None or active.generation is None:
         return options.plan_s + options.stop_s + options.start_s
-    # The next generation begins with a step that is not saved, and saves every so many.
+    # The next generation's first step is not saved; it saves one every ``memory_every`` steps.
     saving_s = (2 + active.generation.memory_every) * running_step_s(active)
     starting_s = adopted_start_s(options, active.generation)
     return options.plan_s + stop_s(options, active) + starting_s + saving_s
@@ -127,9 +127,9 @@ def _why_kept(giver: State, since: float) -> str:
     return ""
 
 
-def _taken_back(parts: Parts, handover: Handover, ids: tuple[NodeId, ...], why: str) -> PartsChange:
+def _take_back(parts: Parts, handover: Handover, ids: tuple[NodeId, ...], why: str) -> PartsChange:
     now = parts.first.now
-    parts = _marked(parts, ids, None)
+    parts = _mark(parts, ids, None)
     too_few = {**parts.too_few, handover.to: nodes_in_all(parts)}
     parts = replace(parts, handover=None, dealt_at=now, too_few=too_few)
     if not ids:
@@ -148,34 +148,34 @@ def _is_free(parts: Parts, id_: NodeId) -> bool:
 
 def _with_new_part(parts: Parts, job: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Give a queued job a part of its own, in which the rules make it the active one."""
-    parts, nodes, commands = _without_nodes(parts, ids)
+    parts, nodes, commands = _take_out_nodes(parts, ids)
     first = parts.first
     part = replace(
         first,
         nodes=Nodes(),
         jobs={job: replace(first.jobs[job], part=tuple(sorted(nodes)), coming=())},
-        generations=_only(first.generations, job),
-        durables=_only(first.durables, job),
-        rollbacks=_only(first.rollbacks, job),
+        generations=_pick(first.generations, job),
+        durables=_pick(first.durables, job),
+        rollbacks=_pick(first.rollbacks, job),
         active=None,
     )
     first = replace(
         first,
-        jobs=_but(first.jobs, job),
-        generations=_but(first.generations, job),
-        durables=_but(first.durables, job),
-        rollbacks=_but(first.rollbacks, job),
+        jobs=_leave_out(first.jobs, job),
+        generations=_leave_out(first.generations, job),
+        durables=_leave_out(first.durables, job),
+        rollbacks=_leave_out(first.rollbacks, job),
     )
-    others = {**parts.others, job: _with_nodes(part, nodes)}
+    others = {**parts.others, job: _add_nodes(part, nodes)}
     return PartsChange(replace(parts, first=first, others=others), commands)
 
 
-def _moved(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
+def _move(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     """Move nodes to a part; each record that is written is right by itself."""
-    parts, nodes, commands = _without_nodes(parts, ids)
+    parts, nodes, commands = _take_out_nodes(parts, ids)
     if to not in parts.others:
-        return PartsChange(replace(parts, first=_with_nodes(parts.first, nodes)), commands)
-    receiver = _with_nodes(parts.others[to], nodes)
+        return PartsChange(replace(parts, first=_add_nodes(parts.first, nodes)), commands)
+    receiver = _add_nodes(parts.others[to], nodes)
     named = parts.others[to].jobs[to].part or ()
     kept = {id_ for id_ in named if id_ in receiver.nodes}  # Others were lost and are forgotten.
     record = replace(receiver.jobs[to], part=tuple(sorted({*kept, *nodes})))
@@ -183,7 +183,7 @@ def _moved(parts: Parts, to: JobId, ids: tuple[NodeId, ...]) -> PartsChange:
     return PartsChange(parts.with_part(to, receiver), (*commands, *written))
 
 
-def _without_nodes(
+def _take_out_nodes(
     parts: Parts, ids: tuple[NodeId, ...]
 ) -> tuple[Parts, Nodes, tuple[Command, ...]]:
     """Take nodes out of their parts: no record names them then, and the first part may have them.
@@ -194,7 +194,7 @@ def _without_nodes(
     for key in dict.fromkeys(parts.key_of(id_) for id_ in ids):
         giver = parts.of_job(key)
         nodes.update((id_, giver.nodes[id_]) for id_ in ids if id_ in giver.nodes)
-        giver = replace(giver, nodes=Nodes(_but(giver.nodes, *ids)))
+        giver = replace(giver, nodes=Nodes(_leave_out(giver.nodes, *ids)))
         if key is not None:
             job = giver.jobs[key]
             left = tuple(id_ for id_ in job.part or () if id_ not in ids)
@@ -204,8 +204,8 @@ def _without_nodes(
     return parts, nodes, tuple(commands)
 
 
-def _with_nodes(part: State, nodes: Mapping[NodeId, Node]) -> State:
-    """Add nodes, each as one that is new: nothing holds of it that was so for another job."""
+def _add_nodes(part: State, nodes: Mapping[NodeId, Node]) -> State:
+    """Add nodes as new ones: what was known of them for another job no longer holds."""
     fresh = {
         id_: replace(node, workers=UNTROUBLED, exclusion=replace(node.exclusion, yields_since=None))
         for id_, node in nodes.items()
@@ -217,8 +217,8 @@ def _with_nodes(part: State, nodes: Mapping[NodeId, Node]) -> State:
     return replace(part, active=replace(part.active, asked=asked))
 
 
-def _marked(parts: Parts, ids: Iterable[NodeId], since: float | None) -> Parts:
-    """Let nodes drain for a handover; ``None``: no more."""
+def _mark(parts: Parts, ids: Iterable[NodeId], since: float | None) -> Parts:
+    """Let nodes drain for a handover since that moment; ``None``: they no longer drain."""
     for key in dict.fromkeys(parts.key_of(id_) for id_ in ids):
         part = parts.of_job(key)
         marked = {}
@@ -235,9 +235,9 @@ def _names(parts: Parts, ids: Iterable[NodeId]) -> str:
     return first_few([parts.of_node(id_).nodes[id_].record.name for id_ in ids], ", ")
 
 
-def _only(records: Mapping[K, V], key: K) -> dict[K, V]:
+def _pick(records: Mapping[K, V], key: K) -> dict[K, V]:
     return {key: records[key]} if key in records else {}
 
 
-def _but(records: Mapping[K, V], *keys: K) -> dict[K, V]:
+def _leave_out(records: Mapping[K, V], *keys: K) -> dict[K, V]:
     return {key: value for key, value in records.items() if key not in keys}

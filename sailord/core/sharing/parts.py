@@ -37,9 +37,9 @@ class Parts:
     others: Mapping[JobId, State] = field(default_factory=dict)
     handover: Handover | None = None
     dealt_at: float = 0.0
-    """When nodes last changed hands, or a handover was taken back, ..."""
+    """When nodes last changed hands, or a handover was taken back."""
     looked_at: float = 0.0
-    """... and when it was last looked for what should."""
+    """When it was last looked for what should change hands."""
     too_few: Mapping[JobId, int] = field(default_factory=dict)
     """Jobs that did not get what they should have, and how many nodes there were in all.
 

@@ -69,7 +69,7 @@ def best_handover(stakes: Mapping[JobId, Stake], kinds: Kinds) -> Wanted | None:
     """Return the job that gains most from other nodes, and which; ``None``: a move costs more."""
     gains: dict[Wanted, tuple[bool, float]] = {}
     for receiver, all_nodes in exchanges(stakes, kinds).items():
-        nodes = _to_spare(stakes, all_nodes)
+        nodes = _select_spare(stakes, all_nodes)
         gain = _gain_of(stakes, kinds, receiver, frozenset(nodes))
         if nodes and gain is not None:
             gains[receiver, nodes] = gain
@@ -79,7 +79,7 @@ def best_handover(stakes: Mapping[JobId, Stake], kinds: Kinds) -> Wanted | None:
 def exchanges(stakes: Mapping[JobId, Stake], kinds: Kinds) -> Mapping[JobId, tuple[NodeId, ...]]:
     """Return what each job should get: the best exchange of one node, until none gains."""
     hands = {id_: [*stake.nodes] for id_, stake in stakes.items()}
-    while found := [*_single(stakes, kinds, hands)]:
+    while found := [*_list_single_exchanges(stakes, kinds, hands)]:
         best = max(found, key=lambda each: each.gain)
         if best.gain < (False, NOISE):
             break
@@ -92,7 +92,7 @@ def exchanges(stakes: Mapping[JobId, Stake], kinds: Kinds) -> Mapping[JobId, tup
     return {id_: nodes for id_, nodes in got.items() if nodes}
 
 
-def _single(
+def _list_single_exchanges(
     stakes: Mapping[JobId, Stake], kinds: Kinds, hands: Mapping[JobId, list[NodeId]]
 ) -> Iterator[_Exchange]:
     has = {
@@ -102,7 +102,7 @@ def _single(
     for giver, stake in stakes.items():
         if not stake.gives or len(hands[giver]) <= stake.kept:
             continue
-        # Of nodes of one kind the last one stays in the table: the first one that it would give.
+        # Of each kind this keeps the first node that the job would give.
         for kind, node in {kinds[node]: node for node in reversed(hands[giver])}.items():
             loss = stake.gain(has[giver], has[giver] - stake.worth([kind]))
             for receiver, other in stakes.items():
@@ -112,7 +112,7 @@ def _single(
                     yield _Exchange((is_first, gain + loss), giver, receiver, node)
 
 
-def _to_spare(stakes: Mapping[JobId, Stake], nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+def _select_spare(stakes: Mapping[JobId, Stake], nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """Leave out what a job can give only once others have given to it."""
     for stake in stakes.values():
         given = [node for node in nodes if node in stake.nodes]

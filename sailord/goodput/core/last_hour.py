@@ -9,9 +9,9 @@ from sailord.goodput.core.ledger import Account, Ledger
 from sailord.goodput.core.shares import difference
 
 EVERY_US = 60_000_000
-"""So far apart are the ledgers that are remembered, ..."""
+"""The time between two ledgers that are remembered."""
 KEPT = 61
-"""... and so many of them: an hour and the minute that has begun."""
+"""Ledgers that are remembered: those of an hour, and of the minute that has begun."""
 HOUR_US = 60 * EVERY_US
 MINUTES_US = 10 * EVERY_US
 """The last minutes, of which people ask when something has just happened."""

@@ -128,9 +128,9 @@ class Ledger:
     billed_us: int = 0
     bill_us: int = 0
     job: JobId | None = None
-    """The job that had the cluster at the last sample, ..."""
+    """The job that had what no other job had at the last sample."""
     beside: tuple[OtherJobLoads, ...] = ()
-    """... but for what others had."""
+    """What the other jobs had at the last sample."""
 
     @property
     def ahead_us(self) -> int:
@@ -162,7 +162,7 @@ def fold(ledger: Ledger, sample: UsageSample) -> Ledger:
             loads=sample.loads,
             step=sample.step,
             step_since_us=at_us,
-            reached=_reached(None, sample.step),
+            reached=_raise_highest(None, sample.step),
             bill_from_usd=sample.bill_usd,
             bill_from_us=sample.bill_gpu_us,
             job=sample.job,
@@ -184,9 +184,9 @@ def fold(ledger: Ledger, sample: UsageSample) -> Ledger:
         until_us=at_us,
         accounts=books.accounts(),
         loads=sample.loads,
-        step=_later(ledger.step, sample.step),
+        step=_advance_step(ledger.step, sample.step),
         step_since_us=step_since_us,
-        reached=_reached(ledger.reached, sample.step),
+        reached=_raise_highest(ledger.reached, sample.step),
         job=sample.job,
         beside=sample.beside,
     )
@@ -353,8 +353,8 @@ class _Rest:
         self.unpriced -= unpriced
 
 
-def _later(before: StepProgress | None, after: StepProgress | None) -> StepProgress | None:
-    """The new step; a new leader that has no report yet does not go back."""
+def _advance_step(before: StepProgress | None, after: StepProgress | None) -> StepProgress | None:
+    """Return the new step; a new leader that has no report yet does not go back."""
     if before is None or after is None:
         return after
     if (before.job, before.generation) != (after.job, after.generation):
@@ -362,7 +362,7 @@ def _later(before: StepProgress | None, after: StepProgress | None) -> StepProgr
     return replace(after, number=max(before.number, after.number))
 
 
-def _reached(before: HighestStep | None, step: StepProgress | None) -> HighestStep | None:
+def _raise_highest(before: HighestStep | None, step: StepProgress | None) -> HighestStep | None:
     if step is None:
         return before
     if before is None or before.job != step.job:

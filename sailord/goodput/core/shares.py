@@ -23,7 +23,7 @@ DAY_US = 86_400_000_000
 NO_JOB = ""
 """The name of the share without a job."""
 TINY_USD = 1e-12
-"""What subtracting floats may leave of nothing."""
+"""A smaller difference of two floats is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def divided(shares: Shares, old: Ledger, new: Ledger) -> Shares:
     for job, part in booked_beside(old, new):
         _book(found, ("job", job), part, old, new)
         delta = difference(delta, part)
-    # The last one, as the step under way is its own.
+    # Booked last: what is left is of the first part's job, as is the step under way.
     _book(found, ("job", old.job or NO_JOB), delta, old, new)
     return found
 
@@ -65,7 +65,7 @@ def divided(shares: Shares, old: Ledger, new: Ledger) -> Shares:
 def resumed(shares: Iterable[Share], ledger: Ledger) -> Shares:
     """The stored shares for a new leader.
 
-    An older sailord books on the ledger alone: then the step under way is none that they know.
+    An older sailord books on the ledger alone: then these shares lack its step under way.
     """
     found = {each.key: each for each in shares}
     if max((each.until_us for each in found.values()), default=0) == ledger.until_us:
@@ -74,7 +74,7 @@ def resumed(shares: Iterable[Share], ledger: Ledger) -> Shares:
 
 
 def too_many(shares: Shares) -> frozenset[ShareKey]:
-    """The shares that are not kept: the oldest of each kind beyond its number."""
+    """The shares that are not kept: the oldest of each kind beyond ``KEPT_MAX``."""
     found: list[ShareKey] = []
     for kind, most in KEPT_MAX.items():
         found += [each.key for each in newest_first(shares, kind)[most:]]
@@ -95,7 +95,7 @@ def rest_of(shares: Shares, kind: ShareKind, ledger: Ledger) -> tuple[Account, .
 
 def difference(some: Iterable[Account], others: Iterable[Account]) -> tuple[Account, ...]:
     """Accounts less others, by cause; without those that are empty."""
-    return _total([*some, *(_scaled(each, -1, 1) for each in others)])
+    return _total([*some, *(_scale(each, -1, 1) for each in others)])
 
 
 def _book(
@@ -124,7 +124,7 @@ def _by_day(
     midnight = max((from_us // DAY_US + 1) * DAY_US, kept_us)
     while midnight < until_us:
         share = midnight - from_us, until_us - from_us
-        upto = tuple(_scaled(each, *share) for each in delta)
+        upto = tuple(_scale(each, *share) for each in delta)
         yield _day(midnight - 1), difference(upto, booked)
         booked, midnight = upto, midnight + DAY_US
     yield _day(max(until_us - 1, from_us)), difference(delta, booked)
@@ -134,7 +134,7 @@ def _day(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // 1_000_000, UTC).date().isoformat()
 
 
-def _scaled(each: Account, part: int, whole: int) -> Account:
+def _scale(each: Account, part: int, whole: int) -> Account:
     return Account(
         each.cause,
         each.gpu_us * part // whole,

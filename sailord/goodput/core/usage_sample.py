@@ -141,7 +141,7 @@ def sample_usage(
     step = _step_of(state, active) if active is not None and goes_on else None
     bills = renting.bill_usd, renting.bill_gpu_us
     job = None if active is None else active.job
-    return UsageSample(state.now, loads, step, _ended_by(active), *bills, job)
+    return UsageSample(state.now, loads, step, _cause_of_end(active), *bills, job)
 
 
 def with_other_jobs(sample: UsageSample, others: Iterable[UsageSample]) -> UsageSample:
@@ -151,7 +151,7 @@ def with_other_jobs(sample: UsageSample, others: Iterable[UsageSample]) -> Usage
     )
     sums: dict[Cause, CauseLoad] = {each.cause: each for each in sample.loads}
     for load in (load for each in beside for load in each.loads):
-        sums[load.cause] = _added(sums.get(load.cause, CauseLoad(load.cause, 0)), load)
+        sums[load.cause] = _add_loads(sums.get(load.cause, CauseLoad(load.cause, 0)), load)
     return replace(sample, loads=tuple(load for _, load in sorted(sums.items())), beside=beside)
 
 
@@ -161,7 +161,7 @@ def _all_training(loads: Iterable[CauseLoad]) -> tuple[CauseLoad, ...]:
     )
 
 
-def _added(known: CauseLoad, load: CauseLoad) -> CauseLoad:
+def _add_loads(known: CauseLoad, load: CauseLoad) -> CauseLoad:
     return CauseLoad(
         known.cause,
         known.gpus + load.gpus,
@@ -246,10 +246,12 @@ def _cause_of_node(
     active, report = state.active, node.report
     if id_ in members and active is not None:
         if goes_on:
-            is_parked = isinstance(active.phase, Stopping) and _taking(active, report) == "stopped"
+            is_parked = (
+                isinstance(active.phase, Stopping) and _find_taking(active, report) == "stopped"
+            )
             return "moving_quiesce" if is_parked else IN_STEP
         if isinstance(active.phase, Starting):
-            return _BY_TAKING[_taking(active, report)]
+            return _BY_TAKING[_find_taking(active, report)]
         return by_phase
     if node.absent_since is not None:
         return "lost"
@@ -267,7 +269,7 @@ def _cause_of_node(
     return "unused"
 
 
-def _taking(active: Active, report: Report | None) -> str:
+def _find_taking(active: Active, report: Report | None) -> str:
     record = active.generation
     if report is None or record is None or not report.speaks_of(record):
         return "idle"
@@ -315,7 +317,7 @@ def _compute(
     return sum(seconds), slow_s
 
 
-def _ended_by(active: Active | None) -> Cause:
+def _cause_of_end(active: Active | None) -> Cause:
     """Return the cause for a step that never ended: stopped on order, or lost."""
     if active is None or isinstance(active.phase, Opening | Closing | Starting):
         return "moving_quiesce"

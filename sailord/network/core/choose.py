@@ -24,9 +24,10 @@ from sailord.network.core.model import (
 FLOWS_MAX = 8
 HOUR_S = 3600.0
 RETRY_S = 10.0
-"""After a failure of a pair of nodes or an answer that is not believed; doubled each time ..."""
+"""Pause after a failure of a pair of nodes or an answer that is not believed; it doubles each
+time."""
 RETRY_S_MAX = 600.0
-"""... up to this."""
+"""The longest such pause."""
 PARTNERS = 6
 """Nodes of each end that are considered for one question."""
 LOOK_S, LOOK_TRAINING_S = 0.25, 2.0
@@ -64,10 +65,10 @@ def open_questions(
     ``since``: when a round was ordered, which wants one newer answer to each; ``None``: on
     schedule.
     """
-    return [question for question, _ in _open(candidates, known, policy, now, since)]
+    return [question for question, _ in _find_open(candidates, known, policy, now, since)]
 
 
-def _open(
+def _find_open(
     candidates: Iterable[Candidate],
     known: PastMeasurements,
     policy: NetworkPolicy,
@@ -115,7 +116,7 @@ def choose(
     sites = _by_site(candidates, known.liars)
     used = _last_used(known)
     waits = _blocked_until(known)
-    for question, done in _open(candidates, known, policy, now, since):
+    for question, done in _find_open(candidates, known, policy, now, since):
         pair = _pair(question, done, sites, used, waits, now)
         if pair is not None:
             gentle = any(node.is_training for node in pair)

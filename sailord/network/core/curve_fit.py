@@ -19,9 +19,9 @@ class FitPoint:
     size_bytes: int
     seconds: float
     low_s: float
-    """Nine of ten transfers take between this ..."""
+    """Nine of ten transfers take between this and ``high_s``."""
     high_s: float
-    """... and this."""
+    """The upper end of that band."""
     is_measured: bool
     """If not, it follows from the rate of the largest size that was."""
 
@@ -71,7 +71,7 @@ def _fit(question: CurveToMeasure, found: Sequence[Measurement]) -> FittedCurve:
     return FittedCurve(
         question,
         round_trip_s,
-        (*points, *_beyond(points[-1], round_trip_s)),
+        (*points, *_extend(points[-1], round_trip_s)),
         len(found),
         len({(each.sender, each.receiver) for each in found}),
         max(each.at for each in found),
@@ -102,7 +102,7 @@ def _seconds_per_byte(last: FitPoint, round_trip_s: float) -> float:
     return max(last.seconds - round_trip_s / 2, last.seconds / 2) / last.size_bytes
 
 
-def _beyond(last: FitPoint, round_trip_s: float) -> list[FitPoint]:
+def _extend(last: FitPoint, round_trip_s: float) -> list[FitPoint]:
     """Return the sizes that took too long to measure."""
     each_s = _seconds_per_byte(last, round_trip_s)
     found = []

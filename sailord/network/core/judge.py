@@ -21,7 +21,8 @@ PAUSE_S = 0.01
 ROUND_TRIP_S_MAX = 30.0
 SECONDS_MIN, SECONDS_MAX = 1e-9, 3600.0
 FLAGGED_MIN = 2
-"""A node with so many flagged reports, and more than half of them, is a liar."""
+"""A node is a liar if at least this many of its reports, and more than half of them, are
+flagged."""
 
 OF_A_LIAR = "reported by a node most of whose reports are absurd"
 
@@ -50,11 +51,11 @@ def judge(
     measurements: Sequence[Measurement], nic_bytes_per_s: Callable[[Site], float | None]
 ) -> Verdict:
     """Sort out measurements; ``nic_bytes_per_s`` returns the rate of a site's nodes, if known."""
-    suspected = _flagged(measurements, nic_bytes_per_s)
+    suspected = _find_flagged(measurements, nic_bytes_per_s)
     liars = _liars(measurements, [each for each in suspected if each.is_blamed])
     # Without the liars, those whom only they contradict are believed.
     honest = [each for each in measurements if each.sender not in liars]
-    flagged = _flagged(honest, nic_bytes_per_s)
+    flagged = _find_flagged(honest, nic_bytes_per_s)
     unused = {id(each.measurement) for each in flagged}
     reasons = {id(each.measurement): each for each in suspected}
     for each in measurements:
@@ -65,21 +66,21 @@ def judge(
     return Verdict(good, tuple(flagged), liars)
 
 
-def _flagged(
+def _find_flagged(
     measurements: Sequence[Measurement], nic_bytes_per_s: Callable[[Site], float | None]
 ) -> list[RejectedMeasurement]:
     flagged: list[RejectedMeasurement] = []
     sane: list[Measurement] = []
     for each in measurements:
-        why = _absurd(each, nic_bytes_per_s)
+        why = _why_absurd(each, nic_bytes_per_s)
         if why:
             flagged.append(RejectedMeasurement(each, why))
         else:
             sane.append(each)
-    return [*flagged, *_unlike_others(sane).values()]
+    return [*flagged, *_find_outliers(sane).values()]
 
 
-def _absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) -> str:
+def _why_absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) -> str:
     """Return what cannot be true of a single measurement."""
     if not 0 < each.round_trip_s <= ROUND_TRIP_S_MAX:
         return f"a round trip of {each.round_trip_s:g} s"
@@ -104,7 +105,7 @@ def _absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) 
     return ""
 
 
-def _unlike_others(sane: Sequence[Measurement]) -> dict[int, RejectedMeasurement]:
+def _find_outliers(sane: Sequence[Measurement]) -> dict[int, RejectedMeasurement]:
     """Return the measurements that most other nodes contradict by an order of magnitude.
 
     Times are compared among those that answer the same question, round trips among those between

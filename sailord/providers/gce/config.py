@@ -300,7 +300,7 @@ def _words(table: Table, key: str, *, required: bool = False) -> tuple[str, ...]
     return table.value(key, accept, default=(), required=required)
 
 
-def _matching(pattern: re.Pattern[str], cure: str) -> Callable[[object], str]:
+def _accept_matching(pattern: re.Pattern[str], cure: str) -> Callable[[object], str]:
     def accept(value: object) -> str:
         if not isinstance(value, str) or not pattern.match(value):
             raise InvalidValue(f"is {quote(value)}", cure)
@@ -309,15 +309,15 @@ def _matching(pattern: re.Pattern[str], cure: str) -> Callable[[object], str]:
     return accept
 
 
-_PROJECT = _matching(PROJECT, "give the project's ID, as `gcloud projects list` does")
-_STORE = _matching(
+_PROJECT = _accept_matching(PROJECT, "give the project's ID, as `gcloud projects list` does")
+_STORE = _accept_matching(
     re.compile("etcd://"), "give etcd://HOST:PORT, since instances reach no other store"
 )
-_SECRET = _matching(
+_SECRET = _accept_matching(
     SECRET, "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
 )
-_RESERVATION = _matching(
+_RESERVATION = _accept_matching(
     re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?\Z"),
     "give the reservation's name, as `gcloud compute reservations list` shows it",
 )
-_PACKAGE = _matching(PACKAGE, "pin a wheel: sailor[worker]@gs://BUCKET/NAME.whl#sha256=SUM")
+_PACKAGE = _accept_matching(PACKAGE, "pin a wheel: sailor[worker]@gs://BUCKET/NAME.whl#sha256=SUM")

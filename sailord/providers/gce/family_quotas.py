@@ -34,9 +34,9 @@ class FamilyLimits:
     by_family: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By region and family; infinite: no limit."""
     trouble: str = ""
-    """Why they could not be read, ..."""
+    """Why they could not be read."""
     cure: str = ""
-    """... and what helps."""
+    """What helps, if they could not be read."""
 
     def limit(self, region: str, family: str | None) -> float | None:
         """Return the limit of a family in a region; ``None``: unknown."""

@@ -87,14 +87,14 @@ async def read(api: GceClient, config: GceConfig) -> WaitingRequests:
 
 
 def _refusal(one: Any) -> Refused:
-    errors = list(_told(one.status.error.errors)) or list(
-        _told(one.status.last_attempt.error.errors)
+    errors = list(_read_errors(one.status.error.errors)) or list(
+        _read_errors(one.status.last_attempt.error.errors)
     )
     failure = gce_error(0, errors, message=f"the request ended as {one.state.lower()}")
     return Refused(one.description, failure.kind, failure.text)
 
 
-def _told(errors: Iterable[Any]) -> Iterable[tuple[str, str]]:
+def _read_errors(errors: Iterable[Any]) -> Iterable[tuple[str, str]]:
     return ((error.code, error.message) for error in errors)
 
 

@@ -96,7 +96,7 @@ async def _check_firewalls(
         policies = told.firewall_policys
         asked = tiers(own, policies, config.network, account, order=order, region=region)
         for what, source, wanted, is_node in ways:
-            for problem in _closed(config, asked, what, source, wanted, is_node=is_node):
+            for problem in _find_closed(config, asked, what, source, wanted, is_node=is_node):
                 # Policies have more kinds of rules than are understood here.
                 regions.setdefault((problem, not policies), []).append(region)
     for (problem, is_mistake), found in regions.items():
@@ -104,7 +104,7 @@ async def _check_firewalls(
         yield replace(problem, what=f"{problem.what} to nodes{where}"), is_mistake
 
 
-def _closed(
+def _find_closed(
     config: GceConfig,
     asked: Sequence[Tier],
     what: str,

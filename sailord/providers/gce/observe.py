@@ -46,7 +46,7 @@ def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalog
     items = {item.key: item.value for item in resource.metadata.items}
     told = items.get(REQUEST_LABEL) or labels.get(REQUEST_LABEL, "")
     request = requests.get(told, told) or requests.get(resource.name.rpartition("-")[0], "")
-    zone = _last(resource.zone)
+    zone = _last_part(resource.zone)
     created_at = parse_time(resource.creation_timestamp)
     run_s = resource.scheduling.max_run_duration.seconds
     return Instance(
@@ -64,11 +64,11 @@ def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalog
 def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Catalogue) -> Pool:
     model = resource.scheduling.provisioning_model
     spot, flex = model == "SPOT", model == "FLEX_START"
-    name = labels.get(MACHINE_LABEL) or _last(resource.machine_type)
+    name = labels.get(MACHINE_LABEL) or _last_part(resource.machine_type)
     cards = resource.guest_accelerators
     # Google lists the GPUs of all types; only those of ``n1`` are not in the type's own name.
     if cards and MACHINE_LABEL not in labels and name.startswith("n1-"):
-        kind = _last(cards[0].accelerator_type).removeprefix("nvidia-tesla-")
+        kind = _last_part(cards[0].accelerator_type).removeprefix("nvidia-tesla-")
         name = f"{name}-{kind}-{cards[0].accelerator_count}"
     try:
         machine = catalogue.machine(name)
@@ -115,13 +115,13 @@ def read_aggregated(pages: Iterable[Any], what: str) -> tuple[list[Any], tuple[s
     found: list[Any] = []
     unseen: set[str] = set()
     for page in pages:
-        unseen.update(_last(scope) for scope in page.unreachables)
+        unseen.update(_last_part(scope) for scope in page.unreachables)
         for scope, inner in page.items.items():
             found += getattr(inner, what)
             if inner.warning.code and inner.warning.code != "NO_RESULTS_ON_PAGE":
-                unseen.add(_last(scope))
+                unseen.add(_last_part(scope))
     return found, tuple(sorted(unseen))
 
 
-def _last(link: str) -> str:
+def _last_part(link: str) -> str:
     return link.rpartition("/")[2]

@@ -170,13 +170,13 @@ class GceProvider(Provider):
                 return InDoubt(ask.request_id, failure.text)
             # The names are ours: this request succeeded before.
             is_repeated = failure.status == CONFLICT or "already exists" in failure.text
-            return await self._outcome(ask, failure) if is_repeated else self._refused(ask, failure)
+            return await self._outcome(ask, failure) if is_repeated else self._refuse(ask, failure)
         try:
             refusal = await self._settle(ask.pool.zone, operation)
             if grouped and refusal is None:
                 refusal = await instance_groups.wait_created(self._api, config, ask)
         except GceError as failure:
-            return InDoubt(ask.request_id, self._told(failure))
+            return InDoubt(ask.request_id, self._explain(failure))
         except _OperationTimeoutError as error:
             return InDoubt(ask.request_id, str(error))
         return await self._outcome(ask, refusal)
@@ -188,7 +188,7 @@ class GceProvider(Provider):
             if failure.is_transient:
                 return InDoubt(ask.request_id, failure.text)
             if failure.status != CONFLICT:  # Its name is ours: it was put there before.
-                return self._refused(ask, failure)
+                return self._refuse(ask, failure)
         return Queued(ask.request_id)
 
     async def cancel(self, ask: InstanceRequest) -> str:
@@ -196,7 +196,7 @@ class GceProvider(Provider):
         try:
             await flex_start.cancel(self._api, self._config, ask)
         except GceError as failure:
-            return self._told(failure)
+            return self._explain(failure)
         return ""
 
     async def _order(self, ask: InstanceRequest) -> Any:
@@ -259,18 +259,18 @@ class GceProvider(Provider):
                 filter=f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"',
             )
         except GceError as failure:
-            return InDoubt(ask.request_id, self._told(failure))
+            return InDoubt(ask.request_id, self._explain(failure))
         found = [one for page in pages for one in page.items if one.name in names]
         made = tuple(self._instance(one) for one in found)
         self._seen |= {instance.id: instance for instance in made}
         if refusal is not None and not made:
-            return self._refused(ask, refusal)
+            return self._refuse(ask, refusal)
         return Granted(ask.request_id, made)
 
-    def _refused(self, ask: InstanceRequest, failure: GceError) -> Refused:
-        return Refused(ask.request_id, failure.kind, self._told(failure), failure.retry_after_s)
+    def _refuse(self, ask: InstanceRequest, failure: GceError) -> Refused:
+        return Refused(ask.request_id, failure.kind, self._explain(failure), failure.retry_after_s)
 
-    def _told(self, failure: GceError) -> str:
+    def _explain(self, failure: GceError) -> str:
         cure = cure_of(failure, self._config)
         return f"{failure.text}; {cure}" if cure else failure.text
 
@@ -304,7 +304,7 @@ class GceProvider(Provider):
                     return None
             await self._api.call("Instances", "delete_unary", **one)
         except GceError as failure:
-            return None if failure.status == NOT_FOUND else self._told(failure)
+            return None if failure.status == NOT_FOUND else self._explain(failure)
         return None
 
     async def _is_removed(self, pool: Pool, name: str) -> bool:

@@ -83,7 +83,7 @@ def resize_request_body(ask: InstanceRequest, config: GceConfig) -> dict[str, An
 def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     pool = ask.pool
     machine, card, cards = machine_shape(pool.machine)
-    labels = {  # Of the instance and of its disk.
+    labels = {  # The instance and its disk have these.
         CLUSTER_LABEL: config.cluster_name,
         REQUEST_LABEL: request_uuid(ask.request_id),
         MACHINE_LABEL: pool.machine,

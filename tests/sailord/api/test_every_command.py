@@ -105,7 +105,7 @@ def has_ended(name: str) -> Callable[[Cluster], bool]:
     return lambda cluster: cluster.head.ask("GET", f"/v1/jobs/{name}")[1]["state"] == "cancelled"
 
 
-def is_stays(cluster: Cluster) -> bool:
+def is_at_rest(cluster: Cluster) -> bool:
     """Nothing is on its way: all nodes stay, and the job runs."""
     return not cluster.head.status()["leaving"] and runs(cluster)
 
@@ -148,13 +148,13 @@ LINES = (
     Line("uncordon b --json"),
     Line("drain b --reason bolts", "drain b: ordered", runs),
     Line("withdraw b", "withdraw b: ordered"),
-    Line("drain b --json", first=is_stays),
+    Line("drain b --json", first=is_at_rest),
     Line("withdraw b --json"),
-    Line("preempt b --notice 3600", "b will be preempted in 60 min", is_stays),
+    Line("preempt b --notice 3600", "b will be preempted in 60 min", is_at_rest),
     Line("withdraw b"),
-    Line("preempt b --notice 3600 --json", first=is_stays),
+    Line("preempt b --notice 3600 --json", first=is_at_rest),
     Line("withdraw b"),
-    *both("checkpoint rollback j {step}", "rollback of j to step", is_stays),
+    *both("checkpoint rollback j {step}", "rollback of j to step", is_at_rest),
     Line("pause j", "pause j: ordered", runs),
     Line("resume j", "resume j: ordered", is_paused("j")),
     Line("budget j 25", "budget j: ordered, at most $25.00 in all"),

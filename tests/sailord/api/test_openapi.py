@@ -86,7 +86,7 @@ NAMED = (
 
 @pytest.mark.parametrize("path", NAMED)
 def test_existing_resources_match_their_schemas(path, trained, api):
-    """Chance would hardly guess the names of what is there."""
+    """Random requests hardly guess the names of what is there."""
     import jsonschema  # noqa: PLC0415 - a test of its own
 
     document = json.loads(json.dumps(api.raw_schema))

@@ -89,7 +89,7 @@ def test_a_signed_notice_is_told_with_its_time_its_reason_and_its_origin(head):
 
 
 def test_a_notice_of_a_machine_that_is_no_node_is_no_event(head, pubsub_key):
-    """A log sink sends those of the whole project."""
+    """A log sink sends the notices of the whole project."""
     before = len(told_of(head, "Pub/Sub"))
     taken = push(head, pushed("elsewhere", "m9"), token(pubsub_key))
     assert taken == (202, {"accepted": 1, "new": 1})

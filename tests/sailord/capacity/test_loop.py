@@ -99,7 +99,7 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
     assert all((e.kind, e.target) == ("pause", "job") and "no plan" in e.reason for e in given)
 
 
-def test_what_one_job_may_not_spend_pauses_no_other():
+def test_a_spent_budget_of_one_job_pauses_no_other_job():
     """The first one has ended since."""
     given = []
 
@@ -151,7 +151,8 @@ def test_a_provider_notice_drains_the_node_under_one_id():
 
 
 def test_an_instance_that_is_replaced_before_its_end_is_drained_at_once():
-    """As by an operator: a notice would let the job train there until shortly before."""
+    """It is drained as by an operator: a notice would let the job train there until shortly
+    before."""
     given = []
 
     async def play() -> None:
@@ -300,7 +301,7 @@ def test_a_question_to_the_planner_ends_with_its_job():
     assert asked == ["abandoned"]
 
 
-def test_what_the_last_job_wanted_is_given_up_while_the_next_one_has_no_plan():
+def test_instances_of_the_last_job_are_given_up_while_the_next_one_has_no_plan():
     answers = [CapacityAnswer((2,), "two"), CapacityAnswer(None, "no plan fits"), ValueError("bug")]
 
     class Planner:

@@ -18,7 +18,7 @@ from tests.sailord.capacity.core.story import A, B, instance
 JOB, OTHER = JobId("job"), JobId("other")
 
 
-def test_deadlines_are_nobodys_until_the_loop_watches_one() -> None:
+def test_no_deadline_counts_as_watched_before_the_loop_watches_it() -> None:
     rented, nothing = RentedNow(), list[Any]([None])
     keeps_deadline = rented.keeps_deadline
     assert not keeps_deadline(JOB)

@@ -1,4 +1,4 @@
-"""One operation on a job's storage at a time, and none that hangs without a word."""
+"""One operation on a job's storage at a time; one that hangs fails with the reason."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sailord.checkpoints.object_storage import (
     Damaged,
     Missing,
     StorageError,
-    _converted,
+    _convert,
     open_storage,
 )
 from simulator.documents.problems import InputError
@@ -82,7 +82,7 @@ def test_partial_object_of_an_earlier_attempt_is_replaced(tmp_path):
     ],
 )
 def test_backend_error_becomes_a_message_with_place_and_cause(uri, error, kind, said):
-    told = _converted(f"{uri}/o", "written", uri, error)
+    told = _convert(f"{uri}/o", "written", uri, error)
     assert type(told) is kind
     assert said in str(told)
     assert f"{uri}/o cannot be written" in str(told)

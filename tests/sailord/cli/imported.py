@@ -15,7 +15,7 @@ OURS = {
 }
 """What it may import of ours, besides modules of ``sailord.cli`` and ``sailord.text``."""
 SLOW = {"asyncio", "multiprocessing", "concurrent", "importlib.metadata", "tomllib", "zipfile"}
-"""Of the standard library, what it does without."""
+"""Modules of the standard library that it must not import."""
 
 
 def modules_of(*arguments: str) -> set[str]:

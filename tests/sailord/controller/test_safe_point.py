@@ -14,7 +14,7 @@ from tests.sailord.core.sharing_states import OTHER, act, both_train, of_kind
 from tests.sailord.core.states import JOB, NOW
 
 
-def test_once_the_first_job_has_ended_it_is_that_of_the_other():
+def test_safe_point_is_of_the_second_job_once_the_first_has_ended():
     parts, commands = act(both_train(), OrderGiven(NOW + 2, Order("o", "cancel", JOB)))
     closed = [each.record for each in of_kind(WriteGeneration, commands)][-1]
     parts, _ = act(parts, GenerationWritten(NOW + 3, closed))

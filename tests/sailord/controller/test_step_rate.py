@@ -23,7 +23,7 @@ def seen_at(now: float, step: int, job: str, number: int) -> State:
     )
 
 
-def test_the_mean_of_the_steps_after_the_first() -> None:
+def test_speed_is_the_mean_of_the_steps_after_the_first() -> None:
     pace = StepRate()
     for now, step in [(0.0, 1), (5.0, 10), (7.0, 12)]:
         pace.observe(seen_at(now, step, "one", 1))

@@ -104,7 +104,7 @@ def both_train() -> Parts:
 
 
 def three(sizes: tuple[int, int, int], weights: tuple[float, float, float]) -> Parts:
-    """Three jobs that train, each on so many nodes."""
+    """Three jobs that train, each on its number of nodes."""
     ids = tuple(NodeId(f"n{number:02}") for number in range(sum(sizes)))
     first, second, third = ids[: sizes[0]], ids[sizes[0] : -sizes[2]], ids[-sizes[2] :]
     jobs = (

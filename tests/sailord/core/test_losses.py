@@ -209,7 +209,7 @@ def test_stop_deadline_restores_from_memory() -> None:
 
 
 def lost(after: State) -> dict[str, str]:
-    """Whom it gave up, and why."""
+    """The nodes that were given up, and why."""
     return {id_: each.why_lost for id_, each in after.nodes.items() if each.is_lost}
 
 
@@ -340,7 +340,7 @@ def test_lost_fetch_source_need_not_be_a_member() -> None:
     assert active_of(after).attempts.failures == 0
 
 
-def test_unanswered_probe_alone_is_no_loss() -> None:
+def test_node_with_a_lease_is_not_lost_by_an_unanswered_probe_alone() -> None:
     after, _ = act(state(), ProbeFailed(NOW, B))
     assert lost(after) == {}
 

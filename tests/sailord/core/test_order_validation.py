@@ -143,7 +143,7 @@ def has_effect(before: State, kind: str, target: str) -> bool:
 
 
 def poor(before: State, usd: float) -> State:
-    """The job has spent so many of $5; its generation costs $8 an hour."""
+    """The job has spent these dollars of $5; its generation costs $8 an hour."""
     spent = replace(before.job.bill, usd=usd, usd_max=5.0)
     assert before.active is not None
     ran = None if before.active.generation is None else replace(
@@ -154,7 +154,7 @@ def poor(before: State, usd: float) -> State:
 
 
 def parked(usd: float) -> State:
-    """Another job runs; one that has spent so many of $5 is paused, and cost $8 an hour."""
+    """Another job runs; one that has spent these dollars of $5 is paused, and cost $8 an hour."""
     spent = job(id=OTHER, state="paused", bill=Bill(usd=usd, usd_max=5.0))
     ran = replace(G, job=OTHER, state="closed", usd_per_hour=8.0)
     return replace(state().with_job(spent), generations={OTHER: ran})

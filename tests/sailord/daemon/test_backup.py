@@ -34,7 +34,7 @@ def test_full_disk_is_reported_and_leaves_no_part_of_a_backup(tmp_path, monkeypa
 
 
 def test_a_missing_store_does_not_replace_a_backup(tmp_path):
-    """As where the disk of the head was replaced, and the timer runs before the restore."""
+    """The head's disk may have been replaced, and the timer may run before the restore."""
     config, target = load_config(Place(tmp_path).config), tmp_path / "store.backup"
     target.write_text("the last one")
     with pytest.raises(InputError, match="does not exist: nothing to back up"):
@@ -68,7 +68,7 @@ def test_a_backup_does_not_replace_the_store_itself(tmp_path):
 
 
 async def test_sailord_waits_for_a_backup_that_reads_the_store(tmp_path, monkeypatch):
-    """Else it would exit with the code after which systemd starts it no more."""
+    """Otherwise it would exit with the code after which systemd starts it no more."""
     config = load_config(Place(tmp_path).config)
     config.state.mkdir()
     held = SqliteFile(Path(read_address(config.store).path), history_max=1)

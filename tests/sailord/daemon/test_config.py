@@ -172,7 +172,7 @@ ONCE_READ = {
 
 
 def test_no_key_of_an_earlier_version_keeps_sailord_from_starting(place):
-    """Also if the constant has another name by now."""
+    """Some of the constants have other names by now."""
     file = place.config
     begin = file.read_text().partition("[options]")[0]
     sections = [

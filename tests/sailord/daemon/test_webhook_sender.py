@@ -89,8 +89,8 @@ def start(place: Place):
 def test_webhooks_are_complete_though_sailord_is_killed_at_any_failpoint(place, receivers):
     """One receiver is away all the while, and hears everything when it is back.
 
-    That a job runs is stored by the leader that sees it. If that leader is killed before, and the
-    job is cancelled before the next one sees it, no receiver is told.
+    The leader that sees a job run stores that. If it is killed before, and the job is cancelled
+    before the next leader sees it, no receiver is told.
     """
     chance = random.Random(3)
     there, away = receivers

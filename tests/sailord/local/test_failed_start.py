@@ -50,12 +50,12 @@ def test_the_logs_of_a_cluster_that_failed_stay_and_are_named(
         raise ClusterError("the nodes did not start")
 
     (folder / "a1.log").write_text("no memory left")
-    assert local_cluster._within(failing, fail) == 1
+    assert local_cluster._run_cluster(failing, fail) == 1
     error, said = capsys.readouterr().err.splitlines()
     assert error == "error: the nodes did not start"
     kept = Path(said.removeprefix("the logs are kept in "))
     assert (kept / "a1.log").read_text() == "no memory left"
     assert kept.parent == tmp_path
     assert not folder.exists()
-    local_cluster._within(failing, fail)
+    local_cluster._run_cluster(failing, fail)
     assert len(capsys.readouterr().err.splitlines()) == 1, "there is no log"

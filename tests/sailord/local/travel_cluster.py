@@ -144,7 +144,8 @@ class Travel:
             self.cluster.look_after()
             nodes = self.ask("/v1/nodes")["nodes"]
             if not seen and any("exited with" in str(node) for node in nodes):
-                # Not by a command of its own: on a busy machine the job may end before it asks.
+                # A command of its own is too slow: on a busy machine the job may end before it
+                # asks.
                 seen = nodes_text(nodes)
             time.sleep(0.1)
         names = [node["name"] for node in self.ask("/v1/nodes")["nodes"]]

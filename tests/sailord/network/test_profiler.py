@@ -220,7 +220,7 @@ async def test_a_round_ends_after_fifteen_minutes_and_counts_what_is_left(world,
     assert len(written(tmp_path)["inter_node"]) == 1, "what could be measured stands"
 
 
-async def test_an_answer_that_cannot_be_is_not_used(world, tmp_path):
+async def test_an_impossible_answer_is_not_used(world, tmp_path):
     def reply(sender: str, order: LinkOrder) -> LinkTimes:
         told = honest(sender, order)
         if sender != "a1:7078":

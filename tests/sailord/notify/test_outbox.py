@@ -134,7 +134,7 @@ async def test_no_message_is_lost_when_the_leader_dies_while_sending(
 async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
     gateway, fake_receiver, monkeypatch
 ):
-    """Also if more are offered at once than are kept: none is deleted before it is stored."""
+    """If more are offered at once than are kept, none is deleted before it is stored."""
     monkeypatch.setattr(outbox_module, "KEPT", 5)
     monkeypatch.setattr(webhook_sender, "BACKOFF_S_FIRST", 0.05)
     term = await term_of(gateway)
@@ -153,7 +153,7 @@ async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
 
 @pytest.mark.parametrize("address", ["{0.url}", "{0.mumbling}", "http://127.0.0.1:nonsense/in"])
 async def test_address_of_a_receiver_is_neither_logged_nor_stored(gateway, fake_receiver, address):
-    """Who knows the address of a Slack channel can write into it."""
+    """Anyone who knows the address of a Slack channel can write into it."""
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
     url = f"{address.format(fake_receiver)}/T0/a-secret-word"
     leader.sender.receivers = (WebhookReceiver(url, format="slack"),)
@@ -191,7 +191,7 @@ async def test_cursor_written_with_the_receivers_address_is_still_read(gateway, 
 
 
 async def test_a_receiver_that_is_named_twice_has_two_cursors(gateway, fake_receiver):
-    """Else it misses what it was sent under one name and wants under the other."""
+    """With one cursor, what was sent under one name would count as sent under the other."""
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
     before = leader.sender.key(leader.sender.receivers[0])
     one, two = (

@@ -74,7 +74,7 @@ def job_context(
     schedule: dict[str, Any] | None = None,
     chosen: JobId | None = None,
 ) -> JobContext:
-    """The same of one job."""
+    """What a document shows of one job, where nothing is wrong."""
     rate = StepRate()
     return JobContext(
         plan=plan, about={}, step_rate=rate, safe=None, schedule=schedule, chosen=chosen

@@ -201,7 +201,7 @@ def test_page_shows_time_since_the_last_step_and_slow_or_unused_nodes(tmp_path: 
     watch(tmp_path, cluster, play)
 
 
-def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
+def test_a_held_job_shows_no_end_and_no_cost_until_then(tmp_path: Path) -> None:
     class Stopped(MadeUp):
         def state(self) -> State:
             now = super().state()

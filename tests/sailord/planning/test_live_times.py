@@ -61,7 +61,7 @@ def found(request: PlanRequest) -> FoundPlan:
 
 
 def running(request: PlanRequest, ratio: float) -> PlanRequest:
-    """The same question while a plan runs, all ranks of which take so many times as long."""
+    """The same question while a plan runs whose ranks all take this many times as long."""
     first = found(request)
     busy = first.proposal.busy
     assert busy is not None
@@ -104,7 +104,7 @@ def test_computed_predictions_are_not_corrected() -> None:
 
 
 def make_slower(request: PlanRequest, times: float) -> None:
-    """Write a profile anew whose passes take so many times as long."""
+    """Write a profile anew whose passes take this many times as long."""
     assert request.profiles is not None
     (file,) = request.profiles.iterdir()
     profile = json.loads(file.read_text())

@@ -41,7 +41,7 @@ def test_losses_are_not_counted_across_terms():
 
 
 def test_what_is_given_back_or_drained_on_order_is_no_loss():
-    """Else a pool would seem to lose its nodes since a job has ended."""
+    """Otherwise a pool would seem to lose nodes whenever a job ends."""
     third = replace(RECORD, id=NodeId("c.1"), name="c")
     nodes = [Node(RECORD, 0.0), Node(OTHER, 0.0), Node(third, 0.0)]
     lifetimes, pool = MachineLifetimes(), pool_of(RECORD)

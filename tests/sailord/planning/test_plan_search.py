@@ -88,7 +88,7 @@ def test_a_move_away_from_nodes_that_go_on_is_predicted_as_a_planned_one():
 
 
 def test_the_next_move_counts_what_a_new_node_fetches():
-    """So that a node whose end is announced is left in time: a restart in place fetches nothing."""
+    """The job must leave an announced node in time, and a restart in place fetches nothing."""
     wide = replace(QUESTION, spec=QUESTION.spec.replace("hidden = 64", "hidden = 6144"))
     first = answer(wide)
     assert isinstance(first, FoundPlan)

@@ -73,7 +73,7 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
             fresh = answer(question)
             assert isinstance(fresh, FoundPlan)
             assert found.proposal.iteration_s <= fresh.proposal.iteration_s * (1 + 1e-9)
-            # Nor for a node whose agent has found other devices since.
+            # It does not apply to a node whose agent has found other devices since.
             other = replace(next(r for r in left if r.id in found.proposal.members), gpus=9)
             changed = tuple(other if r.id == other.id else r for r in left)
             again = running_question(first, nodes=changed)

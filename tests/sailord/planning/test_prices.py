@@ -85,7 +85,7 @@ def test_nodes_of_the_providers_pools_cost_what_it_charges(tmp_path: Path) -> No
     ]
     found = [answer(each) for each in asked]
     assert all(isinstance(each, FoundPlan) for each in found)
-    prices = [each.proposal.usd_per_hour for each in found]  # Of a plan that uses one GPU.
+    prices = [each.proposal.usd_per_hour for each in found]  # The plan uses one GPU.
     assert prices == pytest.approx([1.0, 2.5, 1.0])
     runs = replace(own, running=found[0].plan, ran_on=(machine,))
     ahead = PrecomputedPlans(runs)

@@ -67,7 +67,7 @@ def test_a_job_starved_of_spot_buys_on_demand_meets_its_deadline_and_gives_it_ba
     ask_why = partial(client.ask, "GET", "/v1/jobs/due/why")
     why = wait_until(lambda: ask_why()["deadline"], within_s=DEADLINE_S)
     # A computer so slow that it plans for minutes has no time left to wait.
-    assert "waits for spot instances" in why or "to spare: 1 on-demand" in why, why
+    assert "waits for spot instances" in why or "to spare: renting 1 on-demand" in why, why
     assert cards(place) == [] or "waits" not in why, "there is time to spare"
     (bought,) = wait_until(lambda: cards(place), within_s=DEADLINE_S)
     assert bought["pool"]["zone"] == "zone-a", bought

@@ -99,7 +99,7 @@ def test_a_trace_preempts_the_youngest():
 # ---- against a real sailord ---------------------------------------------------------------------
 
 SPAN_S = 25
-"""One machine for so long, then none for as long, again and again."""
+"""One machine for this time, then none for as long, again and again."""
 
 
 TRACE_FILE = f"end_s = {100 * SPAN_S}\n" + "".join(

@@ -14,7 +14,7 @@ def with_budget(usd: float):
     return JOB | {"spent": SPENT | {"usd_max": usd}}
 
 
-def test_the_end_and_its_price_need_a_speed_an_end_and_a_price():
+def test_eta_and_cost_to_come_need_a_speed_a_last_step_and_a_price():
     assert (eta_s(JOB), usd_to_come(JOB)) == (300.0, 1.0)
     assert eta_s(JOB | {"step": 210}) == 0.0
     assert eta_s(JOB | {"steps": None}) is None

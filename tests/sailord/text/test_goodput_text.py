@@ -25,7 +25,7 @@ LEDGER = replace(
 )
 
 
-def test_what_was_not_training_is_one_sum_without_the_step_that_is_undecided() -> None:
+def test_sum_of_all_but_training_excludes_the_step_under_way() -> None:
     view = goodput_view(LEDGER)
     assert (view.not_training_gpu_s, view.not_training_usd) == (3 * 3600, 6.0)
     rows = [line.split() for line in goodput_text(plain(view)).splitlines()]

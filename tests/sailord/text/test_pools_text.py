@@ -61,7 +61,7 @@ def test_a_machine_type_of_ones_own_is_named() -> None:
 
 
 def test_a_machine_that_lost_gpus_counts_as_what_is_left(tmp_path: Path) -> None:
-    """Also where none of its kind is whole, or it is named after its GPUs."""
+    """This holds also where no node of its kind is whole, or where it is named after its GPUs."""
     west = "us-west1-a"
     nodes = [
         *NODES,

@@ -172,12 +172,12 @@ def test_a_user_who_leaves_a_group_loses_its_rights(monkeypatch):
     monkeypatch.setattr(callers.os, "getgrouplist", lambda *_: [7] if groups else [])
     all_groups = [SimpleNamespace(gr_name="ops", gr_gid=7)]
     monkeypatch.setattr(callers.grp, "getgrall", lambda: all_groups)
-    callers._about.cache_clear()
+    callers._look_up.cache_clear()
     assert caller_at(request, config) == callers.Caller("otto", "operator")
     groups.clear()
     now[0] += GROUPS_S
     assert caller_at(request, config) is None
-    callers._about.cache_clear()
+    callers._look_up.cache_clear()
 
 
 CLIENT = """

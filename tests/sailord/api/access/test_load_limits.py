@@ -40,7 +40,7 @@ def request_of(number: int) -> bytes:
 
 
 async def one(port: int, number: int, connected: asyncio.Event, waiting: list[int]) -> bytes:
-    """One request, sent when all have a connection."""
+    """Send one request, once all senders have a connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     waiting.append(number)
     await connected.wait()

@@ -24,7 +24,7 @@ def test_one_person_cannot_take_all_streams():
 
 
 def test_a_stream_ends_where_another_sailord_leads(monkeypatch):
-    """Else one that began while the store was away would stay open, without an event."""
+    """Otherwise a stream that began while the store was away would stay open, without an event."""
     monkeypatch.setattr(ApiContext, "__post_init__", lambda _: None)
     about: dict[str, Any] = dict.fromkeys(("own_gateway", "clock", "key", "network", "goodput"))
     leader: Any = SimpleNamespace(address="one:1")

@@ -92,7 +92,7 @@ def test_the_plan_that_would_follow_is_shown_if_it_was_computed() -> None:
     assert views[D].next_nodes is None, "the job does not train on it"
 
 
-def test_next_step_and_present_step_are_of_one_kind() -> None:
+def test_predicted_next_step_is_scaled_like_the_measured_present_one() -> None:
     """A step of 0.3 s was predicted as 0.9 s: beside it 1.2 s would look like a fourfold time."""
     plans = {A: NextPlan(2, 5, 1.2)}
     known = running(of_three_layers(*RING), step_s=0.3, predicted_s=0.9)
@@ -133,7 +133,7 @@ def test_nodes_that_orders_keep_out_of_plans_are_named_with_the_cure() -> None:
     assert losses_view(of_three_layers(*RING, gone), {A: none}.get)[A].text.endswith("or add one")
 
 
-def test_a_node_that_plans_may_use_since_then_makes_what_was_computed_outdated() -> None:
+def test_next_plan_computed_before_a_node_became_usable_is_outdated() -> None:
     """Whether a plan would follow was computed when the generation began."""
     none = {A: NoPlan("cluster: too small; add one")}.get
     later, before = node(D, returned_at=NOW - 1), node(D)
@@ -157,7 +157,7 @@ def test_rows_of_nodes_fit_into_a_small_terminal() -> None:
     assert "drained: safe to stop, and paid for until then" in node_text(shown[0] | row)
 
 
-def test_of_a_held_job_no_next_plan_is_told() -> None:
+def test_a_held_job_has_no_next_plan_after_a_loss() -> None:
     known = running(of_three_layers(*RING), step_s=2.5)
     assert known.active is not None
     held = replace(known, active=replace(known.active, phase=Held("its budget is spent", NOW)))

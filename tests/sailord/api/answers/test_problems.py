@@ -97,8 +97,9 @@ def test_doctor_says_that_the_job_is_slow_where_no_node_is_to_blame() -> None:
     assert problems_of(WELL, view, (NODE,), NOW) == ()
 
 
-def test_doctor_names_machines_with_one_name() -> None:
-    """One of them restarted is none: its old life is lost, or was at the same address."""
+def test_doctor_lists_machines_that_share_a_name() -> None:
+    """A machine that restarted does not count twice: its old life is lost, or had the same
+    address."""
     other = replace(NODE, id="a.2", address="h:2")
     (found,) = told(WELL, NODE, other)
     assert found == "several machines have the name a (h:1, h:2); set name in their agent.toml"
@@ -226,7 +227,7 @@ def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
     assert "sailorctl resume first" in said
 
 
-def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
+def test_a_job_whose_budget_is_spent_needs_a_larger_one_before_a_resume() -> None:
     spent = "its budget of $5.00 is spent"
     poor = PausedJob("first", "paused", f"second has the cluster; held: {spent}", spent)
     (said,) = texts(WELL, None, (NODE,), 1000.0, (poor,))
@@ -234,7 +235,7 @@ def test_job_whose_budget_is_spent_is_not_to_be_resumed() -> None:
 
 
 @pytest.mark.parametrize("reserve_s", [0.0, 190.0])
-def test_job_that_has_only_the_money_for_saving_its_state_is_not_to_be_resumed(reserve_s) -> None:
+def test_a_job_that_can_only_pay_for_saving_its_state_needs_a_larger_budget(reserve_s) -> None:
     bill = Bill(usd=4.6, until=NOW, usd_max=5.0)
     closed = replace(generation(), state="closed", usd_per_hour=8.0)
     held = state_of(Held("no plan", NOW), job=job(state="held", bill=bill), generation=closed)

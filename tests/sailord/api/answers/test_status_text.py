@@ -36,7 +36,7 @@ from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
     _job_lines,
-    _some,
+    _name_some,
     jobs_text,
     status_text,
 )
@@ -436,8 +436,8 @@ def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
 
 
 def test_a_few_names_more_than_usual_are_not_hidden():
-    assert _some("abcdefgh") == "a, b, c, d, e, f, g, h"
-    assert _some("abcdefghi") == "a, b, c, d, e, f and 3 more"
+    assert _name_some("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert _name_some("abcdefghi") == "a, b, c, d, e, f and 3 more"
 
 
 def test_a_notice_whose_time_is_up_ends_in_no_seconds():
@@ -449,7 +449,7 @@ def test_a_notice_whose_time_is_up_ends_in_no_seconds():
     assert "ends in 0.0 s" not in text
 
 
-def test_the_loss_of_a_while_ago_stands_beside_the_present_one():
+def test_an_earlier_training_loss_is_shown_beside_the_present_one():
     view = plain(render.active_view(state(Running(BEGAN)), StepRate(), None, {}, {}, NOW))
     then = {"at": NOW - 600, "step": 2, "loss": 3.051, "per_s": 1.0, "generation": 3}
     view = json.loads(json.dumps(view)) | {"earlier": then}

@@ -48,7 +48,7 @@ def test_queued_job_lists_the_jobs_before_it() -> None:
     assert text.splitlines()[1] == f"queued behind {JOB}, urgent, first"
 
 
-def test_what_is_told_of_a_plan_that_does_not_run_is_called_the_last() -> None:
+def test_facts_of_a_plan_that_no_longer_runs_are_called_the_last() -> None:
     ran = replace(generation(A, B, state="closed"), job=JobId("urgent"), reason="look at the loss")
     known = replace(BUSY, generations={JobId("urgent"): ran})
     of_queued = job_view(known, JobId("urgent"))
@@ -142,7 +142,7 @@ def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
     assert f"the planner's last answer: {stays}" in lines
 
 
-def test_what_was_idle_when_the_plan_was_made_is_not_told_as_of_now() -> None:
+def test_nodes_idle_when_the_plan_was_made_are_not_called_idle_now() -> None:
     now = state(Running(NOW - 60), generation=generation(reason="a node came"))
     view = job_view(now, JOB)
     about = {"why": ["idle: 1 of 2 A100-40 in z; does not pay", "bottleneck: stage 1"]}

@@ -41,7 +41,7 @@ def asked(known: State) -> Any:
     ("newest", "known"),
     [(durable(20), "step 20 is durable"), (None, "no step is durable")],
 )
-async def test_storage_that_cannot_be_read_is_no_empty_list(
+async def test_unreadable_storage_is_an_error_and_no_empty_list(
     tmp_path: Path, newest: Durable | None, known: str
 ) -> None:
     (tmp_path / "kept").write_bytes(b"in place of the folder")
@@ -56,7 +56,7 @@ async def test_storage_that_cannot_be_read_is_no_empty_list(
     assert said["cure"].startswith("mend the storage")
 
 
-async def test_list_without_a_row_names_the_step_that_was_durable(tmp_path: Path) -> None:
+async def test_an_empty_list_of_checkpoints_names_the_last_durable_step(tmp_path: Path) -> None:
     answer = await list_checkpoints(asked(storing_at(f"file://{tmp_path}/kept", durable(20))))
     assert answer.text is not None
     found = json.loads(answer.text)
@@ -64,7 +64,7 @@ async def test_list_without_a_row_names_the_step_that_was_durable(tmp_path: Path
 
 
 def test_a_rollback_tells_the_steps_and_checkpoints_that_it_gives_up() -> None:
-    """Not those that an earlier rollback gave up; 15 and 18 are of another past."""
+    """Those that an earlier rollback gave up do not count: 15 and 18 are of another past."""
     lines: dict[int, Durable | None] = {
         10: None, 15: durable(10), 18: durable(15), 20: durable(10), 30: durable(20),
     }  # fmt: skip

@@ -41,7 +41,7 @@ def test_missing_node_is_answered_with_its_last_event(name: str, said: str) -> N
 
 
 def test_of_several_lives_the_present_one_comes_first() -> None:
-    """Whose logs are asked for; an instance that was made anew has another address."""
+    """Its logs are asked for: an instance that was made anew has another address."""
     lives = [
         node(A, record=record(A, name="x"), since=NOW - 9),
         node(B, record=record(B, name="x"), since=NOW - 3, lost_at=NOW),

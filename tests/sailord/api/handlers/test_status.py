@@ -156,7 +156,7 @@ def alone() -> State:
     return state(Running(BEGAN), node(A), node(B))
 
 
-async def test_a_leader_that_was_asked_for_no_status_knows_the_predicted_time_of_a_step() -> None:
+async def test_a_leader_knows_the_predicted_step_time_before_any_status_request() -> None:
     """`SailorNoStep` compares with it."""
     answer = await metrics(asked(served(Parts(alone()))))
     found = figures(answer.text or "")
@@ -233,7 +233,7 @@ async def test_an_unknown_job_is_answered_as_everywhere() -> None:
     assert problem["cure"].startswith("choose from ")
 
 
-async def test_a_fault_of_ours_in_looking_at_problems_ends_nothing(monkeypatch) -> None:
+async def test_an_exception_while_looking_for_problems_does_not_end_sailord(monkeypatch) -> None:
     looks = []
 
     def fails(_: Any) -> None:

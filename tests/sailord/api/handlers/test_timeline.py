@@ -84,7 +84,7 @@ async def test_all_watchers_share_one_look_at_the_agents(clock: SimpleNamespace)
 
 
 @pytest.mark.usefixtures("clock")
-async def test_jobs_beside_each_other_do_not_take_each_others_look() -> None:
+async def test_jobs_that_share_the_cluster_keep_separate_measured_schedules() -> None:
     agents, kept = Agents(), MeasuredSchedules()
     for _ in range(3):
         for job in ("one", "two"):
@@ -125,7 +125,7 @@ async def test_silent_and_lost_nodes_leave_their_rows_out() -> None:
     assert gone.why_none == "its node is lost"
 
 
-async def test_only_so_many_ranks_are_asked() -> None:
+async def test_no_more_than_ranks_max_ranks_are_asked() -> None:
     agents = Agents()
     found = await MeasuredSchedules().of(api(agents), G, predicted(*[A] * (RANKS_MAX + 1)))
     assert len(agents.asked) == RANKS_MAX

@@ -149,7 +149,8 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
 
 
 def test_a_job_moves_off_an_instance_that_will_end_once_another_one_is_there():
-    """Else both would be paid until the end: for hours, where many are of one age."""
+    """Otherwise both would be paid until the end: for hours, where many instances are of one
+    age."""
     story = rent(Story(), 1.0, 1, 2, wanted=2)
     end, agents, used = 100_000.0, {f"n{n}": Agent(4) for n in (1, 2)}, frozenset({"n1", "n2"})
     old = [replace(each, ends_at=end) for each in seen(story)]

@@ -74,7 +74,7 @@ def test_a_job_with_little_time_to_spare_buys_on_demand_and_says_so_once():
     assert story.firm == 0
     story.at(5600.0, step=90)
     assert story.firm == 2, "changes to spot instances and back may still take as long"
-    text = "only 37 min to spare: 2 on-demand large until spot instances come"
+    text = "only 37 min to spare: renting 2 on-demand large until spot instances arrive"
     assert story.told() == [(text, False)]
     assert story.asks() == [(FIRM, 2)]
     assert story.at(5601.0, step=90).told() == [], "the figures alone are no news"
@@ -91,7 +91,7 @@ def test_on_demand_instances_are_kept_until_spot_instances_come():
     assert (wanted[0], wanted[-1]) == (0, 2)
 
 
-def test_a_budget_that_only_the_preferred_plan_keeps_is_kept_by_it():
+def test_the_preferred_plan_is_kept_where_the_fastest_one_exceeds_the_budget():
     cheap, fast = Choice({FIRM: 1}, 20.0, 4.0), Choice({FIRM: 4}, 8.0, 16.0)
     story = Due(replace(FED, on_demand=cheap, fastest=fast))
     assert story.at(100.0, usd_left=9.5, deadline=30 * HOUR).firm == 0
@@ -162,11 +162,11 @@ def test_the_fastest_plan_replaces_a_cheaper_one_that_would_be_late():
     assert story.firm == 1
     story = Due(options).at(5000.0, step=0)
     assert story.firm == 2
-    assert "until spot instances come" in story.why, "the fastest plan has time to spare"
+    assert "until spot instances arrive" in story.why, "the fastest plan has time to spare"
 
 
 def due_on(count: int, *, committed: bool, deadline: float, options: DeadlineOptions) -> Due:
-    """A story of a job that runs on so many on-demand instances."""
+    """A story of a job that runs on this many on-demand instances."""
     books = CapacityRecord(pace=PaceRecord("j", is_committed=committed))
     story = Due(options, books=books)
     story.see(10.0, *(instance(number, FIRM) for number in range(1, count + 1)))
@@ -179,7 +179,7 @@ CHEAP_OR_FAST = replace(STARVED, on_demand=Choice({FIRM: 1}, 12.0, 4.0))
 
 
 def test_a_committed_job_stays_on_the_fastest_plan_to_the_end():
-    """The cheaper plan would do, too, if the way to it and back took no time."""
+    """The cheaper plan would meet the deadline, too, if the moves to it and back took no time."""
     story = due_on(2, committed=True, deadline=3600.0 + 30 + 200, options=CHEAP_OR_FAST)
     for step in range(0, 360, 5):
         story.at(30.0 + 10.0 * step, step=step, is_running=True, deadline=3600.0 + 30 + 200)
@@ -188,7 +188,8 @@ def test_a_committed_job_stays_on_the_fastest_plan_to_the_end():
 
 
 def test_a_cheaper_plan_must_pay_for_the_time_of_the_move():
-    """At the 100 last steps the cheaper plan would just do, but for the move to it."""
+    """For the last 100 steps the cheaper plan would be fast enough, without the time of the move
+    to it."""
     spare_s = 200.0 + 30.0
     deadline = 3600.0 + 30 + spare_s
     story = due_on(2, committed=False, deadline=deadline, options=CHEAP_OR_FAST)
@@ -227,7 +228,7 @@ def test_the_jobs_budget_is_no_smaller_than_what_on_demand_costs_to_the_end():
     assert not story.state.pace.is_committed
 
 
-def test_a_budget_that_pays_for_on_demand_is_kept_such_that_it_still_does():
+def test_a_budget_that_once_paid_for_on_demand_keeps_enough_for_it():
     # Steps, the change to them and saving the state take 4,050 s at $8 an hour.
     story = Due(FED).at(100.0, usd_left=9.1)
     assert story.state.target == {A: 2}
@@ -256,7 +257,7 @@ def test_dear_spot_instances_are_not_wanted_and_the_reason_is_told():
     assert story.told() == [("waits for cheaper spot instances; 114 min to spare", False)]
     story.at(5600.0, step=90)
     assert story.state.target == {FIRM: 2}
-    assert "until cheaper spot instances come" in story.why
+    assert "until cheaper spot instances arrive" in story.why
     story.options(FED).at(5700.0, step=95)
     assert "spot instances suffice" in story.why
 
@@ -323,7 +324,7 @@ def test_a_job_is_not_judged_by_what_another_one_could_run_on():
     assert not story.state.pace.is_committed
 
 
-def test_it_is_counted_how_often_spot_instances_came():
+def test_arrivals_of_spot_instances_are_counted():
     story = Due(FED).at(0.0).at(60.0)
     assert story.state.pace.spot_periods == 1
     story.options(STARVED).at(120.0).options(FED).at(180.0)
@@ -351,7 +352,7 @@ def test_the_time_in_which_a_job_is_held_is_no_time_with_spot_instances():
     assert story.state.pace.spot_s == 110.0
 
 
-def test_steps_of_the_checkpoint_that_a_job_continues_from_are_not_its_own():
+def test_progress_of_a_continued_job_counts_from_its_starting_checkpoint():
     job = JobRecord(JobId("j"), "running", submitted_at=0.0, steps=3600, begun=3300)
     seen = progress_of(state(job=replace(job, deadline=3 * HOUR), step=3300))
     assert (seen.step, seen.steps) == (0, 300)

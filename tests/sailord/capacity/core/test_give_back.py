@@ -60,7 +60,7 @@ class Cluster:
         self.story.hear(TargetSet(11.0, {pool: count}))
 
     def live(self, seconds: float, now: State | None = None) -> list[str]:
-        """Count agents every 20 s for so long; return the nodes that were deleted."""
+        """Count agents every 20 s in this time; return the nodes that were deleted."""
         if now is not None:
             self.now = now
         at, end, gone, self.drained = self.story.state.now, self.story.state.now + seconds, [], []
@@ -130,7 +130,7 @@ def test_an_instance_whose_node_is_quarantined_is_replaced_and_stays():
     assert cluster.drained == []
 
 
-def test_a_quarantined_node_of_ones_own_is_no_supply():
+def test_a_quarantined_node_that_is_not_rented_is_no_supply():
     def supplies(*others: Node) -> list[tuple[int, int, int]]:
         found = pool_supplies(CapacityState(), (), state(None, node(A), *others))
         return [(each.up, each.unrented, each.ready) for each in found]
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_the_new_generation_releases_the_old_instances():
 # ---- cut off from the store ---------------------------------------------------------------------
 
 
-def test_a_member_that_only_the_store_does_not_hear_is_kept():
+def test_a_member_that_reports_but_cannot_reach_the_store_is_kept():
     cut_off = state(None, node(A, absent_since=NOW - 300), node(B))
     cluster = Cluster(cut_off)
     assert cluster.live(5 * LOST_S) == []

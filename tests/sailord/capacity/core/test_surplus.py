@@ -113,7 +113,8 @@ def test_nothing_is_surplus_before_the_planner_has_answered():
 
 
 def test_the_cost_of_a_quarantined_instance_is_not_freed():
-    """It stays, so the job must not move off another one in the hope of its money."""
+    """It stays and is billed, so moving the job off another instance would not pay for the
+    target."""
     story = _surplus_in_use(10.7)
     agents = {"n1": Agent(4), "n2": Agent(4, is_out=True)}
     story.hear(TargetSet(30.0, {B: 1})).count(400.0, agents, frozenset({"n1"}))

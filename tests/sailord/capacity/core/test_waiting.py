@@ -63,7 +63,7 @@ def test_a_request_that_waits_is_kept_for_hours_and_costs_nothing():
     assert "large in zone-a (flex start): a request has waited for 5.0 h in the provider's" in text
 
 
-def test_the_planner_does_not_count_on_what_waits():
+def test_the_planner_does_not_count_on_queued_requests():
     story, _ = waiting()
     (pool,) = pool_supplies(story.state, (FLEX,), State(term=1))
     assert (pool.up, pool.obtainable, pool.is_on_demand) == (0, 16, False)
@@ -150,7 +150,7 @@ def test_a_request_that_other_instances_replace_is_withdrawn_after_a_while():
     assert len(story.hear(Tick(500.0)).of(Cancel)) == 1
 
 
-def test_what_was_granted_before_it_could_be_withdrawn_is_deleted():
+def test_instances_granted_before_the_withdrawal_are_deleted():
     story, id_ = waiting(1)
     story.hear(TargetSet(10.0, {})).see(20.0, instance(1, FLEX, id_, at=15.0))
     assert not story.state.asks
@@ -176,7 +176,7 @@ def test_the_hourly_limit_counts_a_waiting_request_once():
     assert story.hear(TargetSet(10.0, {FLEX: 2, A: 1})).asks() == [(A, 1)]
 
 
-def test_the_next_leader_finds_it_in_the_queue():
+def test_the_next_leader_finds_a_request_in_the_queue():
     first, id_ = waiting()
     books = decode(CapacityRecord, encode(record_of(first.state)))
     story = Story(books=books).hear(TargetSet(20.0, {FLEX: 2}))
@@ -190,7 +190,7 @@ def test_other_pools_are_tried_while_a_request_waits():
     assert room(story.state, A) == story.state.policy.boot_failures_max
 
 
-def test_the_known_end_of_such_an_instance_moves_the_job_off_in_time():
+def test_the_known_end_of_a_queued_instance_moves_the_job_off_in_time():
     story, id_ = waiting(1)
     one = Instance("1", "m1", FLEX, "running", 60.0, id_, "n1", ends_at=60.0 + HOUR)
     story.see(61.0, one).hear(AgentsCounted(70.0, {"n1": Agent(4)}, frozenset({"n1"})))
@@ -203,7 +203,7 @@ def test_the_known_end_of_such_an_instance_moves_the_job_off_in_time():
 
 
 @pytest.mark.parametrize("usd_per_hour_max", [8.0, 12.0])
-def test_what_trains_stays_until_what_waits_has_come(usd_per_hour_max):
+def test_surplus_in_use_stays_until_queued_instances_arrive(usd_per_hour_max):
     """The limit does not pay for both: the job must not stand still for as long as a queue."""
     story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max))
     agents = {f"n{number}": Agent(4) for number in (1, 2)}
@@ -212,7 +212,7 @@ def test_what_trains_stays_until_what_waits_has_come(usd_per_hour_max):
     assert (story.of(Drain), story.of(DeleteInstances), story.asks()) == ([], [], [])
 
 
-def test_what_trains_is_drained_once_what_waited_has_come():
+def test_surplus_in_use_is_drained_once_queued_instances_arrive():
     story = Story(CapacityPolicy(usd_per_hour_max=14.4)).see(11.0, instance(1), instance(2))
     old = {f"n{number}": Agent(4) for number in (1, 2)}
     story.count(60.0, old, frozenset(old)).hear(TargetSet(61.0, {FLEX: 2}))
@@ -226,20 +226,20 @@ def test_what_trains_is_drained_once_what_waited_has_come():
     assert [order.node for order in story.of(Drain)] == ["n1", "n2"]
 
 
-def test_what_needs_no_queue_takes_the_hourly_limit_first():
+def test_pools_without_a_queue_get_the_hourly_limit_first():
     story = Story(CapacityPolicy(usd_per_hour_max=PRICES[A])).see(1.0)
     assert story.hear(TargetSet(1.0, {FLEX: 1, A: 1})).asks() == [(A, 1)]
 
 
-def test_what_waits_is_requested_as_a_whole_or_not_at_all():
+def test_a_queued_request_is_for_all_instances_or_none():
     assert Story().see(1.0).hear(TargetSet(1.0, {FLEX: 8})).asks() == [(FLEX, 8)]
     story = Story(CapacityPolicy(usd_per_hour_max=7 * PRICES[FLEX])).see(1.0)
     assert story.hear(TargetSet(1.0, {FLEX: 8})).asks() == []
     assert story.hear(TargetSet(2.0, {FLEX: 7})).asks() == [(FLEX, 7)]
 
 
-def test_what_waits_is_withdrawn_before_a_budget_pauses_the_job():
-    """It is wanted, and still the first to go: it costs nothing and trains nothing."""
+def test_a_queued_request_is_withdrawn_before_a_budget_pauses_the_job():
+    """The request is wanted, but goes first: it costs nothing and trains nothing."""
     story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {A: 1, FLEX: 3}))
@@ -258,8 +258,8 @@ def test_what_waits_is_withdrawn_before_a_budget_pauses_the_job():
     assert spent_usd(story.state) == pytest.approx(1.8, abs=0.02)
 
 
-def test_what_is_being_withdrawn_drains_nothing():
-    """Its cost goes with it, so the job keeps what it uses."""
+def test_a_request_being_withdrawn_drains_nothing():
+    """Its cost ends with it, so the job keeps what it uses."""
     story = Story(CapacityPolicy(usd_max=2.0)).see(11.0, instance(1))
     agents = {"n1": Agent(4)}
     story.count(60.0, agents, frozenset(agents)).hear(TargetSet(61.0, {FLEX: 3}))

@@ -74,14 +74,14 @@ def at_once(monkeypatch):
     ("usd", "words"),
     [("-5", "-5.0 is not in the range x>0"), ("abc", "'abc' is not a valid number")],
 )
-def test_a_budget_that_is_none_is_refused_as_such(usd: str, words: str) -> None:
+def test_an_invalid_budget_is_refused_with_its_reason(usd: str, words: str) -> None:
     found = CliRunner().invoke(main, ["budget", "tale", usd])
     assert found.exit_code == 2
     assert words in found.output
 
 
 @pytest.mark.parametrize("command", ["cancel", "pause", "drain", "cordon"])
-def test_an_empty_name_is_no_name(command):
+def test_an_order_with_an_empty_name_is_refused(command):
     """`sailorctl cancel "$JOB"` without the variable must not end the only job."""
     with head(lambda *_: said(JOBS | {"nodes": [{"name": "a1", "state": "ready"}]})) as server:
         done = sailorctl(server, command, "")
@@ -117,7 +117,7 @@ def test_a_rejoined_node_is_listed_once_and_as_alive():
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["still listed", "its record is gone"])
-def test_an_order_for_several_names_is_none_for_the_one_that_is_left(is_listed: bool):
+def test_an_ambiguous_node_name_stays_ambiguous_after_a_loss(is_listed: bool):
     """`drain a` was refused while a2 lived; a moment later it must not drain a1."""
     lost = [{"name": "a2", "state": "lost"}] if is_listed else []
     known = {"nodes": [{"name": "a1", "state": "ready"}, *lost], "lost": [] if lost else ["a2"]}
@@ -127,7 +127,7 @@ def test_an_order_for_several_names_is_none_for_the_one_that_is_left(is_listed: 
     assert [path for path, _ in server.orders] == ["/v1/nodes/a/drain"]
 
 
-def test_an_order_for_several_jobs_is_none_for_the_one_that_has_not_ended():
+def test_an_ambiguous_job_name_is_refused_though_only_one_job_has_not_ended():
     known = {"jobs": [{"id": "tale-1", "state": "done"}, {"id": "tale-2", "state": "running"}]}
     with head(lambda *asked: said(known) if asked[0] == "GET" else refused("none", 404)) as server:
         done = sailorctl(server, "cancel", "tale")
@@ -153,7 +153,7 @@ def test_an_answer_of_another_server_is_an_error(reply, command):
 
 
 @pytest.mark.parametrize(("status", "code"), [(422, 2), (409, 1), (503, 1)])
-def test_what_is_wrong_in_itself_exits_like_other_wrong_input(status, code):
+def test_a_request_refused_as_invalid_exits_like_other_invalid_input(status, code):
     with head(lambda *_: refused("reason: is too long", status)) as server:
         done = sailorctl(server, "pause", "j")
     assert done.exit_code == code
@@ -223,7 +223,7 @@ def test_a_wrong_address_or_token_file_is_reported_in_words(tmp_path, options, w
 
 
 @pytest.mark.parametrize(("unmeasured", "code"), [(0, 0), (3, 1)])
-def test_a_round_that_left_links_out_is_no_success(unmeasured, code):
+def test_a_network_round_that_left_links_out_fails(unmeasured, code):
     view = {"is_measuring": False, "open": 0, "unmeasured": unmeasured, "links": [], "flagged": [],
             "liars": [], "failures": []}  # fmt: skip
     with head(lambda *_: said(view)) as server:

@@ -67,7 +67,7 @@ def test_the_same_files_travel_as_git_would_add(tmp_path):
         cwd=tmp_path, check=True, capture_output=True, text=True, env=environment,
     ).stdout  # fmt: skip
     assert sorted(select(tmp_path).names) == sorted(listed.rstrip("\0").split("\0"))
-    # Of a folder within the repository, what lies above holds too.
+    # Ignore files above a folder within the repository hold, too.
     (tmp_path / "notes" / "data.bin").touch()
     assert select(tmp_path / "notes").names == ["b.txt"]
     assert select(tmp_path / "deep").names == [".gitignore", "x/kept.tmp"]
@@ -95,7 +95,7 @@ def test_what_git_tracks_although_it_is_ignored_is_told(tmp_path, monkeypatch, c
     assert "note: git tracks build/made.o and 2 more, and .gitignore" in capsys.readouterr().err
 
 
-def test_of_a_folder_outside_of_git_nothing_is_told(tmp_path):
+def test_a_folder_outside_of_git_causes_no_warning(tmp_path):
     fill(tmp_path)
     assert left_behind(tmp_path, select(tmp_path)) == []
 
@@ -177,7 +177,7 @@ def test_a_link_through_another_is_refused_at_once_as_nodes_would(tmp_path):
         select(tmp_path)
 
 
-def test_what_a_scripts_plans_may_have_is_in_its_job(tmp_path, monkeypatch):
+def test_options_allowed_for_a_scripts_plans_are_in_its_job(tmp_path, monkeypatch):
     (tmp_path / "train.py").touch()
     described = DescribedText('[model]\nscript = "train.py"\n')
     monkeypatch.setattr(JobFile, "described", lambda _: described)

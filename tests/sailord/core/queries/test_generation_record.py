@@ -46,7 +46,8 @@ def test_first_generation_waits_until_nodes_that_know_of_another_were_asked() ->
     ids=["a record of before", "the newest checkpoint", "an older checkpoint than others"],
 )
 def test_first_generation_follows_those_of_the_checkpoint_storage(before: int, first: int) -> None:
-    """Else the checkpoints of another store would be the newest, whatever the job commits."""
+    """Otherwise the checkpoints of another store would stay the newest, whatever the job
+    commits."""
     kept = durable(700, of=7)
     nodes = [node(each, report(each, "idle", sealed=(), of=0)) for each in (A, B)]
     submitted = job(saving=KEPT, generations_before=before)

@@ -84,7 +84,7 @@ def test_next_snapshot_waits_for_the_last_to_settle():
 
 def test_replication_time_is_not_snapshot_cost():
     first = chosen(stall_s=100.3, late_s=100.0, settle_s=101.0).memory_every
-    assert first == 20  # Of a step that is nearly all waiting no more is known.
+    assert first == 20  # A step that is nearly all waiting tells no more.
     late_s = 101.0 - first
     found = chosen(every=first, stall_s=0.3 + late_s, late_s=late_s, settle_s=101.0)
     assert found.memory_every == 101

@@ -17,7 +17,7 @@ NAMES = [NodeId(f"n{number}") for number in range(8)]
 
 
 def samples(*factors: float, work_s: float = 0.1, gpu: str = "V100-16") -> dict[NodeId, StepSample]:
-    """Nodes with the same work, each at so many times what was predicted."""
+    """Nodes with the same work, each at its multiple of what was predicted."""
     return {
         id_: StepSample(gpu, 0, work_s, work_s * factor)
         for id_, factor in zip(NAMES, factors, strict=False)
@@ -170,7 +170,7 @@ def test_a_slowdown_of_all_is_one_of_the_job():
 
 
 def paced(*step_s: float, factor: float = 1.0) -> NodeSpeeds:
-    """What is known after steps that took so long, while all nodes compute alike."""
+    """What is known after steps of these seconds, while all nodes compute alike."""
     watch, now = NodeSpeeds(1), 100.0
     for number, seconds in enumerate(step_s):
         now, step = now + seconds, OPTIONS.slow_steps + number

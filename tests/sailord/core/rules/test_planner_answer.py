@@ -394,7 +394,7 @@ def test_new_node_is_asked_about_again_without_one_that_went_before_the_answer()
 def test_ordered_plan_is_asked_for_again_without_a_node_that_went_before_the_answer(
     cordoned: tuple[str, ...],
 ) -> None:
-    # Whatever else was a reason, and however many reasons were left out.
+    # The ordered plan may be one of several reasons, and not be named.
     asked = replace(QUESTION, nodes=(A, B, C, D), is_forced=not cordoned, is_ordered=True)
     before = _spares(asked)
     nodes = {id_: changed(before.nodes[id_], is_cordoned=id_ in cordoned) for id_ in (A, B)}

@@ -1,4 +1,4 @@
-"""After replicas differed, a job goes back to the newest checkpoint of before."""
+"""After replicas differed, a job goes back to the newest checkpoint from before that."""
 
 from __future__ import annotations
 
@@ -83,8 +83,10 @@ def of_kind(kind: type, commands: tuple[Command, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("newest", [30, 40])
-def test_job_goes_back_to_the_newest_readable_checkpoint_of_before(newest: int) -> None:
-    """Also where the newest one was made of the wrong state before that was noticed."""
+def test_job_rolls_back_to_the_newest_readable_checkpoint_before_the_difference(
+    newest: int,
+) -> None:
+    """The newest one may have been made of the wrong state before that was noticed."""
     looks, commands = act(running(newest), failed())
     assert of_kind(CheckDurable, commands) == [
         CheckDurable(job(saving=KEPT), durable(newest), is_thorough=False, step_max=AGREED)
@@ -106,7 +108,7 @@ def test_job_goes_back_to_the_newest_readable_checkpoint_of_before(newest: int) 
 GOES_ON = "steps after 38 may be wrong, since replicas differed, and the job goes on from them: "
 
 
-def test_without_a_readable_checkpoint_of_before_the_job_goes_on_and_says_so() -> None:
+def test_without_a_readable_earlier_checkpoint_the_job_goes_on_and_says_so() -> None:
     looks, _ = decide(running(), failed())
     after, commands = decide(looks, found(None))
     assert Note(f"{GOES_ON}none can be read", JOB, is_transition=True) in commands

@@ -237,7 +237,7 @@ def test_a_held_job_is_not_recalled():
     assert parts.others[OTHER].job.state == "held"
 
 
-def test_what_was_too_few_is_forgotten_when_a_job_ends():
+def test_jobs_with_too_few_nodes_are_reconsidered_when_a_job_ends():
     parts, _ = elected(job(), job(OTHER, part=(C, D)))
     parts = replace(parts, too_few={JOB: 4, THIRD: 4})
     ended, _ = act(parts, OrderGiven(NOW + 2, Order("o", "cancel", JOB)))
@@ -282,7 +282,7 @@ def test_a_job_for_which_there_are_too_few_does_not_keep_others_from_getting():
 
 
 def test_nodes_of_two_kinds_are_dealt_by_what_the_records_say_they_are_worth():
-    """Also to a job that never ran: to it they are worth what they are to others."""
+    """To a job that never ran they are worth what they are to others."""
     slow = {"gpu": "T4", "machine": "small"}
     opened = replace(of(JOB, A, B, C, D), worths=(("A100-40", 1.0), ("T4", 0.2)))
     parts, _ = elected(

@@ -71,7 +71,7 @@ from tests.sailord.core.states import (
 )
 
 
-def test_without_the_option_it_is_decide():
+def test_without_the_option_decide_parts_equals_decide():
     event = Elected(
         NOW, TERM, nodes=tuple(map(record, NODES)), jobs=(job(), job(OTHER)), generations=()
     )
@@ -117,7 +117,7 @@ def test_events_reach_the_part_that_they_are_about():
     assert parts.first.active.generation is None
 
 
-def test_whose_all_nodes_are_is_found_at_once():
+def test_owners_of_all_nodes_are_found_in_one_pass():
     """Of two thousand nodes one by one it took a tenth of a second whenever the store was read."""
     parts = both_train()
     assert parts.owners() == {C: OTHER, D: OTHER}
@@ -151,7 +151,7 @@ def test_a_node_whose_agent_restarts_is_lost_to_its_part_at_once():
     assert parts.others[OTHER].nodes[D].why_lost == "its agent was restarted"
 
 
-def test_what_should_change_hands_is_looked_for_once_a_second(monkeypatch):
+def test_handovers_are_looked_for_once_a_second(monkeypatch):
     """With thousands of nodes sailord could not follow their reports if each one led to it."""
     looks = []
     monkeypatch.setattr(decide_parts_module, "next_handover", looks.append)
@@ -321,7 +321,7 @@ def test_a_node_stays_while_a_record_is_being_stored_that_may_name_it():
     assert not parts.others
 
 
-def test_a_held_job_keeps_its_part_and_a_newcomer_gets_of_the_others():
+def test_a_held_job_keeps_its_part_and_a_newcomer_gets_nodes_of_the_others():
     parts, _ = elected(
         job(),
         job(OTHER, "held", part=(D,)),
@@ -336,7 +336,7 @@ def test_a_held_job_keeps_its_part_and_a_newcomer_gets_of_the_others():
     assert parts.handover.nodes == (C,)
 
 
-def test_what_an_older_sailord_left_of_a_part_is_forgotten():
+def test_fields_of_a_part_that_an_older_sailord_kept_are_forgotten():
     """It keeps fields that it does not know, and follows none of them."""
     left = job(OTHER, "queued", part=(C, D), coming=(A,))
     for options in (SHARED, Options()):

@@ -109,7 +109,7 @@ def test_a_job_gives_its_last_node_once_it_has_got_another():
     assert best_handover(begun, KINDS) == (ONE, (A100S[0],))
 
 
-def test_what_gains_less_than_a_move_costs_is_left():
+def test_handovers_that_gain_less_than_a_move_costs_are_left_out():
     near = stakes({ONE: A100S[:11], TWO: A100S[11:20]})
     assert exchanges(near, KINDS) == {TWO: (A100S[0],)}
     assert best_handover(near, KINDS) is None

@@ -207,7 +207,7 @@ def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -
     assert ledger.account("held").gpu_us == 5 * 20e6, "what nobody rents is not made up with"
 
 
-def test_what_the_bill_grew_by_beyond_what_was_seen_is_the_boot_of_a_new_instance() -> None:
+def test_growth_of_the_bill_beyond_what_was_seen_is_the_boot_of_a_new_instance() -> None:
     seen = (CauseLoad("held", 2, rented_gpus=2),)
     samples = (
         UsageSample(at, seen, bill_gpu_us=us * 10**6) for at, us in ((100.0, 0), (110.0, 26))

@@ -140,7 +140,7 @@ def test_a_clock_that_jumps_by_years_makes_no_more_days_than_are_kept() -> None:
     assert rest_of(shares, "day", ledger) == ()
 
 
-def test_what_an_older_sailord_booked_is_a_rest() -> None:
+def test_bookings_of_an_older_sailord_are_the_rest() -> None:
     """Its ledger names no job, and it leaves the shares as they are."""
     step = StepProgress(JOB, 1, 5, 0)
     loads = (CauseLoad(IN_STEP, 8),)
@@ -173,7 +173,7 @@ def test_a_difference_leaves_out_what_is_equal() -> None:
 
 
 def test_jobs_that_share_are_each_booked_with_their_own_gpus() -> None:
-    """Also while a step of the first one is under way, which is its own."""
+    """A step under way belongs to the first job alone."""
     under_way = CauseLoad(IN_STEP, 3, 6.0)
     other, idle = CauseLoad("training", 2, 4.0), CauseLoad("unused", 1, 2.0)
     beside = (OtherJobLoads(OTHER, (other,)), OtherJobLoads(JobId(""), (idle,)))

@@ -89,7 +89,7 @@ class SimulatedCluster:
         return PastMeasurements(verdict.good, self.failures, flagged, verdict.liars)
 
     def run(self, picks: int, since: float | None = None) -> int:
-        """Measure at most so often; return how often."""
+        """Make at most this many measurements; return how many were made."""
         for done in range(picks):
             pick = choose(self.nodes, self.known, self.policy, self.now, since=since)
             if pick is None:

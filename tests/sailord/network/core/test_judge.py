@@ -34,7 +34,7 @@ def why_not(measurements):
         ),
     ],
 )
-def test_what_cannot_be_is_flagged(changes, why):
+def test_impossible_measurements_are_flagged(changes, why):
     assert why_not([replace(measured("a1", "b1"), **changes)]) == {"a1": why}
 
 

@@ -16,7 +16,7 @@ from tests.gce.cloud import HERE, ask, provider
     [
         ({"stock": {(HERE, "a2-highgpu-1g", True): 0}}, "stockout", "enough resources"),
         ({"quotas": {("us-central1", "NVIDIA_A100_GPUS"): 0}}, "quota", "NVIDIA_A100_GPUS"),
-        # Not the cause, but no failure of the request either.
+        # It is not the cause, but no failure of the request either.
         (
             {
                 "stock": {(HERE, "a2-highgpu-1g", True): 0},
