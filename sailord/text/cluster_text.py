@@ -207,7 +207,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
     if names := job.get("needed"):  # An older sailord does not say it.
-        which = f"any of {_some(names)}" if len(names) > 1 else names[0]
+        which = f"any of {_name_some(names)}" if len(names) > 1 else names[0]
         lines.append(f"            without {which} it waits: there is no plan for the other nodes")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
