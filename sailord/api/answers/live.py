@@ -206,7 +206,7 @@ def job_part(
         kept.busy = {id_: each for id_, each in kept.busy.items() if id_ in active_of}
         busy = kept.busy.setdefault(active.job, BusyTimes()).of(part, of_job.schedule)
     elif chosen is not None:
-        job = _resting(state, chosen)
+        job = _resting_row(state, chosen)
     shown = chosen or (None if active is None else active.job)
     paused = [each for each in render.paused_view(state) if view is None or each.id != view.id]
     rows = {id_: _row_of(each, shown) for id_, each in active_of.items()}
@@ -255,7 +255,7 @@ def _resting_jobs(state: State, shown: JobId | None, running: Container[JobId]) 
     return [*found, shown] if is_missing and shown is not None else found
 
 
-def _resting(state: State, id_: JobId) -> dict[str, Any] | None:
+def _resting_row(state: State, id_: JobId) -> dict[str, Any] | None:
     """A job that does not run."""
     view = render.job_view(state, id_)
     if view is None:
