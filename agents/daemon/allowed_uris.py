@@ -93,11 +93,11 @@ def check_prefix(prefix: str, purpose: Purpose) -> str:
     if scheme == "file" and not prefix.startswith("file:///"):
         return "names no absolute path"
     if scheme == "https" and prefix != "https://":
-        return _other_form(prefix)
+        return _why_no_request_matches(prefix)
     return ""
 
 
-def _other_form(prefix: str) -> str:
+def _why_no_request_matches(prefix: str) -> str:
     """Return why no request of a client can begin with this https prefix; empty: one can."""
     try:
         url = URL(prefix)

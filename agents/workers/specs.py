@@ -176,7 +176,7 @@ def specs(
             "reader": {"grant": grant, "secret": secret},
             "tls": settings.tls,
             "manifest": manifest if settings.checkpoint_path is None else None,
-            "checkpoint": _by_agent(settings, node, record.job, manifest),
+            "checkpoint": _path_through_agent(settings, node, record.job, manifest),
             "socket": str(settings.socket),
             "orphan_s": settings.orphan_s,
             "threads": settings.threads,
@@ -184,7 +184,7 @@ def specs(
         }
 
 
-def _by_agent(
+def _path_through_agent(
     settings: WorkerSettings, node: NodeRecord, job: JobId, manifest: str | None
 ) -> dict[str, str] | None:
     if settings.checkpoint_path is None or manifest is None:

@@ -85,7 +85,7 @@ async def test_agent_whose_disk_is_full_joins_no_generation_until_it_has_room(
         path=tmp_path / "x", clock=Clock(), events=events, **parts,
     )  # fmt: skip
     running = asyncio.create_task(agent.run())
-    # What the next agent would do again is not worth waiting for.
+    # Do not wait for work that the next agent would do again.
     vote = Uploaded(Point(40, 3), "3-40", 1, "", ())
     events.put_nowait(UploadDone(NOW, JOB, vote))
     await until(lambda: sent and sent[-1].uploaded == (vote,))

@@ -118,7 +118,7 @@ def test_dcp_metadata_changes_no_class_or_function(tmp_path, named):
     before = vars(real).get(attribute, missing)
     write_dcp([TensorEntry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
     held = (tmp_path / ".metadata").read_bytes()
-    # Behind the two bytes of the protocol; what it leaves on the stack is taken off again.
+    # It follows the two bytes of the protocol, and takes off the stack what it left there.
     (tmp_path / ".metadata").write_bytes(held[:2] + CHANGES[named] + held[2:])
     try:
         with pytest.raises(InputError):

@@ -29,7 +29,7 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
     """List the changes of a job since a checkpoint that make it unusable."""
     problems = Problems()
     if model_of(job) != model_of(was):
-        what = f"the model was changed since step {step}: {_of_models(job, was)}"
+        what = f"the model was changed since step {step}: {_describe_difference(job, was)}"
         problems.add(place, what, "train the same model, or start a new run")
     now: Any
     before: Any
@@ -53,7 +53,7 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
     return problems.found
 
 
-def _of_models(job: Job, was: Job) -> str:
+def _describe_difference(job: Job, was: Job) -> str:
     for key in ("max_tp", "optimizer"):
         if getattr(job, key) != getattr(was, key):
             return f"{key} is {getattr(job, key)} and was {getattr(was, key)}"

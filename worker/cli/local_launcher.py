@@ -244,7 +244,9 @@ class _RankProcesses:
         if cause.last_message is not None and cause.last_message.get("says_all"):
             return RanksFailedError(cause.last_message["what"])
         noticed = [r for r in broken if r is not cause]
-        return RanksFailedError(f"{self._describe_end(cause)}{_who_noticed(cause, noticed)}")
+        return RanksFailedError(
+            f"{self._describe_end(cause)}{_describe_who_noticed(cause, noticed)}"
+        )
 
     def _describe_end(self, rank: _RankProcess) -> str:
         step, activity = self.board.read(rank.number)
@@ -282,7 +284,7 @@ _IN_WORDS: dict[Activity, str] = {activity: activity for activity in ACTIVITIES}
 }
 
 
-def _who_noticed(cause: _RankProcess, others: list[_RankProcess]) -> str:
+def _describe_who_noticed(cause: _RankProcess, others: list[_RankProcess]) -> str:
     if not others:
         return ""
     names = ", ".join(str(rank.number) for rank in others)

@@ -65,12 +65,12 @@ def check(work: Mapping[str, Any]) -> None:
         if name not in os.environ
     ]
     if work.get("packages"):
-        problems += _loaded_before(work["packages"])
+        problems += _find_loaded_before(work["packages"])
     if problems:
         raise InputError(problems)
 
 
-def _loaded_before(packages: str) -> Iterator[Problem]:
+def _find_loaded_before(packages: str) -> Iterator[Problem]:
     """Yield a problem for each package of the job that is loaded in another version."""
     for found in distributions(path=[packages]):
         modules = (found.read_text("top_level.txt") or found.name.replace("-", "_")).split()

@@ -199,11 +199,11 @@ class ProcessTransport:
             self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
         with self.operations.on_host(name, doing):
             # Gloo waits in vain for a lost rank that had to connect to this one.
-            group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
+            group = self._run_in_own_thread(lambda: self.run_guarded(build, doing), doing)
         with self._lock:
             self._groups[name] = group
 
-    def _in_own_thread(self, act: Callable[[], ReturnedT], doing: str) -> ReturnedT:
+    def _run_in_own_thread(self, act: Callable[[], ReturnedT], doing: str) -> ReturnedT:
         """Run a call in a thread, left behind after a loss, a cancellation or the deadline."""
         found: list[ReturnedT] = []
         errors: list[BaseException] = []

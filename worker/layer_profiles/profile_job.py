@@ -96,7 +96,7 @@ def profile_job(
             if step is not None:
                 optimizer_parameters[tp] = step[1]
     if not timings:
-        raise InputError(_nothing_fits(job, did_not_fit, device))
+        raise InputError(_describe_too_large(job, did_not_fit, device))
     return Profile(
         name=request.name,
         sequence=job.model.tokens_of(job.sequence),
@@ -260,7 +260,7 @@ def _sizes(
     )
 
 
-def _nothing_fits(
+def _describe_too_large(
     job: Job, did_not_fit: dict[tuple[str, int, int], str], device: Device
 ) -> Problem:
     _, tp, micro_batch = min(did_not_fit, key=lambda key: (key[2], -key[1]))

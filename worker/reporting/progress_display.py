@@ -34,7 +34,7 @@ class ProgressDisplay:
     def step(self, line: dict[str, Any]) -> None:
         """Print a step."""
         self._show("")
-        print(json.dumps(line) if self.as_json else _in_words(line), flush=True)
+        print(json.dumps(line) if self.as_json else _format_duration(line), flush=True)
         each_s = line["seconds"]
         if self._done == 0:
             self._begin_s = time.monotonic()
@@ -78,7 +78,7 @@ class ProgressDisplay:
             print(f"{_CLEAR}{text}", end="", file=sys.stderr, flush=True)
 
 
-def _in_words(line: dict[str, Any]) -> str:
+def _format_duration(line: dict[str, Any]) -> str:
     loss, norm = (
         "none" if line[key] is None else f"{line[key]:.5f}" for key in ("loss", "grad_norm")
     )

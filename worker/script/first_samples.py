@@ -25,19 +25,19 @@ def unlike_first(data: DataSource, count: int) -> list[int]:
     the last sample that differs most from it in its class, masks and padding.
     """
     first = data.batch(0, [0]).inputs
-    labels, numbers = label_count(first), _how_often(first)
+    labels, numbers = label_count(first), _count_numbers(first)
     other, unlike, most = None, None, (0, 0)
     for index in sorted({*range(1, min(LOOKED_AT, count)), max(count - 1, 0)}):
         batch = data.batch(0, [index]).inputs
         if other is None and index < LOOKED_AT and label_count(batch) != labels:
             other = index
-        found = _difference(_how_often(batch), numbers)
+        found = _difference(_count_numbers(batch), numbers)
         if found > most:
             unlike, most = index, found
     return sorted({index for index in (other, unlike) if index is not None})
 
 
-def _how_often(batch: Any) -> list[Counter[float]]:
+def _count_numbers(batch: Any) -> list[Counter[float]]:
     """Count the numbers in each tensor of a sample; images are left out."""
     tensors = (each for each in leaves_of(batch) if isinstance(each, Tensor) and each.dim() <= 2)
     return [Counter(each.flatten().tolist()) for each in tensors]

@@ -59,7 +59,7 @@ def described_job(document: Document) -> tuple[Job, Recipe]:
         raise InputError(Problem("[training] dropout", what, "change them in its config.json"))
     recipe = hf_recipe(job, document.folder)
     found = recipe.job()
-    model = _by_token(found.model, job.sequence)
+    model = _count_by_token(found.model, job.sequence)
     return replace(job, model=model, max_tp=found.max_tp), recipe
 
 
@@ -67,7 +67,7 @@ _UNKNOWN = Model("", "module", (), 1, 1, 1, 1, 1, 1, learned_positions=False, ti
 """Stands for a model until it is described."""
 
 
-def _by_token(model: Model, sequence: int) -> Model:
+def _count_by_token(model: Model, sequence: int) -> Model:
     """Count what layers hand on by token: a module is traced with whole samples."""
     if any(layer.output_per_token % sequence for layer in model.layers[:-1]):
         cure = "give 1, which counts by image"

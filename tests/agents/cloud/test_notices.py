@@ -149,7 +149,7 @@ async def test_gce_a_restarted_agent_keeps_its_notice():
         async with watched(server, id_) as events:
             await until(lambda: events)
             assert events == [NoticeWithdrawn(events[0].at, id_)]
-        # No withdrawal while one of the two sources was not read.
+        # There is no withdrawal before both sources were read.
         events.clear()
         half = Notices(NODE, 30.0, 10.0, Clock(), events.append)
         half.restore([id_])

@@ -164,11 +164,11 @@ async def test_a_revoked_lease_deletes_its_keys(store, prefix):
     lease = await store.grant(60)
     await store.put(prefix + "a", b"", lease=lease.id)
     await store.put(prefix + "b", b"", lease=lease.id)
-    await store.put(prefix + "b", b"")  # Without the lease from now on.
+    await store.put(prefix + "b", b"")  # The key has no lease from now on.
     await store.revoke(lease.id)
     assert [entry.key for entry in (await store.snapshot(prefix)).entries] == [prefix + "b"]
     assert not await store.keep(lease.id)
-    await store.revoke(lease.id)  # A second time is no error.
+    await store.revoke(lease.id)  # To revoke it again is no error.
     with pytest.raises(LeaseGone):
         await store.put(prefix + "a", b"", lease=lease.id)
     with pytest.raises(LeaseGone):

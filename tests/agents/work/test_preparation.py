@@ -421,7 +421,9 @@ async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node,
         while not isinstance(await node.preparation.view(JOB), dict):
             await asyncio.sleep(0)
         there.rename(tmp_path / "elsewhere")
-        there.symlink_to("x" * 300)  # Fails otherwise than by its absence, as a dead mount does.
+        there.symlink_to(
+            "x" * 300
+        )  # Its error is not that of a missing file, as with a dead mount.
         why = f"inner/corpus ({there}: File name too long); mount it there"
         assert await node.preparation.view(JOB) == f"data is missing on this node: {why}"
         mount("gone")

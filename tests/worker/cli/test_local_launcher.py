@@ -169,7 +169,7 @@ def test_ignored_sighup_stays_ignored():
     assert (rest, parent.returncode) == (b"", 0)
 
 
-# Interrupted while torch is imported, which may turn an exception into anything.
+# The interrupt comes while torch is imported, which may turn it into any exception.
 LOADING = """
 import os, signal, sys
 

@@ -121,7 +121,7 @@ def test_survivors_of_a_death_name_it_and_can_go_on(phase, how, plan):
         found = run_generation(JOB, plan, steps=3, fail_at=fail_at, world=world)
     others = [each for number, each in enumerate(found) if number != rank]
     assert found[rank].verdict == "dead"
-    # Who was making a communicator with the dead rank cannot be used again; in no step is any made.
+    # A rank that was making a communicator with the dead one is not used again; steps make none.
     allowed = {"recovered", "replaced"} if phase == "met" else {"recovered"}
     assert {each.verdict for each in others} <= allowed
     assert {each.lost for each in others} == {rank}
@@ -256,7 +256,7 @@ def test_the_group_that_votes_is_aborted_first(monkeypatch):
 
 
 def test_a_death_while_communicators_are_made_is_named_though_the_library_fails_first(monkeypatch):
-    failed, in_own_thread = threading.Event(), ProcessTransport._in_own_thread
+    failed, in_own_thread = threading.Event(), ProcessTransport._run_in_own_thread
 
     def fail(*_):
         failed.set()
@@ -270,7 +270,7 @@ def test_a_death_while_communicators_are_made_is_named_though_the_library_fails_
         return in_own_thread(transport, act, doing)
 
     monkeypatch.setattr(EmulatedNccl, "open", fail)
-    monkeypatch.setattr(ProcessTransport, "_in_own_thread", die_later)
+    monkeypatch.setattr(ProcessTransport, "_run_in_own_thread", die_later)
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
     survivor, _ = run_generation(JOB, plan, steps=0)
     assert (survivor.verdict, survivor.lost) == ("recovered", 1)

@@ -56,7 +56,7 @@ def noisy() -> Iterator[float]:
     [
         (iter([1.0] * 9), 1e9, SAMPLES_LEAST),  # Equal ones are enough at once.
         (noisy(), 20.0, 20),  # The time is used up.
-        (noisy(), 0.0, SAMPLES_LEAST),  # So many are taken in any case.
+        (noisy(), 0.0, SAMPLES_LEAST),  # The fewest samples are always taken.
         (noisy(), 1e9, SAMPLES_MOST),
     ],
 )

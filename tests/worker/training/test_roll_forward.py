@@ -32,7 +32,7 @@ class Unheard:
         values = self._group.read_sum(tensor)
         if self._trainer.progress.step == LAST:
             while self._world.votes.get(0, (0,))[0] != LAST:
-                pass  # Rank 0 has the result.
+                pass  # Rank 0 has the result by now.
             time.sleep(UNHEARD_S)
             self._world.fail(PeerLostError(1, "voting"))
             raise PeerLostError(1, "voting")

@@ -166,7 +166,7 @@ class DeepSpeedTrainer:
         topology: Any = importlib.import_module("deepspeed.runtime.pipe.topology")
         stages, count = self.plan.pipelines[0].stages, len(self.job.model.layers)
         local = {layer.index: layer.module for layer in self._layers}
-        tied = _tied_across_stages(self.job, [stage.layers for stage in stages])
+        tied = _find_tied_across_stages(self.job, [stage.layers for stage in stages])
 
         class _PrebuiltLayer(pipe.LayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
             """A layer that this rank has already built."""
@@ -285,7 +285,7 @@ def leave_groups() -> None:
     comm.cdb = None
 
 
-def _tied_across_stages(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
+def _find_tied_across_stages(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
     """Return the tied layers, with the name of their weight, if no stage holds both."""
     for index in range(len(job.model.layers)):
         for tensor in table_of(job, index):

@@ -94,7 +94,7 @@ def transformer_of(job: Job, config: Mapping[str, Any] | None) -> Transformer:
         what = f"{frozen[0]} is frozen, and so not in checkpoints"
         raise InputError(Problem("the model", what, "use a form for adapters: huggingface"))
     if job.model.family == "module":
-        return _of_module(job, config)
+        return _find_module_parts(job, config)
     model, how = job.model, job.model.architecture
     if model.family not in ("llama", "gpt2") or how is None:
         raise _unknown(model.family)
@@ -114,7 +114,7 @@ def transformer_of(job: Job, config: Mapping[str, Any] | None) -> Transformer:
     return Transformer(outside, tuple(blocks), model.heads, model.kv_heads)
 
 
-def _of_module(job: Job, config: Mapping[str, Any] | None) -> Transformer:
+def _find_module_parts(job: Job, config: Mapping[str, Any] | None) -> Transformer:
     if config is None:
         what = "is a module, whose config is not known"
         raise InputError(Problem("the model", what, "give its script or job file with --job"))
@@ -168,14 +168,16 @@ def megatron_tensors(
     for number, block in enumerate(model.blocks):
         prefix = _BLOCK if is_stacked else f"{_BLOCK}{number}."
         stack = (number, len(model.blocks)) if is_stacked else None
-        for tensor in _of_block(model, block):
+        for tensor in _list_block_tensors(model, block):
             found += _place_in_stack(
                 replace(tensor, name=prefix + tensor.name), stack, stored or {}
             )
     return tuple(found)
 
 
-def _of_block(model: Transformer, block: Mapping[str, TensorRows]) -> Iterator[ForeignTensor]:
+def _list_block_tensors(
+    model: Transformer, block: Mapping[str, TensorRows]
+) -> Iterator[ForeignTensor]:
     known = {*_INSIDE, *(f"{part}.{kind}" for part in _QKV for kind in ("weight", "bias"))}
     known |= {f"mlp.{part}.{kind}" for part in ("gate", "up") for kind in ("weight", "bias")}
     for role in block:

@@ -325,6 +325,6 @@ def test_a_sample_that_cannot_be_read_is_named():
         def __getitem__(self, index):
             return {"text": 1}["txt"]
 
-    with pytest.raises(KeyError) as told:  # With its line: no other data would help.
+    with pytest.raises(KeyError) as told:  # The error keeps its line: no other data would help.
         data_of(Misspelt(), shuffled=False).batch(0, [1])
     assert told.value.__notes__ == ["in dataset: sample 1 (step 0, position 1)"]
