@@ -113,7 +113,7 @@ class Agent:
                 self.report(),
             ]
             if self.reader is self:
-                works.append(self.registration.poll(self.node.id, lambda: None))
+                works.append(self.registration.poll(self.node.id, lambda: None, lambda *_: None))
                 works.append(self.registration.watch())
             for work in works:
                 group.create_task(work)
