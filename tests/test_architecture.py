@@ -154,7 +154,7 @@ WINGS: dict[str, dict[str, str]] = {
         "client": "agents.rpc simulator",
         "screen": "client text",
         "local": "screen authority agents.store",
-        "cli.shared": "client text worker.cli.own_output",
+        "cli.shared": "client text",
         "cli.submit": "cli.shared agents.work",
         "cli.checkpoints": "cli.submit checkpoints",
         "cli.cluster": "cli.shared screen",

@@ -11,7 +11,6 @@ import click
 
 from sailord.cli.shared.exit_codes import FAILED, UNUSABLE_INPUT
 from simulator.documents.problems import InputError
-from worker.cli.own_output import discard_output
 
 _KNOWN_ELSEWHERE = {
     "list": ["ls"],
@@ -57,7 +56,7 @@ class Group(click.Group):
                 click.echo(f"error: {problem}", err=True)
             ctx.exit(UNUSABLE_INPUT)
         except BrokenPipeError:
-            discard_output()  # The reader closed the pipe, as `| head` does.
+            _discard_output()  # The reader closed the pipe, as `| head` does.
             ctx.exit(0)
         except click.NoSuchOption as error:
             given = error.ctx.command.params if error.ctx is not None else []
@@ -68,7 +67,7 @@ class Group(click.Group):
                 error.option_name, what, error.possibilities, error.ctx
             ) from None
         except OSError as error:
-            discard_output()
+            _discard_output()
             where = "the output" if error.filename is None else str(error.filename)
             click.echo(f"error: cannot write {where}: {error.strerror}", err=True)
             ctx.exit(FAILED)
@@ -79,3 +78,8 @@ class Group(click.Group):
         elif isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # Letters that its encoding lacks.
         return super().main(*args, **kwargs)
+
+
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

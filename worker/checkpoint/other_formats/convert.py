@@ -114,7 +114,7 @@ def export_deepspeed(state: SavedCheckpoint, out: Path) -> None:
     require_adam(state.job, "DeepSpeed's universal form")
     step = state.progress.updates
     with created_folder(out) as folder:
-        tag = f"global_step{state.progress.step}_find_universal"
+        tag = f"global_step{state.progress.step}_universal"
         (folder / "latest_universal").write_text(tag, encoding="ascii")
         for tensor in foreign_tensors(state.job):
             place = folder / tag / "zero" / tensor.name
