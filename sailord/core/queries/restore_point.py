@@ -92,17 +92,20 @@ def release_point(
     durable: Durable | None,
     domains: Mapping[NodeId, str],
 ) -> Point | None:
-    """Return the newest point of a generation that survives the loss of one failure domain.
+    """Return the newest point that survives the loss of one failure domain: of a generation, or the
+    one in memory from which it began.
 
     ``domains`` has exactly the nodes that can hold copies, members or not. Snapshots before the
-    point are no longer needed. ``None``: keep everything, since the only safe copy may be of
-    another generation.
+    point are no longer needed. ``None``: keep everything, since the only safe copy may be an older
+    one.
     """
     copies = min(2, len(set(domains.values())))
     safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
     if durable is not None:
         safe.add(durable.point)
-    return max((point for point in safe if point.generation == record.number), default=None)
+    begun_from = record.restore.point if record.restore.source == "memory" else None
+    own = (p for p in safe if p.generation == record.number or p == begun_from)
+    return max(own, default=None)
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:
