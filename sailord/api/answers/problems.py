@@ -36,6 +36,8 @@ RECEIVER = "see that it runs, and its address in sailord.toml"
 UNREADABLE = "docs/operations.md#troubleshooting says what to do"
 LATE = "it needs faster or more instances: allow more pools, or raise the budgets"
 FASTER = "it needs faster or more nodes"
+TOTAL_BUDGET = "objective.max_usd_total"
+"""The place that the planner names if the budget pays for no plan."""
 STORAGE = "mend the storage: it is tried again by itself"
 TROUBLE = "journalctl -u sailor-agent there says more"
 UNANSWERED_MANY = 2
@@ -206,6 +208,8 @@ def _job_problems(
         yield OpenProblem("held", job.id, text, job.phase.since)
     elif job.phase.name == "waiting":
         cures = _cures_of_wait(nodes)
+        if TOTAL_BUDGET in (job.phase.reason or ""):
+            cures.insert(0, f"sailorctl budget {job.id} USD raises it")
         if job.phase.has_no_node and not cures:
             cures = ["mend its cause, or add nodes"]
         text = "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])

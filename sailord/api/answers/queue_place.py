@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.protocol.records import JobId
-from sailord.core.model.phases import Held
+from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.forecast import done_in
 from sailord.core.queries.job_queue import in_queue, next_in_queue
@@ -31,6 +31,9 @@ def place_text(state: State, id_: JobId) -> str:
         said.append(f"queued behind {first_names(before)}")
         if active is not None and (left_s := done_in(state)) is not None:
             said.append(f"{active.job} is done in about {duration(left_s)}")
+        elif active is not None and isinstance(active.phase, Waiting) and active.asked.is_refused:
+            cure = f"sailorctl pause {active.job} lets the next job run"
+            said.append(f"{active.job} has the cluster and no plan; {cure}")
         elif active is not None and before == (active.job,):
             said.append(f"it gets the cluster once {active.job} ends or is paused")
     step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import structlog
 from aiohttp import web
 
-from agents.protocol.records import JobId, Order, OrderKind
+from agents.protocol.records import JobId, NodeId, Order, OrderKind
 from sailord.api.access.callers import caller_of
 from sailord.api.answers.queue_place import after_order
 from sailord.api.answers.responses import answer, refusal
@@ -21,6 +21,7 @@ from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.cluster_records import what_is_ordered
 from sailord.core.order_validation import why_without_effect
+from sailord.planning.precomputed import NoPlan
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
@@ -29,6 +30,11 @@ APPLIED_WITHIN_S = 2.0
 """How long an answer waits until the controller has read what was just stored."""
 REASON_MAX = 500
 NOTICE_S_MAX = 86_400.0
+NEEDED: Mapping[OrderKind, str] = {
+    "drain": "there is no plan without it, so the job trains on there until a node is added",
+    "preempt": "there is no plan without it: once it ends, the job waits for a node",
+}
+"""What follows an order about a node that the job cannot do without."""
 OTHER_ID = Problem(
     "id", "was used with another order or node", "use a new id for each order (idempotency key)"
 )
@@ -103,6 +109,8 @@ async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Resp
     if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.cluster.state.known_orders)
+    if order.kind in NEEDED and isinstance(api.cluster.following(NodeId(order.target)), NoPlan):
+        then = NEEDED[order.kind]
     then = then or after_order(api.cluster.last_led, order.kind, JobId(order.target))
     return answer(Taken(order.id, given == "new", then), status=202)
 

@@ -284,6 +284,16 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
     assert texts(WELL, starts, (NODE,), NOW) == ("job waits: no node is ready",)
 
 
+def test_a_job_whose_budget_pays_for_no_plan_waits_with_the_order_that_raises_it() -> None:
+    why = "objective.max_usd_total: is 5, and the cheapest plan needs 8.6"
+    known = state_of(Waiting(why, NOW - 60))
+    view = render.active_view(known, StepRate(), None, {}, {}, NOW)
+    assert view is not None
+    view = replace(view, phase=replace(view.phase, reason=why))
+    (said,) = texts(WELL, view, (NODE,), NOW)
+    assert said == f"job waits: {why}; sailorctl budget job USD raises it"
+
+
 def test_a_planner_that_did_not_answer_twice_is_a_problem() -> None:
     shown = render.active_view(state_of(unanswered=2), StepRate(), None, {}, {}, NOW)
     (said,) = texts(WELL, shown, (NODE,), NOW)

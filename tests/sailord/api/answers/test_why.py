@@ -85,6 +85,14 @@ def test_a_queued_job_is_told_how_long_it_waits_and_where_it_goes_on() -> None:
     assert place_text(known, JobId("none")) == ""
 
 
+def test_a_job_behind_one_that_has_no_plan_is_told_how_it_can_run() -> None:
+    waits = replace(active_of(ALMOST), phase=Waiting("no plan", NOW - 60))
+    stuck = replace(ALMOST, active=grouped(waits, is_refused=True))
+    told = f"{JOB} has the cluster and no plan; sailorctl pause {JOB} lets the next job run"
+    assert place_text(stuck, JobId("urgent")) == f"queued behind {JOB}; {told}"
+    assert told in after_order(stuck, "resume", JobId("late"))
+
+
 def test_pause_and_resume_tell_who_gets_the_cluster() -> None:
     assert after_order(ALMOST, "pause", JOB) == (
         "once its last step is saved, urgent gets the cluster"
