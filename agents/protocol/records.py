@@ -1,4 +1,7 @@
-"""Records in the store, which outlive every process, and agents' complete reports; see codec."""
+"""The records that sailord, the agents and the store share, and the agents' reports.
+
+Records outlive every process; a report is an agent's complete state. ``codec`` encodes them.
+"""
 
 from __future__ import annotations
 
@@ -139,9 +142,6 @@ class GenerationRecord:
     reason: str
     lineage: tuple[Point, ...] = ()
     """The restore points of the last generations before this one, newest first."""
-    fallback: Point | None = None
-    """Of past generations only this and the restore point are needed: the newest that the loss of
-    any failure domain leaves, or if none, the restore point. ``None``: not known, maybe all."""
     memory_every: int = 1
     """Steps between two snapshots in memory."""
     persist_every: int | None = None

@@ -138,21 +138,10 @@ class SnapshotLifecycle:
         """Report which snapshots of a job this node holds."""
         self.feed(SnapshotsChanged(self.clock.now(), self.memory.sealed(job), job))
 
-    def hear(
-        self,
-        job: JobId,
-        rank: int,
-        *,
-        sealed_at: Point | None,
-        bytes_short: int,
-        complete: Point | None = None,
-    ) -> None:
-        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one.
-
-        ``complete``: the last point that it knows to be complete on all ranks.
-        """
+    def hear(self, job: JobId, rank: int, *, sealed_at: Point | None, bytes_short: int) -> None:
+        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one."""
         if bytes_short:
-            self._tasks.start(self._make_room(job, bytes_short, complete))
+            self._tasks.start(self._make_room(bytes_short))
         if sealed_at is None or self._taken.get((job, rank)) == sealed_at:
             return
         path = self.memory.path(job, sealed_at, snapshot_file.file_name(rank))
@@ -199,14 +188,8 @@ class SnapshotLifecycle:
         elif (linked := self.memory.link(snapshot)) is not None:
             self._linked[snapshot.key] = linked
 
-    async def _make_room(self, job: JobId, needed_bytes: int, complete: Point | None) -> None:
-        """Delete what the present generation can spare of past ones; then drop the oldest files
-        that wait for upload: an outage of the store stops no training."""
-        record = self.state().record
-        if complete is not None and self._is_held(job, complete):
-            await asyncio.to_thread(delete, self.memory.release(job, complete, complete.generation))
-        elif record is not None and record.job == job:
-            await asyncio.to_thread(delete, self.memory.release_spare(record))
+    async def _make_room(self, needed_bytes: int) -> None:
+        """Drop the oldest files that wait for upload: an outage of the store stops no training."""
         for name in sorted(self._linked, key=lambda name: name[1]):
             if self.free_bytes() >= needed_bytes:
                 return
@@ -220,11 +203,6 @@ class SnapshotLifecycle:
             )
             self._set_trouble(job, "room", text)
             await asyncio.to_thread(snapshot.path.unlink, missing_ok=True)
-
-    def _is_held(self, job: JobId, point: Point) -> bool:
-        """Return whether the point is of the present generation, and here."""
-        present = self.workers.job, self.workers.generation
-        return present == (job, point.generation) and bool(self.memory.snapshots(job, point))
 
     def begin(self) -> None:
         """Drop the files of past generations that wait for upload: they are never committed.

@@ -218,11 +218,6 @@ MUTATIONS = [
             "safe = {sealed.point for _, sealed in held}",
         ),
         (
-            "a further loss takes a job back to the oldest safe point",
-            "return max(line, default=restore.point)",
-            "return min(line, default=restore.point)",
-        ),
-        (
             "two nodes of one zone count as two failure domains",
             "return {id_: zone if by_zone else id_ for",
             "return {id_: id_ for",

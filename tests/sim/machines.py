@@ -27,7 +27,6 @@ from agents.protocol.records import (
     Uploaded,
 )
 from agents.registration import choose
-from agents.snapshots.memory import may_need
 from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
 from tests.sim.workers import Gang
@@ -116,15 +115,6 @@ class Machine:
             self.sealed = tuple(each for each in before if each not in gone)
             self.world.checker.check_release(self, before)
 
-    def make_room(self, record: GenerationRecord) -> None:
-        """Delete what a generation can spare, on each second machine: its memory is full."""
-        before = self.sealed
-        if self.job == record.job and int(self.id.strip("n")) % 2:
-            self.sealed = tuple(each for each in before if may_need(record, each.point))
-        if self.sealed != before:
-            self.world.checker.check_release(self, before)
-            self.tell(lambda agent: agent.snapshots_changed())
-
     def release(self, order: model.ReleaseSnapshots) -> None:
         """Delete snapshots up to the safe point, except the running generation's last two."""
         if self.job != order.job:
@@ -195,7 +185,6 @@ class Agent(Process):
                 self._register(command.node)
             case model.JoinGeneration():
                 gangs.join(machine, command.record)
-                machine.make_room(command.record)
             case model.SendStop():
                 gangs.tell_stop(machine, command.generation, command.stop_at)
             case model.AbortGang():

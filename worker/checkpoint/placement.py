@@ -57,15 +57,6 @@ class SnapshotPlacement:
         """Return how many snapshot files a rank has at once."""
         return 3 if self.waits else 2
 
-    @property
-    def first_files(self) -> int:
-        """Return how many of them it needs to begin.
-
-        Without replicas, one: when its second snapshot is due, its first is complete on all ranks,
-        so what past generations left can make room for another file.
-        """
-        return self.files if self.waits else 1
-
 
 def state_shape(job: Job) -> StateShape:
     """Return the dimensions of the job's state."""

@@ -83,43 +83,26 @@ def whole_points(holders: Holders, layers: int, atoms: int, *, copies: int = 1) 
     }
 
 
-def safe_points(
+def release_point(
     held: SealedByNode,
+    *,
     layers: int,
     atoms: int,
-    *,
+    record: GenerationRecord,
     durable: Durable | None,
     domains: Mapping[NodeId, str],
-) -> set[Point]:
-    """Return the points that survive the loss of one failure domain.
+) -> Point | None:
+    """Return the newest point of a generation that survives the loss of one failure domain.
 
-    ``domains`` has exactly the nodes that can hold copies, members or not.
+    ``domains`` has exactly the nodes that can hold copies, members or not. Snapshots before the
+    point are no longer needed. ``None``: keep everything, since the only safe copy may be of
+    another generation.
     """
     copies = min(2, len(set(domains.values())))
     safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
-    return safe if durable is None else safe | {durable.point}
-
-
-def release_point(safe: Iterable[Point], record: GenerationRecord) -> Point | None:
-    """Return the newest safe point of a generation, or the one in memory from which it began.
-
-    Snapshots before the point are no longer needed. ``None``: keep everything, since the only safe
-    copy may be an older one.
-    """
-    begun_from = record.restore.point if record.restore.source == "memory" else None
-    own = (p for p in safe if p.generation == record.number or p == begun_from)
-    return max(own, default=None)
-
-
-def fallback_point(safe: Iterable[Point], restore: Restore, last: GenerationRecord | None) -> Point:
-    """Return the newest safe point from which a job can go on if a loss takes its restore point.
-
-    It is the restore point itself if that is safe, or if no point is.
-    """
-    if restore.source != "memory" or last is None:
-        return restore.point
-    line = (p for p in safe if is_in_lineage(p, last) and p <= restore.point)
-    return max(line, default=restore.point)
+    if durable is not None:
+        safe.add(durable.point)
+    return max((point for point in safe if point.generation == record.number), default=None)
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:

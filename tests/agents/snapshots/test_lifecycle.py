@@ -11,8 +11,7 @@ import pytest
 from agents.core.model import SnapshotsChanged, TroubleChanged
 from agents.daemon.clock import Clock
 from agents.loop import AgentLoop
-from agents.protocol.codec import read
-from agents.protocol.records import GenerationRecord, JobId, JobRecord, Point, Restore
+from agents.protocol.records import JobId, JobRecord, Point
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.workers.status import WorkerStatus
@@ -36,11 +35,7 @@ class Node:
             job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
         )
         state: Any = SimpleNamespace(
-            node=SimpleNamespace(id="a.1.1", state="ready"),
-            uploaded=(),
-            job=JOB,
-            left=0,
-            record=None,
+            node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=(), job=JOB, left=0
         )
         self.workers, self.state = any_, state
         memory = SnapshotMemory(folder)
@@ -191,16 +186,6 @@ def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     assert told == [(JOB, 3)]
 
 
-@pytest.mark.parametrize(("said", "complete"), [({"complete_step": 7}, Point(7, 2)), ({}, None)])
-def test_the_agent_hears_which_point_is_complete_where_room_is_short(said, complete):
-    told = []
-    snapshots = SimpleNamespace(hear=lambda *_, **about: told.append(about))
-    loop: Any = SimpleNamespace(snapshots=snapshots, joiner=SimpleNamespace(hear=lambda *_: None))
-    status = {"generation": 2, "rank": 0, "taking": "running", "room_short": 9, **said}
-    AgentLoop.hear(loop, JOB, read(WorkerStatus, status))
-    assert told == [{"sealed_at": None, "bytes_short": 9, "complete": complete}]
-
-
 def test_trouble_of_one_job_is_neither_reported_nor_hidden_as_that_of_the_next(node):
     lifecycle, text = node.lifecycle, "replicas stay in z1: no node in another zone is ready"
     lifecycle._set_trouble(JobId("job"), "copies", text)
@@ -222,27 +207,3 @@ async def test_snapshots_of_an_ended_job_wait_for_its_store_no_longer(node):
     assert node.lifecycle._linked == {}
     node.seal(10, ranks=2)
     assert len(node.lifecycle._linked) == 2, "the folder of links stays"
-
-
-STAY = {(1, 4), (1, 8), (2, 10), (2, 11)}
-
-
-@pytest.mark.parametrize(
-    ("complete", "left"),
-    [(None, STAY), (Point(10, 2), {(2, 10), (2, 11)}), (Point(10, 3), STAY), (Point(99, 2), STAY)],
-    ids=["none yet", "the first", "another generation's", "one that is not here"],
-)
-async def test_worker_without_room_gets_that_of_what_past_generations_left(node, complete, left):
-    memory = node.lifecycle.memory
-    for generation, step in ((1, 4), (1, 6), (1, 8), (1, 9), (2, 10), (2, 11)):
-        write_snapshot(memory.folder, generation=generation, step=step)
-    memory.open()
-    node.workers.generation = 2
-    restore = Restore(Point(8, 1), "memory")
-    node.state.record = GenerationRecord(
-        JOB, 2, "open", "", (), restore, 1, "", fallback=Point(4, 1)
-    )
-    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1, complete=complete)
-    await until(lambda: {(p.generation, p.step) for p in memory._points(JOB)} == left)
-    await until(lambda: len(list(memory.folder.glob("*/*/*.snap"))) == len(left))
-    assert node.held[-1] == 11

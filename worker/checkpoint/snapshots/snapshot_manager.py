@@ -57,18 +57,12 @@ class SnapshotTarget:
     persist_every: int | None
     zones: Mapping[str, str]
     """The zone of every known node."""
-    needed: frozenset[tuple[int, int]] | None = None
-    """Generation and step of the points of past generations that this one may need; the agent
-    deletes others when room is short. ``None``: all."""
 
 
-def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> bool:
-    """Return whether the node's memory has room for all files of its ranks at once.
-
-    Raises ``NoRoomError`` if it cannot hold the snapshots of its ranks.
-    """
+def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
+    """Raise ``NoRoomError`` if the node's memory cannot hold the snapshots of its ranks."""
     need = node_need(placement_of(job, plan, holdings, target.zones), target.node)
-    return check_room(need, target.memory, target.job, target.generation, target.needed)
+    check_room(need, target.memory, target.job, target.generation)
 
 
 def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, SnapshotPlacement]:
@@ -170,14 +164,9 @@ class SnapshotManager:
         *,
         on_sealed: Callable[[int], None] = lambda _: None,
         on_milestone: OnMilestone = lambda _: None,
-        on_no_room: Callable[[int, int], None] = lambda *_: None,
-        all_at_once: bool = True,
+        on_no_room: Callable[[int], None] = lambda _: None,
     ) -> SnapshotManager:
-        """Reserve room for all snapshot files that will exist at once, or only for the first.
-
-        ``on_no_room`` gets the needed bytes, and the last step whose snapshot is known to be
-        complete on all ranks, so that no older point is needed; 0: there is none.
-        """
+        """Reserve room for all snapshot files that will exist at once."""
         header, placement = header_of(trainer, target)
         sources = CopySources.of(header, trainer.buffers)
         stalls = StallStats(placement.waits)
@@ -186,13 +175,8 @@ class SnapshotManager:
             stalls.sealed(step)
             on_sealed(step)
 
-        def lacks_room(needed_bytes: int, safe_step: int) -> None:
-            # A replica that was given up is on no other node, but one of an older point may be.
-            on_no_room(needed_bytes, 0 if placement.waits else safe_step)
-
-        writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, lacks_room)
-        more = placement.files - placement.first_files if all_at_once else 0
-        writer.reserve(placement.first_files, more)
+        writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
+        writer.reserve(placement.files)
         found = cls(trainer, target, writer, transport, stalls, placement)
         found._compared = found._agreed_at = trainer.progress.step
         return found

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import Point, Restore
+from agents.protocol.records import Restore
 from sailord.core.model.commands import AbortGeneration, WakeAgents, WriteGeneration
 from sailord.core.model.events import DurableChecked, GenerationWritten, PlanFound
-from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.replan_triggers import RECOVERY_S, replan_trigger
 from tests.sailord.core.states import (
     FROM_NOTHING,
@@ -61,16 +60,3 @@ def test_first_generation_follows_those_of_the_checkpoint_storage(before: int, f
     _, commands = act(opening, GenerationWritten(NOW, write.record))
     assert not any(isinstance(each, AbortGeneration) for each in commands)
     assert WakeAgents((A, B)) in commands
-
-
-@pytest.mark.parametrize(
-    ("of_b", "fallback"),
-    [((39, 40, 41), 41), ((39, 40), 40), ((39,), 39), ((), 41)],
-    ids=["both nodes have it", "one step less", "two steps less", "no point is on two nodes"],
-)
-def test_record_names_the_point_that_one_more_loss_would_leave(of_b, fallback) -> None:
-    nodes = node(A, report(A, "broken", sealed=(39, 40, 41))), node(B, report(B, sealed=of_b))
-    known = state(None, *nodes)
-    restore = Restore(Point(41, 3), "memory")
-    record = next_record(known, active_of(known), proposal(), restore, "a reason")
-    assert record.fallback == Point(fallback, 3)

@@ -29,11 +29,9 @@ from sailord.core.model.state import Check, Commit, State
 from sailord.core.queries.restore_choice import release_now
 from sailord.core.queries.restore_point import (
     failure_domains,
-    fallback_point,
     is_in_lineage,
     release_point,
     restore_point,
-    safe_points,
 )
 from sailord.core.rules.checkpoint_rules import covering
 from tests.sailord.core.states import (
@@ -212,8 +210,6 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         ([("a", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 3), ("b", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 2), ("b", 40, 2)], "ab", "node", None, None),
-        ([("a", 10, 2), ("b", 10, 2)], "ab", "node", None, Point(10, 2)),
-        ([("a", 10, 2)], "ab", "node", None, None),
         ([("a", 41, 3)], "ab", "node", durable(40), Point(40, 3)),
         ([], "ab", "node", durable(40, 2), None),
         (TWO_AND_TWO, "abc", "zone", None, Point(40, 3)),
@@ -228,8 +224,6 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         "the only node",
         "an absent node is no failure domain",
         "another generation's",
-        "the one from which it began",
-        "one copy of that",
         "durable",
         "durable before",
         "two zones",
@@ -247,36 +241,8 @@ def test_release_point(
     expected: Point | None,
 ) -> None:
     domains = failure_domains({n: z for n, z in ZONES.items() if n in there}, survive)
-    safe = safe_points(held(*points), 1, 1, durable=kept, domains=domains)
-    assert release_point(safe, G) == expected
-
-
-FROM_MEMORY = Restore(Point(41, 3), "memory")
-
-
-@pytest.mark.parametrize(
-    ("safe", "restore", "expected"),
-    [
-        ([Point(30, 3), Point(40, 3), Point(41, 3)], FROM_MEMORY, Point(41, 3)),
-        ([Point(30, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
-        ([Point(10, 2)], FROM_MEMORY, Point(10, 2)),
-        ([], FROM_MEMORY, Point(41, 3)),
-        ([Point(11, 2)], FROM_MEMORY, Point(41, 3)),
-        ([Point(42, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
-        ([Point(40, 3)], Restore(Point(38, 3), "durable"), Point(38, 3)),
-    ],
-    ids=[
-        "the restore point is safe",
-        "the newest of those before",
-        "an older generation's",
-        "none is safe",
-        "a void one",
-        "one after the restore point",
-        "the restore point is a checkpoint",
-    ],
-)
-def test_fallback_point(safe: list[Point], restore: Restore, expected: Point) -> None:
-    assert fallback_point(safe, restore, LINE) == expected
+    found = release_point(held(*points), layers=1, atoms=1, record=G, durable=kept, domains=domains)
+    assert found == expected
 
 
 def test_unused_node_counts_as_a_failure_domain() -> None:

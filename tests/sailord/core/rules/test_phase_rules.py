@@ -58,14 +58,19 @@ STOPS: list[Row] = [
         Ticked(NOW),
         Opening(
             replace(
-                opened(restore=Restore(Point(41, 3), "memory"), members=(A,)).record, plan="plan-a"
+                opened().record,
+                restore=Restore(Point(41, 3), "memory"),
+                members=(A,),
+                plan="plan-a",
             ),
             proposal(A),
         ),
         (
             WriteGeneration(
                 replace(
-                    opened(restore=Restore(Point(41, 3), "memory"), members=(A,)).record,
+                    opened().record,
+                    restore=Restore(Point(41, 3), "memory"),
+                    members=(A,),
                     plan="plan-a",
                 ),
                 replaces=STOPPED,
