@@ -241,7 +241,7 @@ def next_texts(
         return []
     texts = []
     if (step := coming.get("written_step")) is not None:
-        texts.append(f"the checkpoint of step {step} is being written")
+        texts.append(f"the checkpoint of step {step} is not durable yet")
     if coming["checkpoint_step"] is not None:
         done_at = coming["checkpoint_at"]
         when = "" if done_at is None else f" in about {duration(done_at - at)}"

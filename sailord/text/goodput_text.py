@@ -33,7 +33,7 @@ def goodput_text(found: dict[str, Any]) -> str:
         f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
         *_last_lines(found),
         "",
-        table(("cause", "share", "lately", "GPU h", "cost", "what it is"), rows),
+        table(("cause", "share", _span_of(found), "GPU h", "cost", "what it is"), rows),
     ]
     for key, title in (("days", "day (UTC)"), ("jobs", "job")):
         if shares := found[key]:
@@ -51,6 +51,12 @@ def goodput_text(found: dict[str, Any]) -> str:
         lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
                      "ended before sailord knew; later bookings make up for it")  # fmt: skip
     return "\n".join(lines)
+
+
+def _span_of(found: dict[str, Any]) -> str:
+    """Return the heading of the shares of the last minutes."""
+    minutes = found.get("last_minutes")
+    return f"last {duration(minutes['until'] - minutes['since'])}" if minutes else "lately"
 
 
 def _lately(found: dict[str, Any]) -> dict[str, str]:

@@ -56,14 +56,12 @@ def needed_nodes(
 ) -> tuple[str, ...]:
     """Return the names of the job's nodes without any one of which there is no plan."""
     active = state.active
-    if active is None or active.generation is None:
+    if active is None or active.generation is None or not isinstance(active.phase, Running):
         return ()
-    members = active.generation.members
-    if not any(isinstance(following(id_), NoPlan) for id_ in members):
-        return ()  # As a rule; the rest takes longer.
-    found = losses_view(state, following)
-    without = (id_ for id_ in members if id_ in found and found[id_].why_no_plan is not None)
-    return tuple(sorted(state.nodes[id_].record.name for id_ in without))
+    without = [id_ for id_ in active.generation.members if isinstance(following(id_), NoPlan)]
+    others = _Others.of(state) if without else None
+    nodes = (state.nodes[id_] for id_ in without if others and not others.is_outdated(id_))
+    return tuple(sorted(node.record.name for node in nodes if not node.is_lost))
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ def _job_problems(
         text = f"{job.id} is held: {reason}; {cure_of_hold(job.id, plain(job.spent), reason)}"
         yield OpenProblem("held", job.id, text, job.phase.since)
     elif job.phase.name == "waiting":
-        cures = _cures_of_wait(nodes)
+        is_short = job.phase.has_no_node or job.phase.has_no_plan
+        cures = _cures_of_wait(nodes) if is_short else []
         if TOTAL_BUDGET in (job.phase.reason or ""):
             cures.insert(0, f"sailorctl budget {job.id} USD raises it")
         if job.phase.has_no_node and not cures:
@@ -228,13 +229,16 @@ def _job_problems(
 
 
 def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
-    """Return what would make a node usable, by what keeps nodes out."""
-    cures = {
-        "sailorctl uncordon {name} lets plans use it again": "cordoned",
-        "sailorctl withdraw {name} cancels its drain, and lets plans use it again": "draining",
-    }
-    named = ((cure, [n.name for n in nodes if n.state == state]) for cure, state in cures.items())
-    return [cure.format(name=names[0]) for cure, names in named if names]
+    """Return which order would make a node usable, by what keeps nodes out.
+
+    Not of nodes with wrong bits, nor of those that end or go to another job.
+    """
+    cordoned = [n.name for n in nodes if n.state == "cordoned" and not n.unsound]
+    drained = [n for n in nodes if n.state == "draining" and n.drained_why]
+    staying = [n.name for n in drained if n.leaves_at is None]
+    uncordon = [f"sailorctl uncordon {name} lets plans use it again" for name in cordoned[:1]]
+    withdraw = [f"sailorctl withdraw {name} lets plans use it again" for name in staying[:1]]
+    return uncordon + withdraw
 
 
 def _twins(nodes: Iterable[NodeView]) -> Iterator[OpenProblem]:

@@ -333,6 +333,7 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
         deadline=deadline,
         reason=state.job.reason if reason is None else reason,
         has_no_node=isinstance(phase, Waiting) and has_no_node(state, active),
+        has_no_plan=isinstance(phase, Waiting) and active.asked.is_refused,
     )
 
 

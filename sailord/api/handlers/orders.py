@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agents.protocol.records import JobId, NodeId, Order, OrderKind
 from sailord.api.access.callers import caller_of
+from sailord.api.answers.losses import needed_nodes
 from sailord.api.answers.queue_place import after_order
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.answers.types import Taken
@@ -21,7 +22,6 @@ from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.cluster_records import what_is_ordered
 from sailord.core.order_validation import why_without_effect
-from sailord.planning.precomputed import NoPlan
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
@@ -31,8 +31,8 @@ APPLIED_WITHIN_S = 2.0
 REASON_MAX = 500
 NOTICE_S_MAX = 86_400.0
 NEEDED: Mapping[OrderKind, str] = {
-    "drain": "there is no plan without it, so the job trains on there until a node is added",
-    "preempt": "there is no plan without it: once it ends, the job waits for a node",
+    "drain": "there is no plan without it: the job trains on there until it can use another",
+    "preempt": "there is no plan without it: once it ends, the job waits for another",
 }
 """What follows an order about a node that the job cannot do without."""
 OTHER_ID = Problem(
@@ -109,8 +109,11 @@ async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Resp
     if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.cluster.state.known_orders)
-    if order.kind in NEEDED and isinstance(api.cluster.following(NodeId(order.target)), NoPlan):
-        then = NEEDED[order.kind]
+    if order.kind in NEEDED:
+        node = api.cluster.last_led.nodes.get(NodeId(order.target))
+        name = order.target if node is None else node.record.name
+        parts = (needed_nodes(part, api.cluster.following) for part in api.cluster.led_parts)
+        then = NEEDED[order.kind] * any(name in names for names in parts)
     then = then or after_order(api.cluster.last_led, order.kind, JobId(order.target))
     return answer(Taken(order.id, given == "new", then), status=202)
 

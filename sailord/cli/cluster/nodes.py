@@ -156,4 +156,5 @@ def preempt(
         lambda name: client.order(f"/v1/nodes/{name}/preempt", body),
         is_order=True,
     )
-    show(answer, as_json, lambda _: f"{full}{text_of}")
+    then = f"; {said}" if (said := answer.get("then")) else ""
+    show(answer, as_json, lambda _: f"{full}{text_of}{then}")

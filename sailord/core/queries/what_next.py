@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sailord.core.model.phases import Running, Waiting
+from sailord.core.model.phases import Running, Stopping, Waiting
 from sailord.core.model.state import Active, State
 from sailord.core.queries.active_job import due_at
 from sailord.core.queries.replan_triggers import replan_trigger, usable
@@ -27,7 +27,7 @@ class WhatNext:
     question_at: float | None = None
     """When it is asked; null: once a node can be used."""
     written_step: int | None = None
-    """The step whose checkpoint is being written: it was made and is not durable yet."""
+    """The step whose checkpoint should be written by now, and is not durable yet."""
 
 
 NOTHING_NEXT = WhatNext()
@@ -62,7 +62,9 @@ def _checkpoint_step(state: State, active: Active) -> int | None:
 def _written_step(state: State, active: Active) -> int | None:
     """Return the newest step of the generation for a checkpoint, unless that is durable."""
     record, durable = active.generation, state.durables.get(active.job)
-    if record is None or record.state == "closed" or record.persist_every is None:
+    if record is None or record.persist_every is None:
+        return None
+    if not isinstance(active.phase, Running | Stopping):
         return None
     step, steps = active.progress.step, state.job.steps
     step = step if step == steps else step // record.persist_every * record.persist_every

@@ -69,9 +69,10 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
             refused = replace(active, asked=replace(active.asked, is_refused=True))
-            stays = "the job keeps its plan, there is none for the nodes asked about"
+            keeps = "the job keeps its plan, there is none for the nodes asked about"
             running = isinstance(active.phase, Running)
-            return _say(state, refused, f"{stays if running else 'no plan'}: {why}")
+            text = f"no plan: {why}"  # It is told of a job that waits, too, if that follows.
+            return _say(state, refused, text, f"{keeps}: {why}" if running else text)
         case Proposal() as proposal if alive:
             return _change_or_stay(state, active, question, proposal)
         case Proposal() as proposal:
@@ -114,10 +115,13 @@ def _drop(state: State, active: Active, *said: Note) -> Step:
     return Step(replace(state, active=replace(active, question=None)), said)
 
 
-def _say(state: State, active: Active, text: str) -> Step:
-    """Close the question with an answer that changes nothing; it is told until the next one."""
+def _say(state: State, active: Active, text: str, noted: str = "") -> Step:
+    """Close the question with an answer that changes nothing; it is told until the next one.
+
+    ``noted``: the words of the event, if others.
+    """
     told = replace(active, asked=replace(active.asked, said=text))
-    return _drop(state, told, note(active, text))
+    return _drop(state, told, note(active, noted or text))
 
 
 def _change_or_stay(

@@ -29,7 +29,7 @@ from sailord.core.model.stragglers import NodeSpeeds, Past, Straggler
 from sailord.core.queries.forecast import at_risk
 from sailord.text.cluster_text import _paused_lines, cure_of_hold, status_text
 from sailord.text.problem_text import problem_texts
-from tests.sailord.core.states import NOW, A, B, generation, job, node, report
+from tests.sailord.core.states import NOW, A, B, generation, job, node, order, report
 from tests.sailord.core.states import state as state_of
 
 WELL = Service(
@@ -270,6 +270,7 @@ def test_the_cure_of_a_spent_budget_names_job_and_sum_and_once_raised_only_the_r
 def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready() -> None:
     cordoned, leaves = node(A, is_cordoned=True), node(B, draining_since=NOW - 9)
     state = state_of(Waiting("a reason", NOW - 60), cordoned, leaves, generation=None)
+    state = replace(state, marks={B: (order("drain", B, reason="disk swap"),)})
     view = render.active_view(state, StepRate(), None, {}, {}, NOW)
     nodes = render.nodes_view(state).nodes
     (said,) = texts(WELL, view, nodes, NOW)
@@ -279,9 +280,17 @@ def test_a_job_without_a_ready_node_is_a_problem_with_what_would_make_one_ready(
     starts = render.active_view(
         state_of(Waiting("no node is ready", NOW - 60)), StepRate(), None, {}, {}, NOW
     )
-    (said,) = texts(WELL, starts, nodes, NOW)
-    assert said.startswith("job waits: no node is ready; sailorctl uncordon machine-a lets plans")
-    assert texts(WELL, starts, (NODE,), NOW) == ("job waits: no node is ready",)
+    assert texts(WELL, starts, nodes, NOW) == ("job waits: no node is ready",)
+    assert starts is not None
+    refused = replace(starts, phase=replace(starts.phase, has_no_plan=True))
+    (said,) = texts(WELL, refused, nodes, NOW)
+    assert said == (
+        "job waits: no node is ready; sailorctl uncordon machine-a lets plans use it again; "
+        "sailorctl withdraw machine-b lets plans use it again"
+    )
+    kept = [replace(n, unsound="its bits were contradicted", leaves_at=NOW + 9) for n in nodes]
+    assert "sailorctl uncordon" not in " ".join(texts(WELL, refused, kept, NOW))
+    assert "lets plans use it" not in " ".join(texts(WELL, refused, kept, NOW))
 
 
 def test_a_job_whose_budget_pays_for_no_plan_waits_with_the_order_that_raises_it() -> None:

@@ -26,6 +26,7 @@ async def give(kind: OrderKind, target: str) -> dict[str, Any]:
     cluster = SimpleNamespace(
         state=known,
         last_led=known,
+        led_parts=(known,),
         state_of=lambda _: known,
         following=none.get,
         tell_order=lambda _: None,
@@ -41,10 +42,16 @@ async def give(kind: OrderKind, target: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "target", "then"),
     [
-        ("drain", A, "there is no plan without it, so the job trains on there until a node is"),
-        ("preempt", A, "there is no plan without it: once it ends, the job waits for a node"),
+        (
+            "drain",
+            A,
+            "there is no plan without it: the job trains on there until it can use another",
+        ),
+        ("preempt", A, "there is no plan without it: once it ends, the job waits for another"),
         ("cordon", A, ""),
+        ("drain", "machine-a", "there is no plan without it: the job trains on there"),
         ("drain", B, ""),
+        ("preempt", "machine-b", ""),
     ],
 )
 async def test_what_a_node_without_a_substitute_means_is_told_at_once(
