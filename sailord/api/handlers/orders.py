@@ -100,6 +100,8 @@ async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Resp
         if before is not None and what_is_ordered(before) != what_is_ordered(order):
             return refusal(409, OTHER_ID)
         return answer(Taken(order.id, False), status=202)
+    if order.kind in NEEDED and _is_needed(api, order.target):
+        then = NEEDED[order.kind]  # Asked before the order changes what plans may use.
     given = await api.gateway.give_order(order)
     if given == "other":
         return refusal(409, OTHER_ID)
@@ -109,13 +111,16 @@ async def store_order(api: ApiContext, order: Order, then: str = "") -> web.Resp
     if api.cluster.state.term is not None:
         # The next order of the same operator is validated against this one.
         await wait_until(lambda: order.id in api.cluster.state.known_orders)
-    if order.kind in NEEDED:
-        node = api.cluster.last_led.nodes.get(NodeId(order.target))
-        name = order.target if node is None else node.record.name
-        parts = (needed_nodes(part, api.cluster.following) for part in api.cluster.led_parts)
-        then = NEEDED[order.kind] * any(name in names for names in parts)
     then = then or after_order(api.cluster.last_led, order.kind, JobId(order.target))
     return answer(Taken(order.id, given == "new", then), status=202)
+
+
+def _is_needed(api: ApiContext, target: str) -> bool:
+    """Return whether a job has no plan without the node of this name or id."""
+    node = api.cluster.last_led.nodes.get(NodeId(target))
+    name = target if node is None else node.record.name
+    parts = api.cluster.led_parts
+    return any(name in needed_nodes(part, api.cluster.following) for part in parts)
 
 
 async def wait_until(is_known: Callable[[], bool]) -> None:

@@ -81,5 +81,8 @@ class Group(click.Group):
 
 
 def _discard_output() -> None:
-    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail again."""
+    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail again.
+
+    As ``worker.cli.own_output`` does; a command that asks sailord must not load the worker.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -296,7 +296,7 @@ def test_precomputed_answers_are_as_good_as_new_ones() -> None:
 
 
 def test_nodes_that_leave_after_a_stop_send_their_state_and_no_step_is_lost() -> None:
-    """Nobody else has their layers."""
+    """No other node has their layers."""
     begun = started(case_of("sequence 3"))
     assert begun is not None
     replanner, running, nodes = begun
