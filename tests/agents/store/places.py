@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -178,6 +179,20 @@ class Cluster:
             # These allow leases of one second.
             *("--heartbeat-interval", "60", "--election-timeout", "600"),
         ]
+
+    def pause(self, i: int) -> None:
+        """Stop a member and wait until all its threads stand still."""
+        process = self.processes[i]
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        # On a busy machine its threads run on for milliseconds, enough to commit a write.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+    def resume(self, i: int) -> None:
+        """Let a paused member go on."""
+        process = self.processes[i]
+        assert process is not None
+        process.send_signal(signal.SIGCONT)
 
     def restore(self, snapshot: str) -> None:
         """Make all members anew from a snapshot, while none runs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,7 @@ def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
     """A cluster of three members, all running."""
     yield one_cluster
     for i, process in enumerate(one_cluster.processes):
-        process.send_signal(signal.SIGCONT)
+        one_cluster.resume(i)
         if process.poll() is not None:
             one_cluster.start([i])
 
@@ -126,15 +125,16 @@ async def test_an_etcd_member_without_answer_is_left_and_its_write_is_unknown(cl
     await wait_answer(store)
     await wait_put(store, prefix + "a", b"")
     # Stop one member after the other until it is the one that is asked.
-    for process in cluster.processes:
-        process.send_signal(signal.SIGSTOP)
+    members = range(len(cluster.processes))
+    for i in members:
+        cluster.pause(i)
         with contextlib.suppress(StoreUnavailable):
             await store.get(prefix + "a")
         await wait_put(store, prefix + "b", b"")
-        process.send_signal(signal.SIGCONT)
+        cluster.resume(i)
         await wait_answer(store)
-    for process in cluster.processes:
-        process.send_signal(signal.SIGSTOP)
+    for i in members:
+        cluster.pause(i)
     with pytest.raises(WriteUnknown):
         await store.put(prefix + "a", b"")
     with pytest.raises(StoreUnavailable):
@@ -149,7 +149,7 @@ async def test_a_watch_leaves_an_etcd_member_that_stops_answering(cluster, prefi
         told = asyncio.create_task(anext(news))
         await asyncio.sleep(0.2)
         # The cluster is healthy, so the watch is at the first endpoint.
-        cluster.processes[0].send_signal(signal.SIGSTOP)
+        cluster.pause(0)
         revision = await wait_put(store, prefix + "a", b"")
         assert (await asyncio.wait_for(told, PATIENCE_S)).revision <= revision
     await store.close()
