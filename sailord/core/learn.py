@@ -1,4 +1,4 @@
-"""Fold an event into the state, before any rule is asked.
+"""Folds an event into the state, before any rule is asked.
 
 Nodes and reports arrive as whole snapshots: a lost event is made good by the next one of its kind,
 and one that comes twice changes nothing.

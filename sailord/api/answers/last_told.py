@@ -1,4 +1,4 @@
-"""Finds the last event of a kind; if it tells of an order, later events tell what came of it."""
+"""Finds the last event of a kind, such as a move or an order, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says whom a job in the queue waits for, for how long, and where it goes on."""
+"""Says which jobs a queued job waits for, for how long, and from where it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rents on-demand instances for a job's deadline in time, and ends a job before its budget does.
+"""Rents on-demand instances in time for a job's deadline; pauses a job before its budget is spent.
 
 What the job could run on comes from the planner; what it should run on now follows from its
 progress by ``planner.move_policy.deadline``, as in replays. On-demand instances are wanted while

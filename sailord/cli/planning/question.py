@@ -1,4 +1,4 @@
-"""Shared by the planning commands: reads the question; exits if there is no plan."""
+"""Reads the question of a planning command from its files, and exits if there is no plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Act on the planner's answer to the open question."""
+"""Acts on the planner's answer to the open question."""
 
 from __future__ import annotations
 
