@@ -1,4 +1,4 @@
-"""Commands: what the controller orders.
+"""Commands: what the core has the controller do: write records, ask the planner, tell agents.
 
 Those that write to the store are carried out in their order, each once the one before it is
 settled: an order is forgotten only after its effect is stored.

@@ -1,4 +1,4 @@
-"""What the controller knows of each node: its record, its last report, and what keeps it out of plans."""
+"""What the controller knows of each node: record, last report, what keeps it out of plans."""
 
 from __future__ import annotations
 
