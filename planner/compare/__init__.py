@@ -1,1 +1,1 @@
-"""Runs several planners on one case and judges their plans with one simulator."""
+"""Runs several planners on one case and judges their plans by one simulator."""

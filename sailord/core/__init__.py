@@ -1,1 +1,1 @@
-"""The controller's decisions, pure: (state, event) to (state, commands)."""
+"""All decisions about nodes and jobs, pure: (state, event) to (state, commands)."""
