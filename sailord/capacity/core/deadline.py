@@ -88,8 +88,7 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
 
 
 def _may_be_spent(state: CapacityState) -> bool:
-    """Return whether the total budget may be spent while the provider does not say what is
-    rented."""
+    """Return whether the total budget is perhaps used up, and the provider is silent."""
     at_risk_usd = usd_at_risk(state)
     if state.observed_at is not None and not at_risk_usd:
         return False  # What is spent is known.
