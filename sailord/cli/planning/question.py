@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -71,8 +72,8 @@ def chosen_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...
 
 
 def search_afresh(asked: Question) -> Answer:
-    """Search for a plan as if nothing had been searched before."""
-    return best_answer(asked, SearchCache())
+    """Search for a plan as if nothing had been searched before, without a bound."""
+    return best_answer(replace(asked, is_bounded=False), SearchCache())
 
 
 def judge_of(question: Question) -> Estimator:
