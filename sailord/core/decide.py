@@ -20,6 +20,8 @@ the event: a controller that missed an event, or has just been elected, reads th
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
 
+A job that waits in the first moments of its turn may go back to the queue (``step_aside``).
+
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
 training goes on meanwhile, but the phase's own rule waits for the answer. A loss or a drain of one
 of its nodes, an order, a spent budget, or a straggler that recovers ends the question early. If it

@@ -6,7 +6,7 @@ and one that comes twice changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -192,7 +192,7 @@ def _adopt(
     )
 
 
-def _note_orders(state: State, orders: Iterable[Order]) -> Step:
+def _note_orders(state: State, orders: Collection[Order]) -> Step:
     """Take in orders, each once and in order; the nodes are replaced once for all of them."""
     heard, marked = set(state.known_orders), dict[NodeId, Node]()
     marks, commands = dict(state.marks), list[Command]()
@@ -223,7 +223,9 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
             case _:
                 assert_never(order.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
-    state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks)
+    named = {order.target for order in orders}
+    unpaid = {id_: asked for id_, asked in state.unpaid.items() if id_ not in named}
+    state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks, unpaid=unpaid)
     state, forgotten = _forget_old_marks(state)
     return Step(state, (*commands, *forgotten))
 
@@ -314,7 +316,7 @@ def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State
     if isinstance(event, events.PlanFound):
         answered = replace(active.question, answer=event.proposal)
     elif event.is_known:
-        answered = replace(active.question, answer=event.why)
+        answered = replace(active.question, answer=event.why, is_unpaid=event.is_unpaid)
     else:
         answered = replace(active.question, deadline=event.at, trouble=event.why)
     unanswered = active.unanswered if answered.answer is None else 0

@@ -11,7 +11,7 @@ from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
-from sailord.planning.messages import FoundPlan, MoveContext
+from sailord.planning.messages import FoundPlan, MoveContext, Unpaid
 from sailord.planning.plan_search import (
     HURRIED,
     answer,
@@ -28,6 +28,7 @@ from tests.sailord.planning.requests import (
     NODES,
     QUESTION,
     ROOT,
+    SPEC,
     node,
 )
 from worker.layout.rank_layout import rank_places
@@ -43,6 +44,20 @@ def test_plan_uses_only_requested_nodes():
     assert len(found.proposal.peaks) == sum(stage["tp"] for _, stage in stages)
     most = max(peak for stages in estimate["peak_memory_bytes"] for peak in stages)
     assert max(peak.tensors + peak.context for peak in found.proposal.peaks) == most
+
+
+def test_answer_tells_whether_dollars_are_in_the_way():
+    poor = replace(QUESTION, spec=SPEC + "\n[objective]\nmax_usd_per_hour = 0.0001\n")
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    for asked in (poor, replace(poor, running=first.plan, ran_on=NODES)):
+        found = answer(asked)
+        assert isinstance(found, Unpaid)
+        assert "objective.max_usd_per_hour" in found
+    hasty = replace(QUESTION, spec=SPEC + "\n[objective]\nmin_iterations_per_s = 1e6\n")
+    found = answer(hasty)
+    assert isinstance(found, str)
+    assert not isinstance(found, Unpaid)
 
 
 def test_replan_leaves_out_the_lost_node():
