@@ -36,10 +36,10 @@ from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
     _job_lines,
-    _name_some,
     jobs_text,
     status_text,
 )
+from sailord.text.next_text import name_some
 from sailord.text.node_text import nodes_text
 from sailord.text.units import timestamp
 from tests.sailord.core.states import (
@@ -436,8 +436,8 @@ def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
 
 
 def test_a_few_names_more_than_usual_are_not_hidden():
-    assert _name_some("abcdefgh") == "a, b, c, d, e, f, g, h"
-    assert _name_some("abcdefghi") == "a, b, c, d, e, f and 3 more"
+    assert name_some("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert name_some("abcdefghi") == "a, b, c, d, e, f and 3 more"
 
 
 def test_a_notice_whose_time_is_up_ends_in_no_seconds():
