@@ -23,7 +23,14 @@ from agents.protocol.records import (
     OrderKind,
 )
 from sailord.core.model import events
-from sailord.core.model.commands import Command, GiveOrder, SettleOrder, WriteGeneration
+from sailord.core.model.commands import (
+    Command,
+    GiveOrder,
+    Note,
+    Settled,
+    SettleOrder,
+    WriteGeneration,
+)
 from sailord.core.model.nodes import UNTROUBLED, Node
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.model.rule import Step, state_note, write_job
@@ -131,7 +138,9 @@ def _take_over(state: State, event: events.Elected) -> Step:
             taken, written = write_job(taken, replace(job, part=None, coming=()))
             commands += written
     taken, heard = _note_orders(taken, event.orders)
-    return Step(_keep_held(taken), (*commands, *heard))
+    # The last leader may have told of what these orders did.
+    kept = (each for each in heard if not isinstance(each, Note))
+    return Step(_keep_held(taken), (*commands, *kept))
 
 
 def _requeue(state: State, job: JobRecord, why: str) -> Step:
@@ -211,6 +220,8 @@ def _note_orders(state: State, orders: Collection[Order]) -> Step:
                 node = marked.get(id_) or state.nodes.get(id_)
                 if node is not None and not node.is_lost:
                     marked[id_] = mark(node, order, state.now)
+                    if node.is_draining and not marked[id_].is_draining:
+                        commands.append(_effect(order, f"{node.record.name} drains no longer"))
             case "budget":
                 state, settled = _set_budget(state, order)
                 commands += settled
@@ -283,7 +294,8 @@ def _set_budget(state: State, order: Order) -> Step:
     if active is not None and active.job == job.id and active.asked.is_refused:
         asked = replace(active.asked, nodes=frozenset(), is_refused=False)
         state = replace(state, active=replace(active, asked=asked))
-    return Step(state, (*written, settle))
+    text = f"the budget of {job.id} is ${order.usd_max:,.2f} now"
+    return Step(state, (*written, settle, _effect(order, text, job.id)))
 
 
 def _set_priority(state: State, order: Order) -> Step:
@@ -293,7 +305,15 @@ def _set_priority(state: State, order: Order) -> Step:
     if job is None or job.state in ("done", "cancelled"):
         return Step(state, (settle,))
     state, written = write_job(state, replace(job, priority=order.priority))
-    return Step(state, (*written, settle))
+    text = f"the priority of {job.id} is {order.priority} now"
+    return Step(state, (*written, settle, _effect(order, text, job.id)))
+
+
+def _effect(order: Order, text: str, job: JobId | None = None) -> Note:
+    """Tell what an order changed at once, and who gave it."""
+    who = order.reason.removeprefix(f"{order.kind} was ordered")
+    between = ": " if who and who == order.reason else ""
+    return Note(f"{text}{between}{who}", job, settled=Settled((order.id,), None))
 
 
 def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:

@@ -337,6 +337,8 @@ def test_the_last_order_is_told_with_what_came_of_it():
     assert told(replace(back, order=""), move) == ("", None)
     kept = replace(move, kind="note", text="step 30 is durable, as ordered")
     assert told(back, later, kept) == ("step 30 is durable, as ordered", NOW + 9)
+    paused = replace(kept, kind="transition", text="paused: lunch (by bob)")
+    assert told(back, later, paused) == ("paused", NOW + 9)
     shown = status_with(Told(NOW, back.text, *done))
     assert f"odd; {timestamp(NOW + 9)}: generation 4 runs from step 5" in shown
 
