@@ -36,6 +36,7 @@ from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.gpu_worths import gpu_worths
 from sailord.planning.job_spec import read_job, with_speed_goal
+from sailord.planning.limited_nodes import why_limited
 from sailord.planning.live_cluster import (
     Profiles,
     cluster_of,
@@ -80,6 +81,7 @@ def answer(request: PlanRequest) -> FoundPlan | str:
             left_out += (f"profile {job.profile} is of another model, and not used",)
         if isinstance(found, str):
             return type(found)("; ".join([found, *left_out]))
+        left_out += why_limited(replanner_for(request, nodes), nodes, found)
         told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
         return _complete(told, job, nodes, request)
     except InputError as error:
@@ -168,11 +170,10 @@ def _running_plan(request: PlanRequest) -> Plan | None:
 
 def _from_nothing(job: Job, nodes: Sequence[PlannerNode], request: PlanRequest) -> FoundPlan | str:
     replanner = replanner_for(request, nodes)
-    cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
     found = plan_job(
         Question(
-            *(job, cluster, replanner.measurements),
+            *(job, cluster_with(replanner.cluster, nodes), replanner.measurements),
             proves=False,
             is_bounded=False,
             prefer=job.objective.prefer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,33 @@ def test_answer_tells_whether_dollars_are_in_the_way():
     found = answer(hasty)
     assert isinstance(found, str)
     assert not isinstance(found, Unpaid)
+
+
+def limits_told(found: object) -> list[str]:
+    assert isinstance(found, FoundPlan)
+    return [why for why in found.about["why"] if "would break max_usd_per_hour" in why]
+
+
+def test_plan_says_that_a_limit_keeps_idle_nodes_out():
+    free = answer(QUESTION)
+    assert isinstance(free, FoundPlan)
+    assert limits_told(free) == []
+    usd = free.proposal.usd_per_hour
+    assert usd is not None
+    for most, count in ((1.1 * usd, 1), (99 * usd, 0)):
+        spec = SPEC + f"\n[objective]\nmax_usd_per_hour = {most}\n"
+        limited = replace(QUESTION, spec=spec)
+        found = answer(limited)
+        assert len(limits_told(found)) == count
+        assert isinstance(found, FoundPlan)
+        after = answer(replace(limited, running=found.plan, ran_on=NODES))
+        assert limits_told(after) == limits_told(found)
+    (why,) = limits_told(answer(replace(limited, spec=spec.replace(str(99 * usd), str(1.1 * usd)))))
+    assert re.fullmatch(
+        r"idle: 2 nodes; with the cheapest of them \(\$[\d.]+ an hour\) the plan \(\$3\.67\) "
+        r"would break max_usd_per_hour = 4\.04\d*",
+        why,
+    )
 
 
 def test_replan_leaves_out_the_lost_node():
