@@ -26,7 +26,7 @@ def last_told(
 
 
 def _result_text(event: FeedEvent) -> str:
-    """Return where the job goes on, or what is durable."""
+    """Return where the job goes on, what is durable, or the state that the job came into."""
     if event.kind == "reconfigured":
         return f"generation {event.generation} runs from step {event.step}"
-    return event.text
+    return event.text.partition(": ")[0] if event.kind == "transition" else event.text

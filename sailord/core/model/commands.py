@@ -167,7 +167,7 @@ class Settled:
     """Their ids."""
     step: int | None
     """The step that is durable as ordered, or from which a move that was ordered went on; null:
-    they failed, as the text says."""
+    a checkpoint or rollback failed, as the text says, or the order is about no step."""
 
 
 @dataclass(frozen=True, slots=True)

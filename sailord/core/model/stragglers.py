@@ -101,6 +101,8 @@ class Straggler:
     since_step: int
     step: int
     verb: str = "computes"
+    delay_s: float = 0.0
+    """By how much all steps since then took longer, as far as it alone delayed them."""
 
     def __str__(self) -> str:
         since = f"since step {self.since_step:,}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import JobRecord
+from agents.protocol.records import JobId, JobRecord
 from sailord.core.model.state import State
 
 
@@ -18,5 +18,14 @@ def in_queue(state: State) -> list[JobRecord]:
 
 
 def next_in_queue(state: State) -> JobRecord | None:
-    """Return the job that gets the cluster next."""
-    return next(iter(in_queue(state)), None)
+    """Return the job that gets the cluster next; unpaid ones come after all others."""
+    return min(in_queue(state), key=lambda job: is_unpaid(state, job.id), default=None)
+
+
+def is_unpaid(state: State, id_: JobId) -> bool:
+    """Return whether a queued job is passed over: its limits pay for no plan on these nodes.
+
+    A node that it was not asked about may be cheaper; fewer nodes change nothing.
+    """
+    nodes = state.unpaid.get(id_)
+    return nodes is not None and nodes.issuperset(state.nodes.free)

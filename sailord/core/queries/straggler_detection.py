@@ -64,7 +64,9 @@ def look(
         times, against = max(found)
         fresh = Straggler(times, against, now, sample.step, sample.step)
         if (one := _keep_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
-            slow[id_] = one
+            before = watch.slow.get(id_, one)
+            late_s = sample.measured_s * (1 - 1 / one.times) * (one.step - before.step)
+            slow[id_] = replace(one, delay_s=before.delay_s + late_s)
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
     of_job = _judge_job(grown, pace.grown, now, step, options.slow_times)

@@ -69,6 +69,12 @@ def test_node_slower_than_peers_with_equal_work_is_a_straggler():
     assert watch.slow[NAMES[2]].against == "others with the same work"
 
 
+def test_a_straggler_knows_by_how_much_it_delayed_all_steps():
+    crawls = samples(1.0, 1.0, 3.0, 1.0)  # 0.1 s are predicted, and 0.3 s measured.
+    watch = seen(samples(1.0, 1.0, 1.0, 1.0), crawls, crawls, crawls, steps=5)
+    assert watch.slow[NAMES[2]].delay_s == pytest.approx(2 * 5 * 0.2)
+
+
 def test_other_gpu_kinds_are_not_compared():
     fast, slow = samples(1.0, 1.0, 1.0), samples(*[9.0] * 6, gpu="A100-40")
     last = {id_: slow[id_] for id_ in NAMES[3:6]}

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from agents.protocol.records import PREPARING, JobId, JobRecord, Report
+from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.core.model.commands import WriteJob
-from sailord.core.model.events import Elected, JobSubmitted, Ticked
-from sailord.core.model.nodes import Node
+from sailord.core.model.events import Elected, JobSubmitted, OrderGiven, PlanRefused, Ticked
+from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Closing, Held, Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
 from tests.sailord.core.states import (
     BEGAN,
+    FROM_NOTHING,
     JOB,
     NOW,
     A,
     B,
     C,
     G,
+    Planning,
     act,
     active_of,
     durable,
@@ -223,3 +227,88 @@ def test_no_reason_is_shown_while_a_job_runs_or_closes() -> None:
     for running in (state(Running(BEGAN)), state(Closing("held", "it fails"))):
         assert why_queue_stands(running) == ""
     assert why_queue_stands(replace(state(), active=None)) == ""
+
+
+# ---- a job whose limits pay for no plan ---------------------------------------------------------
+
+DEAR = "objective.max_usd_total: is 5, and the cheapest plan there is needs 90; raise it to 90"
+
+
+def unpaid(**others: object) -> State:
+    """A job whose turn has come, and for which the planner has just found its limits too low."""
+    question = Planning(4, (A, B), "its turn", True, NOW + 60, before=Waiting("its turn", NOW))
+    before = state(question, *NOTHING_SEALED, **{"generation": CLOSED, **others})
+    return act(before, PlanRefused(NOW, 4, DEAR, is_unpaid=True))[0]
+
+
+def test_a_job_whose_limits_pay_for_no_plan_lets_the_next_one_go_first() -> None:
+    after, commands = act(unpaid(), JobSubmitted(NOW, NEXT))
+    assert active_of(after).job == NEXT.id
+    assert after.jobs[JOB] == job(state="queued", reason=f"no plan: {DEAR}")
+    written = [each.job for each in commands if isinstance(each, WriteJob)]
+    assert [(each.id, each.state) for each in written] == [(JOB, "queued"), (NEXT.id, "running")]
+    assert waits_for(after, JOB) == (NEXT.id,)
+    assert "sailorctl budget job USD" in place_text(after, JOB)
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    behind, _ = act(after, JobSubmitted(NOW, third))
+    assert waits_for(behind, third.id) == (NEXT.id,), "it does not wait for the unpaid one"
+
+
+def goes_next(known: State) -> JobId:
+    """The job that gets the cluster once the active one is cancelled."""
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    known, _ = act(known, JobSubmitted(NOW, third))
+    known, _ = act(known, OrderGiven(NOW, order("cancel", NEXT.id, "end")))
+    return active_of(known).job
+
+
+def test_an_unpaid_job_returns_to_its_place_with_an_order_or_a_new_node() -> None:
+    aside, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    assert goes_next(aside) == "third", "nothing has changed for it"
+    raised, _ = act(aside, OrderGiven(NOW, order("budget", usd_max=100.0)))
+    assert goes_next(raised) == JOB
+    joined = replace(aside, nodes=Nodes({**aside.nodes, C: idle(C)}))
+    assert goes_next(joined) == JOB, "the new node may be cheaper"
+    left = replace(aside, nodes=Nodes({A: aside.nodes[A]}))
+    assert goes_next(left) == "third"
+
+
+def test_unpaid_jobs_do_not_give_each_other_the_cluster_in_turn() -> None:
+    known, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    asked = next(known for known in _ticked(known) if active_of(known).question is not None)
+    question = active_of(asked).question
+    assert question is not None
+    refusal = PlanRefused(asked.now, question.request, DEAR, is_unpaid=True)
+    refused, _ = act(asked, refusal)
+    assert active_of(refused).job == NEXT.id
+    assert isinstance(phase(refused), Waiting)
+
+
+def _ticked(known: State) -> Iterator[State]:
+    for _ in range(100):
+        known, _ = act(known, Ticked(known.now + 1))
+        yield known
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        replace(unpaid(), options=Options(reserve_s=60.0)),
+        replace(unpaid(), options=Options(share=True)),
+        unpaid(generation=G),
+        replace(unpaid(), nodes=Nodes({A: node(A, said(A, 40)), B: node(B, said(B, 40))})),
+        replace(unpaid(), nodes=Nodes({**unpaid().nodes, C: idle(C)})),
+        act(state(FROM_NOTHING, generation=CLOSED), PlanRefused(NOW, 4, "it does not fit"))[0],
+    ],
+    ids=[
+        "cheaper instances may be rented",
+        "jobs share",
+        "it trained in this turn",
+        "its last steps are in memory alone",
+        "a new node is asked about first",
+        "more nodes would help",
+    ],
+)
+def test_a_job_without_a_plan_keeps_its_turn_in_other_cases(kept: State) -> None:
+    after, _ = act(kept, JobSubmitted(NOW, NEXT))
+    assert active_of(after).job == JOB
