@@ -20,7 +20,7 @@ the event: a controller that missed an event, or has just been elected, reads th
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
 
-A job that waits in the first moments of its turn may go back to the queue (``step_aside``).
+A job that waits without an open generation may go back to the queue (``step_aside``).
 
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
 training goes on meanwhile, but the phase's own rule waits for the answer. A loss or a drain of one
@@ -131,6 +131,8 @@ def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tup
     if isinstance(event, OrderGiven):
         given = (*given, event.order, *event.others)
     ended = {each.id for each in commands if isinstance(each, SettleOrder)}
+    # What became of an order for a checkpoint is told with the step that is durable.
+    given = tuple(each for each in given if each.kind != "checkpoint")
     notes = [
         state_note(job, [each.id for each in given if each.id in ended and each.target == job.id])
         for job in changed

@@ -48,6 +48,7 @@ from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.straggler_queries import watched
 from sailord.core.queries.timeouts import adopted_start_s, scaled_step_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
+from sailord.text.units import dollars
 
 MARKS_MAX = 4096
 """Nodes whose orders are remembered; beyond it lost ones are forgotten, the oldest first."""
@@ -80,6 +81,8 @@ def learn(state: State, event: events.Event) -> Step:
             return Step(State(options=state.options, now=state.now, requests=state.requests))
         case events.NodesObserved():
             state = observe_nodes(state, event.nodes, event.unreadable, event.elsewhere)
+            if not before.nodes.keys() >= state.nodes.keys():
+                state = replace(state, unpaid={})  # The new node may be cheaper.
         case events.Reported():
             state = take_reports(state, (event.report, *event.others))
         case events.ProbeFailed():
@@ -235,7 +238,7 @@ def _note_orders(state: State, orders: Collection[Order]) -> Step:
                 assert_never(order.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
     named = {order.target for order in orders}
-    unpaid = {id_: asked for id_, asked in state.unpaid.items() if id_ not in named}
+    unpaid = {id_: at for id_, at in state.unpaid.items() if id_ not in named}
     state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks, unpaid=unpaid)
     state, forgotten = _forget_old_marks(state)
     return Step(state, (*commands, *forgotten))
@@ -294,7 +297,7 @@ def _set_budget(state: State, order: Order) -> Step:
     if active is not None and active.job == job.id and active.asked.is_refused:
         asked = replace(active.asked, nodes=frozenset(), is_refused=False)
         state = replace(state, active=replace(active, asked=asked))
-    text = f"the budget of {job.id} is ${order.usd_max:,.2f} now"
+    text = f"the budget of {job.id} is {dollars(order.usd_max)} now"
     return Step(state, (*written, settle, _effect(order, text, job.id)))
 
 

@@ -91,12 +91,12 @@ def _recoveries(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
     training = {id_ for id_, said in after.reports_of(generation) if said.taking == "running"}
     gpus = sum(after.nodes[id_].record.gpus for id_ in generation.members if id_ in after.nodes)
     for id_, slow in then.slowness.speeds.told(before.now, before.options).items():
-        if id_ in training and id_ not in speeds.slow:
+        if id_ in training and id_ in speeds.recovered:
             name, lasted_s = after.nodes[id_].record.name, after.now - slow.since
-            text = (
-                f"{name} is no longer slow: in {duration(lasted_s)} it cost about "
-                f"{duration(slow.delay_s)} of {counted(gpus, 'GPU')}"
-            )
+            text = f"{name} is no longer slow, after {duration(lasted_s)}"
+            if slow.delay_s:
+                cost = f"{duration(slow.delay_s)} of {counted(gpus, 'GPU')}"
+                text += f" that cost about {cost}"
             yield event_at("note", text, after, job=now.job, node=name), ""
 
 

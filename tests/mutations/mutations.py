@@ -85,7 +85,7 @@ MUTATIONS = [
         ),
         (
             "a job whose limits pay for no plan keeps the cluster",
-            "if not (asked.is_refused and asked.is_unpaid) or active.orders:",
+            "if not (asked.is_refused and asked.is_unpaid) or active.orders or active.may_start_over:",
             "if asked.is_unpaid:",
         ),
         (

@@ -29,4 +29,7 @@ def _result_text(event: FeedEvent) -> str:
     """Return where the job goes on, what is durable, or the state that the job came into."""
     if event.kind == "reconfigured":
         return f"generation {event.generation} runs from step {event.step}"
-    return event.text.partition(": ")[0] if event.kind == "transition" else event.text
+    if event.kind != "transition":
+        return event.text.partition(" (by ")[0]  # The order itself tells who gave it.
+    state = event.text.partition(": ")[0]
+    return "the job has the cluster" if state == "running" else state

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from agents.protocol.records import JobId
+from sailord.api.answers.problems import TOTAL_BUDGET
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.forecast import done_in
-from sailord.core.queries.job_queue import in_queue, is_unpaid, next_in_queue
+from sailord.core.queries.job_queue import in_queue, is_passed_over, next_in_queue
 from sailord.core.queries.restore_choice import resume_point
 from sailord.text.causes import first_names
 from sailord.text.units import duration
 
 
 def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
-    """The jobs before a queued job: the active one, then the queue without those passed over."""
+    """The jobs before a queued job: the active one, then the queue."""
     queue = [job.id for job in in_queue(state)]
     if id_ not in queue:
         return ()
     active = () if state.active is None else (state.active.job,)
-    before = queue[: queue.index(id_)]
-    return (*active, *(each for each in before if not is_unpaid(state, each)))
+    return (*active, *queue[: queue.index(id_)])
 
 
 def place_text(state: State, id_: JobId) -> str:
@@ -37,9 +37,11 @@ def place_text(state: State, id_: JobId) -> str:
             said.append(f"{active.job} has the cluster and no plan; {cure}")
         elif active is not None and before == (active.job,):
             said.append(f"it gets the cluster once {active.job} ends or is paused")
-    if before and is_unpaid(state, id_):
-        cure = f"a larger budget brings it back to its place (sailorctl budget {id_} USD)"
-        said.append(f"other jobs go first while its limits in dollars pay for no plan: {cure}")
+    if before and is_passed_over(state, id_):
+        cure = "no order raises it: cancel the job and submit it with a higher one"
+        if TOTAL_BUDGET in job.reason:
+            cure = f"sailorctl budget {id_} USD brings it back to its place"
+        said.append(f"others go first while a limit in dollars pays for no plan; {cure}")
     step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0
     if step and job.state == "queued" and not said:
         said.append("queued")

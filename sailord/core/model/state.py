@@ -216,8 +216,8 @@ class State:
     """Orders about each node id, in order: they hold for as long as that node lives."""
     rollbacks: Mapping[JobId, Order] = field(default_factory=dict)
     """Of jobs without the cluster: carried out once the job gets it."""
-    unpaid: Mapping[JobId, frozenset[NodeId]] = field(default_factory=dict)
-    """Queued jobs whose limits in dollars pay for no plan, and the nodes that were asked about."""
+    unpaid: Mapping[JobId, float] = field(default_factory=dict)
+    """When queued jobs let others go first, since their limits in dollars paid for no plan."""
     unreadable: frozenset[JobId] = frozenset()
     """Jobs that may have the cluster, but whose records cannot be read: no other gets it."""
     requests: int = 0

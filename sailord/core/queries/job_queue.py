@@ -12,20 +12,20 @@ def queue_order(job: JobRecord) -> tuple[int, float, str]:
 
 
 def in_queue(state: State) -> list[JobRecord]:
-    """Return the queued jobs, the next one first."""
+    """Return the queued jobs, the next one first; those passed over come last."""
     queued = (job for job in state.jobs.values() if job.state == "queued")
-    return sorted(queued, key=queue_order)
+    return sorted(queued, key=lambda job: (is_passed_over(state, job.id), *queue_order(job)))
 
 
 def next_in_queue(state: State) -> JobRecord | None:
-    """Return the job that gets the cluster next; unpaid ones come after all others."""
-    return min(in_queue(state), key=lambda job: is_unpaid(state, job.id), default=None)
+    """Return the job that gets the cluster next."""
+    return next(iter(in_queue(state)), None)
 
 
-def is_unpaid(state: State, id_: JobId) -> bool:
-    """Return whether a queued job is passed over: its limits pay for no plan on these nodes.
+def is_passed_over(state: State, id_: JobId) -> bool:
+    """Return whether a queued job lets others go first: of late, its limits paid for no plan.
 
-    A node that it was not asked about may be cheaper; fewer nodes change nothing.
+    Prices change, so it is asked about again after as long as if it waited with the cluster.
     """
-    nodes = state.unpaid.get(id_)
-    return nodes is not None and nodes.issuperset(state.nodes.free)
+    asked_at = state.unpaid.get(id_)
+    return asked_at is not None and state.now < asked_at + state.options.reconsider_s

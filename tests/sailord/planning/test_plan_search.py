@@ -82,8 +82,8 @@ def test_plan_says_that_a_limit_keeps_idle_nodes_out():
         assert limits_told(after) == limits_told(found)
     (why,) = limits_told(answer(replace(limited, spec=spec.replace(str(99 * usd), str(1.1 * usd)))))
     assert re.fullmatch(
-        r"idle: 2 nodes; with the cheapest of them \(\$[\d.]+ an hour\) the plan \(\$3\.67\) "
-        r"would break max_usd_per_hour = 4\.04\d*",
+        r"idle: 2 nodes; the plan costs \$3\.67 an hour, and one more GPU there "
+        r"\(\$[\d.]+ or more\) would break max_usd_per_hour = 4\.04\d*",
         why,
     )
 

@@ -222,3 +222,23 @@ def test_a_node_near_the_threshold_stays_slow_until_a_third_of_that_has_gone():
     assert seen(at_first, slow, less, slow).slow[NAMES[2]].since == 10.0
     assert seen(at_first, slow, well, slow).slow[NAMES[2]].since == 30.0
     assert seen(at_first, less).slow == {}
+
+
+def test_what_slow_nodes_cost_is_counted_once_and_for_the_slowest():
+    crawl = samples(1.0, 3.0, 3.1, 1.0, 1.0)
+    slow = seen(samples(*[1.0] * 5), crawl, crawl, steps=20).slow
+    assert {id_: one.delay_s for id_, one in slow.items()} == {
+        NAMES[1]: 0.0,
+        NAMES[2]: pytest.approx(20 * (0.31 - 0.1)),
+    }
+
+
+def test_a_node_has_recovered_if_it_was_measured_and_not_all_are_as_slow():
+    usual, crawl = samples(*[1.0] * 5), samples(1.0, 1.0, 3.0, 1.0, 1.0)
+    begin = (usual, usual, crawl, crawl)
+    assert seen(*begin, usual).recovered == {NAMES[2]}
+    assert not seen(*begin, crawl).recovered
+    assert not seen(*begin, usual, usual).recovered, "it is told once"
+    unmeasured = {id_: each for id_, each in usual.items() if id_ != NAMES[2]}
+    assert not seen(*begin, unmeasured).recovered
+    assert not seen(*begin, samples(*[3.0] * 5)).recovered

@@ -10,11 +10,19 @@ import pytest
 from agents.protocol.records import PREPARING, JobId, JobRecord, Report
 from sailord.api.answers.queue_place import place_text, waits_for
 from sailord.core.model.commands import WriteJob
-from sailord.core.model.events import Elected, JobSubmitted, OrderGiven, PlanRefused, Ticked
+from sailord.core.model.events import (
+    Elected,
+    JobSubmitted,
+    NodesObserved,
+    OrderGiven,
+    PlanRefused,
+    Ticked,
+)
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Closing, Held, Running, Waiting
 from sailord.core.model.state import State
+from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.restore_choice import why_queue_stands
 from tests.sailord.core.states import (
     BEGAN,
@@ -267,10 +275,25 @@ def test_an_unpaid_job_returns_to_its_place_with_an_order_or_a_new_node() -> Non
     assert goes_next(aside) == "third", "nothing has changed for it"
     raised, _ = act(aside, OrderGiven(NOW, order("budget", usd_max=100.0)))
     assert goes_next(raised) == JOB
-    joined = replace(aside, nodes=Nodes({**aside.nodes, C: idle(C)}))
+    seen, _ = act(aside, NodesObserved(NOW, (record(A), record(B))))
+    assert goes_next(seen) == "third"
+    joined, _ = act(aside, NodesObserved(NOW, (record(A), record(B), record(C))))
     assert goes_next(joined) == JOB, "the new node may be cheaper"
-    left = replace(aside, nodes=Nodes({A: aside.nodes[A]}))
-    assert goes_next(left) == "third"
+    later = replace(aside, now=NOW + Options.reconsider_s)
+    assert goes_next(later) == JOB, "prices may have changed"
+
+
+def test_an_unpaid_job_is_said_to_be_behind_those_that_go_first() -> None:
+    aside, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    behind, _ = act(aside, JobSubmitted(NOW, third))
+    assert [each.id for each in in_queue(behind)] == ["third", JOB]
+    assert waits_for(behind, JOB) == (NEXT.id, "third")
+    hourly = replace(behind.jobs[JOB], reason="no plan: objective.max_usd_per_hour: is 5")
+    assert "no order raises it" in place_text(replace(behind, jobs={JOB: hourly}), JOB)
+    held = replace(aside, active=replace(active_of(aside), phase=Held("3 attempts", NOW - 9)))
+    kept, _ = act(held, Ticked(NOW + 1))
+    assert active_of(kept).job == NEXT.id, "a held job does not yield to one without a plan"
 
 
 def test_unpaid_jobs_do_not_give_each_other_the_cluster_in_turn() -> None:
@@ -282,6 +305,27 @@ def test_unpaid_jobs_do_not_give_each_other_the_cluster_in_turn() -> None:
     refused, _ = act(asked, refusal)
     assert active_of(refused).job == NEXT.id
     assert isinstance(phase(refused), Waiting)
+
+
+def test_unpaid_jobs_alternate_only_as_often_as_they_are_asked_about() -> None:
+    """Different nodes are unfit for each, so each was asked about others."""
+    known, _ = act(replace(unpaid(), nodes=for_job(JOB)), JobSubmitted(NOW, NEXT))
+    turns = [active_of(known).job]
+    while known.now < NOW + Options.reconsider_s:
+        last = turns[-1]
+        known, _ = act(replace(known, nodes=for_job(last)), Ticked(known.now + 1))
+        question = active_of(known).question
+        if question is not None:
+            refused = PlanRefused(known.now, question.request, DEAR, is_unpaid=True)
+            known, _ = act(known, refused)
+        turns += [active_of(known).job] if active_of(known).job != last else []
+    assert turns in ([NEXT.id], [NEXT.id, JOB])
+
+
+def for_job(id_: JobId) -> Nodes:
+    """Three nodes, of which one cannot be prepared for this job."""
+    unfit = {JOB: C, NEXT.id: B}[id_]
+    return Nodes({each: idle(each, "no room" if each == unfit else "") for each in (A, B, C)})
 
 
 def _ticked(known: State) -> Iterator[State]:
@@ -298,6 +342,7 @@ def _ticked(known: State) -> Iterator[State]:
         unpaid(generation=G),
         replace(unpaid(), nodes=Nodes({A: node(A, said(A, 40)), B: node(B, said(B, 40))})),
         replace(unpaid(), nodes=Nodes({**unpaid().nodes, C: idle(C)})),
+        replace(unpaid(), active=replace(active_of(unpaid()), may_start_over=True)),
         act(state(FROM_NOTHING, generation=CLOSED), PlanRefused(NOW, 4, "it does not fit"))[0],
     ],
     ids=[
@@ -306,6 +351,7 @@ def _ticked(known: State) -> Iterator[State]:
         "it trained in this turn",
         "its last steps are in memory alone",
         "a new node is asked about first",
+        "an operator lets it start over",
         "more nodes would help",
     ],
 )
