@@ -85,8 +85,8 @@ MUTATIONS = [
         ),
         (
             "a job whose limits pay for no plan keeps the cluster",
-            "if not (asked.is_refused and asked.is_unpaid) or active.orders or active.may_start_over:",
-            "if asked.is_unpaid:",
+            "if not (asked.is_refused and asked.is_unpaid) or",
+            "if asked.is_unpaid or",
         ),
         (
             "a held job yields while its workers compute",
