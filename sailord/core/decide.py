@@ -30,11 +30,11 @@ is only about a better plan, so does anything that forces a new plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
-from agents.protocol.records import LIVE
+from agents.protocol.records import LIVE, JobId
 from sailord.core.learn import learn
-from sailord.core.model.commands import Command, Resign, SettleOrder, WriteJob
+from sailord.core.model.commands import Command, Note, Resign, SettleOrder, WriteJob
 from sailord.core.model.events import Elected, Event, OrderGiven, WriteRefused
 from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.model.state import Active, State
@@ -122,7 +122,6 @@ def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tup
     job that leaves the cluster precedes that of the job that gets it, so that the store never shows
     two with the cluster.
     """
-    rest = tuple(each for each in commands if not isinstance(each, WriteJob))
     written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}
     stored = {j.id: j for j in event.jobs} if isinstance(event, Elected) else before.jobs
     changed = [job for id_, job in written.items() if stored.get(id_) != job]
@@ -138,7 +137,14 @@ def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tup
         for job in changed
         if job.id not in stored or stored[job.id].state != job.state
     ]
-    return (*map(WriteJob, changed), *notes, *rest)
+    told = {note.job for note in notes}
+    rest = (each for each in commands if not isinstance(each, WriteJob))
+    return (*map(WriteJob, changed), *notes, *(each for each in rest if not _is_past(each, told)))
+
+
+def _is_past(command: Command, told: Collection[JobId | None]) -> bool:
+    """Whether it tells a state that its job left in the same decision, as one just submitted."""
+    return isinstance(command, Note) and command.is_transition and command.job in told
 
 
 def next_step(state: State) -> Step | None:

@@ -44,7 +44,7 @@ from sailord.core.node_lifecycle import (
     take_reports,
 )
 from sailord.core.queries.job_cost import charge, why_unpaid
-from sailord.core.queries.job_queue import next_in_queue, queue_order
+from sailord.core.queries.job_queue import queue_order
 from sailord.core.queries.straggler_queries import watched
 from sailord.core.queries.timeouts import adopted_start_s, scaled_step_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
@@ -325,9 +325,7 @@ def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
         return Step(state)
     if durable is not None:  # It was submitted to continue from this checkpoint.
         state = replace(state, durables={**state.durables, job.id: durable})
-    state = state.with_job(job)
-    is_taken_at_once = state.active is None and next_in_queue(state) == job
-    return Step(state, () if is_taken_at_once else (state_note(job),))
+    return Step(state.with_job(job), (state_note(job),))
 
 
 def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State:

@@ -9,7 +9,8 @@ import pytest
 
 from agents.protocol.records import PREPARING, JobId, JobRecord, Report
 from sailord.api.answers.queue_place import place_text, waits_for
-from sailord.core.model.commands import WriteJob
+from sailord.core.decide import decide
+from sailord.core.model.commands import Note, WriteJob
 from sailord.core.model.events import (
     Elected,
     JobSubmitted,
@@ -255,6 +256,9 @@ def test_a_job_whose_limits_pay_for_no_plan_lets_the_next_one_go_first() -> None
     assert after.jobs[JOB] == job(state="queued", reason=f"no plan: {DEAR}")
     written = [each.job for each in commands if isinstance(each, WriteJob)]
     assert [(each.id, each.state) for each in written] == [(JOB, "queued"), (NEXT.id, "running")]
+    _, said = decide(unpaid(), JobSubmitted(NOW, NEXT))
+    told = [each.text for each in said if isinstance(each, Note) and each.is_transition]
+    assert told == [f"queued: no plan: {DEAR}", "running: next in the queue"]
     assert waits_for(after, JOB) == (NEXT.id,)
     assert "sailorctl budget job USD" in place_text(after, JOB)
     third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
