@@ -220,7 +220,7 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
             if isinstance(said, dict):
                 return said
             rank, step = said
-            _persist(memory / str(rank), step, f"file://{disk}/brought/{rank}")
+            _persist(memory / str(rank), step, f"file://{disk}/brought/{rank}/{step}")
             line.send("done")
 
 
