@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -165,7 +166,7 @@ class SnapshotManager:
         on_sealed: Callable[[int], None] = lambda _: None,
         on_milestone: OnMilestone = lambda _: None,
         on_no_room: Callable[[int], None] = lambda _: None,
-    ) -> SnapshotManager:
+    ) -> Self:
         """Reserve room for all snapshot files that will exist at once."""
         header, placement = header_of(trainer, target)
         sources = CopySources.of(header, trainer.buffers)
