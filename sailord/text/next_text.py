@@ -49,10 +49,8 @@ def timed_next_texts(coming: Mapping[str, Any], *, is_waiting: bool = False) -> 
     if (step := coming.get("written_step")) is not None:
         texts.append(NextText(f"the checkpoint of step {step} is not durable yet"))
     if coming["checkpoint_step"] is not None:
-        done_at, which = (
-            coming["checkpoint_at"],
-            f"a checkpoint at step {coming['checkpoint_step']}",
-        )
+        done_at = coming["checkpoint_at"]
+        which = f"a checkpoint at step {coming['checkpoint_step']}"
         texts.append(NextText(which if done_at is None else f"{which} in about ", done_at))
     if coming["question"]:
         asked_at, asked = coming["question_at"], "the planner is asked "
