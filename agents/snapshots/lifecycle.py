@@ -83,6 +83,8 @@ class SnapshotLifecycle:
     _troubles: dict[tuple[JobId, str], str] = field(default_factory=dict)
     """By job and kind."""
     _tasks: Tasks = field(default_factory=Tasks)
+    _room_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while room is made: several ranks may ask at once."""
 
     def __post_init__(self) -> None:
         self.memory.changed = self.report
@@ -138,10 +140,21 @@ class SnapshotLifecycle:
         """Report which snapshots of a job this node holds."""
         self.feed(SnapshotsChanged(self.clock.now(), self.memory.sealed(job), job))
 
-    def hear(self, job: JobId, rank: int, *, sealed_at: Point | None, bytes_short: int) -> None:
-        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one."""
+    def hear(
+        self,
+        job: JobId,
+        rank: int,
+        *,
+        sealed_at: Point | None,
+        bytes_short: int,
+        complete: Point | None = None,
+    ) -> None:
+        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one.
+
+        ``complete``: the last point that it knows to be complete on all ranks.
+        """
         if bytes_short:
-            self._tasks.start(self._make_room(bytes_short))
+            self._tasks.start(self._make_room(job, bytes_short, complete))
         if sealed_at is None or self._taken.get((job, rank)) == sealed_at:
             return
         path = self.memory.path(job, sealed_at, snapshot_file.file_name(rank))
@@ -188,21 +201,44 @@ class SnapshotLifecycle:
         elif (linked := self.memory.link(snapshot)) is not None:
             self._linked[snapshot.key] = linked
 
-    async def _make_room(self, needed_bytes: int) -> None:
-        """Drop the oldest files that wait for upload: an outage of the store stops no training."""
-        for name in sorted(self._linked, key=lambda name: name[1]):
-            if self.free_bytes() >= needed_bytes:
-                return
-            if (snapshot := self._linked.pop(name, None)) is None:
-                continue  # It was uploaded meanwhile.
-            job, point, _ = name
-            text = (
-                f"step {point.step} is not uploaded: the next snapshot needed "
-                f"{free_space.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
-                "system, or check why the store takes no uploads"
-            )
-            self._set_trouble(job, "room", text)
-            await asyncio.to_thread(snapshot.path.unlink, missing_ok=True)
+    async def _make_room(self, job: JobId, needed_bytes: int, complete: Point | None) -> None:
+        """Delete what the present generation can spare of past ones; then drop the oldest files
+        that wait for upload: an outage of the store stops no training."""
+        async with self._room_lock:
+            await asyncio.to_thread(delete, self._forget_spare(job, complete))
+            for name in sorted(self._linked, key=lambda name: name[1]):
+                if self.free_bytes() >= needed_bytes:
+                    return
+                if name in self._linked:  # Else it was uploaded meanwhile.
+                    await self._drop_for_room(name, needed_bytes)
+
+    def _forget_spare(self, job: JobId, complete: Point | None) -> list[Path]:
+        """Forget what the present generation can spare of past ones; return the files to delete."""
+        record = self.state().record
+        if complete is not None and self._is_held(job, complete):
+            first = Point(0, complete.generation)
+            return self.memory.release(job, first, complete.generation)
+        if record is not None and record.job == job:
+            return self.memory.release_spare(record)
+        return []
+
+    async def _drop_for_room(self, name: tuple[JobId, Point, int], needed_bytes: int) -> None:
+        """Drop a file that waits for upload. It counts as linked until it is gone: else an order to
+        upload it would be given the link that is about to be deleted."""
+        job, point, _ = name
+        text = (
+            f"step {point.step} is not uploaded: the next snapshot needed "
+            f"{free_space.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
+            "system, or check why the store takes no uploads"
+        )
+        self._set_trouble(job, "room", text)
+        await asyncio.to_thread(self._linked[name].path.unlink, missing_ok=True)
+        self._linked.pop(name, None)
+
+    def _is_held(self, job: JobId, point: Point) -> bool:
+        """Return whether the point is of the present generation, and here."""
+        present = self.workers.job, self.workers.generation
+        return present == (job, point.generation) and bool(self.memory.snapshots(job, point))
 
     def begin(self) -> None:
         """Drop the files of past generations that wait for upload: they are never committed.

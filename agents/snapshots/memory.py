@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agents.daemon.process_cleanup import has_ended
-from agents.protocol.records import Holding, JobId, Point, Sealed
+from agents.protocol.records import GenerationRecord, Holding, JobId, Point, Sealed
 from worker.checkpoint import snapshot_file
 
 POINTS_KEPT = 2
@@ -163,7 +163,7 @@ class SnapshotMemory:
 
     @property
     def _links(self) -> Path:
-        return self.folder / ".held"
+        return self.folder / snapshot_file.LINKS
 
     # ---- deletion -------------------------------------------------------------------------------
 
@@ -178,6 +178,11 @@ class SnapshotMemory:
         end = (safe.generation, safe.step)
         old = (point for point in points if (point.generation, point.step) < end)
         return self._forget(job, (point for point in old if point not in kept))
+
+    def release_spare(self, record: GenerationRecord) -> list[Path]:
+        """Forget the points that a generation can spare; return the files to delete."""
+        points = self._points(record.job)
+        return self._forget(record.job, [each for each in points if not may_need(record, each)])
 
     def release_replicas(self, last: SnapshotFile) -> list[Path]:
         """Forget replicas of a rank that its later ones supersede; return the files to delete.
@@ -210,6 +215,13 @@ class SnapshotMemory:
         if gone:
             self.changed(job)
         return gone
+
+
+def may_need(record: GenerationRecord, point: Point) -> bool:
+    """Return whether the job may need that point, of those of generations before this one."""
+    is_past = point.generation < record.number
+    needed = {record.restore.point, record.fallback}
+    return not is_past or record.fallback is None or point in needed
 
 
 def head_checksum(header: snapshot_file.Header) -> str:

@@ -23,6 +23,7 @@ from tests.sim.world import (
     SLOW_SEALS,
     STRAGGLERS,
     WRONG_BITS,
+    ZONES,
     Faults,
     World,
 )
@@ -42,6 +43,7 @@ def faults_of(seed: int) -> Faults:
     special = {
         2: slow,
         3: STRAGGLERS,
+        4: ZONES,
         5: CONTROL_PLANE_FAULTS,
         6: slow,
         8: SLOW_SEALS,

@@ -32,6 +32,8 @@ from worker.types import LogicalTensor
 
 FORMAT = 1
 SUFFIX = ".snap"
+LINKS = ".held"
+"""The folder in a node's snapshot memory with second names of the files that wait for upload."""
 PRELUDE = struct.Struct("<8sQ16s")
 """Magic, header length and header checksum."""
 MAGIC = b"SAILOR\x01\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agents.protocol.records import GenerationRecord, JobId, Restore
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
+from sailord.core.queries.restore_choice import fallback_now
 from sailord.core.queries.restore_point import lineage_of
 from sailord.core.queries.snapshot_intervals import intervals_now
 from sailord.core.queries.timeouts import plain_s, step_of, wait_s
@@ -46,6 +47,7 @@ def next_record(
         term=state.term,
         reason=reason,
         lineage=() if last is None else lineage_of(last),
+        fallback=fallback_now(state, active, restore),
         memory_every=often.memory_every,
         persist_every=often.persist_every,
         usd_per_hour=proposal.usd_per_hour,

@@ -83,26 +83,53 @@ def whole_points(holders: Holders, layers: int, atoms: int, *, copies: int = 1) 
     }
 
 
-def release_point(
+def safe_points(
     held: SealedByNode,
-    *,
     layers: int,
     atoms: int,
-    record: GenerationRecord,
+    *,
     durable: Durable | None,
     domains: Mapping[NodeId, str],
-) -> Point | None:
-    """Return the newest point of a generation that survives the loss of one failure domain.
+) -> set[Point]:
+    """Return the points that survive the loss of one failure domain.
 
-    ``domains`` has exactly the nodes that can hold copies, members or not. Snapshots before the
-    point are no longer needed. ``None``: keep everything, since the only safe copy may be of
-    another generation.
+    ``domains`` has exactly the nodes that can hold copies, members or not.
     """
     copies = min(2, len(set(domains.values())))
     safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
-    if durable is not None:
-        safe.add(durable.point)
-    return max((point for point in safe if point.generation == record.number), default=None)
+    return safe if durable is None else safe | {durable.point}
+
+
+def release_point(safe: Iterable[Point], record: GenerationRecord) -> Point | None:
+    """Return the newest safe point of a generation, or the one in memory from which it began.
+
+    Snapshots before the point are no longer needed. ``None``: keep everything, since the only safe
+    copy may be an older one.
+    """
+    begun_from = record.restore.point if record.restore.source == "memory" else None
+    own = (p for p in safe if p.generation == record.number or p == begun_from)
+    return max(own, default=None)
+
+
+def fallback_point(
+    safe: AbstractSet[Point],
+    complete: AbstractSet[Point],
+    restore: Restore,
+    last: GenerationRecord | None,
+) -> Point:
+    """Return the newest safe point from which a job can go on if a loss takes its restore point.
+
+    It is the restore point itself if that is safe. If no point is, it is the last generation's,
+    since nodes that are away may have copies of it, or if that is gone, the newest other
+    ``complete`` one, which has pieces with one copy, as the restore point has, but others.
+    """
+    if last is None:
+        return restore.point
+    line = {p for p in safe | complete if is_in_lineage(p, last) and p <= restore.point}
+    found = max(line & safe, default=None)
+    if found is None and last.fallback not in line:
+        found = max(line - {restore.point}, default=None)
+    return found or last.fallback or restore.point
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 from agents.core.model import SnapshotsChanged, TroubleChanged
 from agents.daemon.clock import Clock
 from agents.loop import AgentLoop
-from agents.protocol.records import JobId, JobRecord, Point
+from agents.protocol.codec import read
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, Point, Restore
 from agents.snapshots.lifecycle import SnapshotLifecycle
-from agents.snapshots.memory import SnapshotMemory
+from agents.snapshots.memory import SnapshotMemory, delete
 from agents.workers.status import WorkerStatus
 from tests.agents.sealing import write_snapshot
 from tests.processes import until
+from worker.checkpoint.snapshot_file import LINKS
 
 JOB = JobId("job")
 RANKS = 16
@@ -35,7 +38,11 @@ class Node:
             job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
         )
         state: Any = SimpleNamespace(
-            node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=(), job=JOB, left=0
+            node=SimpleNamespace(id="a.1.1", state="ready"),
+            uploaded=(),
+            job=JOB,
+            left=0,
+            record=None,
         )
         self.workers, self.state = any_, state
         memory = SnapshotMemory(folder)
@@ -50,6 +57,15 @@ class Node:
             target=lambda file: file.path.name,
         )
         self.lifecycle.uploader = uploader
+
+    @property
+    def links(self) -> Path:
+        return self.lifecycle.memory.folder / LINKS
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        for task in list(self.lifecycle._tasks._running):
+            await task
 
     def hear(self, event: object) -> None:
         if isinstance(event, TroubleChanged):
@@ -186,6 +202,16 @@ def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     assert told == [(JOB, 3)]
 
 
+@pytest.mark.parametrize(("said", "complete"), [({"complete_step": 7}, Point(7, 2)), ({}, None)])
+def test_the_agent_hears_which_point_is_complete_where_room_is_short(said, complete):
+    told = []
+    snapshots = SimpleNamespace(hear=lambda *_, **about: told.append(about))
+    loop: Any = SimpleNamespace(snapshots=snapshots, joiner=SimpleNamespace(hear=lambda *_: None))
+    status = {"generation": 2, "rank": 0, "taking": "running", "room_short": 9, **said}
+    AgentLoop.hear(loop, JOB, read(WorkerStatus, status))
+    assert told == [{"sealed_at": None, "bytes_short": 9, "complete": complete}]
+
+
 def test_trouble_of_one_job_is_neither_reported_nor_hidden_as_that_of_the_next(node):
     lifecycle, text = node.lifecycle, "replicas stay in z1: no node in another zone is ready"
     lifecycle._set_trouble(JobId("job"), "copies", text)
@@ -207,3 +233,75 @@ async def test_snapshots_of_an_ended_job_wait_for_its_store_no_longer(node):
     assert node.lifecycle._linked == {}
     node.seal(10, ranks=2)
     assert len(node.lifecycle._linked) == 2, "the folder of links stays"
+
+
+OWN = {(2, 10), (2, 11), (2, 12)}
+STAY = {(1, 4), (1, 8), *OWN}
+
+
+@pytest.mark.parametrize(
+    ("complete", "left"),
+    [(None, STAY), (Point(12, 2), OWN), (Point(10, 3), STAY), (Point(99, 2), STAY)],
+    ids=["none yet", "its own", "another generation's", "one that is not here"],
+)
+async def test_worker_without_room_gets_that_of_what_past_generations_left(node, complete, left):
+    memory = node.lifecycle.memory
+    for generation, step in {*STAY, (1, 6), (1, 9)}:
+        write_snapshot(memory.folder, generation=generation, step=step)
+    memory.open()
+    node.workers.generation = 2
+    restore = Restore(Point(8, 1), "memory")
+    node.state.record = GenerationRecord(
+        JOB, 2, "open", "", (), restore, 1, "", fallback=Point(4, 1)
+    )
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1, complete=complete)
+    await until(lambda: {(p.generation, p.step) for p in memory._points(JOB)} == left)
+    await until(lambda: len(list(memory.folder.glob("*/*/*.snap"))) == len(left))
+    assert node.held[-1] == 12
+
+
+async def test_ranks_that_lack_room_at_once_cost_no_more_uploads_than_one(node):
+    node.seal(5, ranks=4)
+    waiting = node.lifecycle._linked
+    node.lifecycle.free_bytes = lambda: 4 - len(list(node.links.iterdir()))
+    for rank in range(4):
+        node.lifecycle.hear(JOB, rank, sealed_at=None, bytes_short=2)
+    await until(lambda: len(waiting) <= 2)
+    await node.idle()
+    assert len(waiting) == len(list(node.links.iterdir())) == 2
+
+
+async def test_file_that_was_uploaded_while_room_is_made_is_passed_over(node, monkeypatch):
+    node.seal(5, ranks=2)
+    node.lifecycle.free_bytes = lambda: 0
+    second = node.lifecycle._linked[JOB, Point(5, 1), 1]
+
+    async def to_thread(act, *of, **how):
+        if act != delete and second.key in node.lifecycle._linked:
+            node.lifecycle.uploaded(second, None)
+        return act(*of, **how)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert node.lifecycle._linked == {}
+
+
+async def test_order_to_upload_gets_no_link_that_is_being_deleted(node, monkeypatch):
+    node.seal(5, ranks=1)
+    node.queued.clear()
+    node.lifecycle.free_bytes = lambda: 1 - len(list(node.links.iterdir()))
+
+    async def to_thread(act, *of, **how):
+        if act != delete:
+            node.lifecycle.upload_now(JOB, Point(5, 1))
+        return act(*of, **how)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert node.queued == [], "a link that is gone"
+    assert list(node.links.iterdir()) == []
+    node.lifecycle.upload_now(JOB, Point(5, 1))
+    assert node.queued == [(5, 0)], "the order comes again"
+    assert len(list(node.links.iterdir())) == 1

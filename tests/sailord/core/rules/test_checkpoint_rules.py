@@ -29,9 +29,11 @@ from sailord.core.model.state import Check, Commit, State
 from sailord.core.queries.restore_choice import release_now
 from sailord.core.queries.restore_point import (
     failure_domains,
+    fallback_point,
     is_in_lineage,
     release_point,
     restore_point,
+    safe_points,
 )
 from sailord.core.rules.checkpoint_rules import covering
 from tests.sailord.core.states import (
@@ -210,6 +212,8 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         ([("a", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 3), ("b", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 2), ("b", 40, 2)], "ab", "node", None, None),
+        ([("a", 10, 2), ("b", 10, 2)], "ab", "node", None, Point(10, 2)),
+        ([("a", 10, 2)], "ab", "node", None, None),
         ([("a", 41, 3)], "ab", "node", durable(40), Point(40, 3)),
         ([], "ab", "node", durable(40, 2), None),
         (TWO_AND_TWO, "abc", "zone", None, Point(40, 3)),
@@ -224,6 +228,8 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         "the only node",
         "an absent node is no failure domain",
         "another generation's",
+        "the one from which it began",
+        "one copy of that",
         "durable",
         "durable before",
         "two zones",
@@ -241,8 +247,55 @@ def test_release_point(
     expected: Point | None,
 ) -> None:
     domains = failure_domains({n: z for n, z in ZONES.items() if n in there}, survive)
-    found = release_point(held(*points), layers=1, atoms=1, record=G, durable=kept, domains=domains)
-    assert found == expected
+    safe = safe_points(held(*points), 1, 1, durable=kept, domains=domains)
+    assert release_point(safe, G) == expected
+
+
+FROM_MEMORY = Restore(Point(41, 3), "memory")
+
+
+@pytest.mark.parametrize(
+    ("safe", "restore", "expected"),
+    [
+        ([Point(30, 3), Point(40, 3), Point(41, 3)], FROM_MEMORY, Point(41, 3)),
+        ([Point(30, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
+        ([Point(10, 2)], FROM_MEMORY, Point(10, 2)),
+        ([], FROM_MEMORY, Point(41, 3)),
+        ([Point(11, 2)], FROM_MEMORY, Point(41, 3)),
+        ([Point(42, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
+        ([Point(40, 3), Point(37, 3)], Restore(Point(38, 3), "durable"), Point(37, 3)),
+    ],
+    ids=[
+        "the restore point is safe",
+        "the newest of those before",
+        "an older generation's",
+        "none is safe",
+        "a void one",
+        "one after the restore point",
+        "the restore point is a checkpoint",
+    ],
+)
+def test_fallback_point(safe: list[Point], restore: Restore, expected: Point) -> None:
+    assert fallback_point(set(safe), set(), restore, LINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("complete", "before", "expected"),
+    [
+        ([41, 40, 10], Point(10, 2), Point(10, 2)),
+        ([41, 40, 39], Point(10, 2), Point(40, 3)),
+        ([41], Point(10, 2), Point(10, 2)),
+        ([41, 40], None, Point(40, 3)),
+        ([41], None, Point(41, 3)),
+    ],
+    ids=["that of before", "that is gone", "none is here", "an older leader's", "the only one"],
+)
+def test_where_no_point_is_safe_the_last_fallback_stays_or_another_with_one_copy(
+    complete: list[int], before: Point | None, expected: Point
+) -> None:
+    last = replace(LINE, fallback=before)
+    whole = {Point(step, 2 if step == 10 else 3) for step in complete}
+    assert fallback_point(set(), whole, FROM_MEMORY, last) == expected
 
 
 def test_unused_node_counts_as_a_failure_domain() -> None:
