@@ -25,7 +25,7 @@ FIRST ?= 1
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; \
-		do printf '  make %-9s %s\n' "$$name" "$$what"; done
+		do printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 .PHONY: up
 up: $(FOR_UP) ## a cluster on this machine that trains, until Ctrl-C
@@ -73,6 +73,10 @@ check: $(FOR_ALL) ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/booted tests/chaos tests/sim
+
+.PHONY: file-lists
+file-lists: ## write the lists of files in the packages' READMEs, from the first line of each file
+	@$(PYTHON) scripts/file_lists.py
 
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
 SCRIPTS ?= 200

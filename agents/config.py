@@ -1,4 +1,4 @@
-"""The agent's configuration file."""
+"""Reads and checks the agent's configuration file, `agent.toml`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
 """Whether memory, descriptors, threads, store and logs level off: ``python -m benchmarks.soak``.
 
 Trains the small LLaMA on a local cluster, moves it off one node after the other and back, and
-samples every process. Before, it gives as many orders as sailord keeps events and its store keeps
-changes, since both grow until then. A series *rises* if it is higher in each quarter of the time
-after the warm-up than in the one before, by more than a limit per hour; a step, or a rise that
-ends, is level. The exit status is 3 if anything rises.
+samples every process. Before, it gives as many orders as sailord keeps events, and fills the
+history of its store with changes that this cluster writes, since both grow until then. A series
+*rises* if it is higher in each quarter of the time after the warm-up than in the one before, by
+more than a limit per hour; a step, or a rise that ends, is level. The exit status is 3 if anything
+rises.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import csv
 import itertools
@@ -23,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import children_of
+from agents.store.factory import open_store
+from agents.store.interface import Changed, Delete, Operation, Put, Store
+from agents.store.sqlite_file import HISTORY_MAX
 from benchmarks.machine import TARGET_MISSED, report_stolen_time, wait_for
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
@@ -35,6 +40,8 @@ WARM_UP = 0.3
 """The share of the time that does not count: imports, caches, the first plans."""
 QUARTERS = 4
 JOB = "tale"
+REPEATED = "/soaked/"
+"""Keys that nobody reads; as long as ``/sailor/``."""
 MACHINES = (("large", "zone-a"), ("large", "zone-a"), ("large", "zone-b"), ("large", "zone-b"))
 MIB = 2.0**20
 LIMITS_PER_HOUR: Mapping[str, float] = {
@@ -146,6 +153,7 @@ class Soak:
     head: int
     writer: Any
     begin_s: float
+    """When the samples begin."""
     samples: dict[tuple[str, int, str], list[tuple[float, float]]]
     moves: int = 0
 
@@ -195,12 +203,52 @@ class Soak:
         return rising == 0
 
 
-def fill(cluster: LocalCluster) -> None:
-    """Pin a checkpoint until sailord and its store drop the oldest they keep, and release it."""
+def fill(soak: Soak, every_s: float) -> None:
+    """Fill what sailord and its store keep of the past, as hours of this run would."""
+    cluster = soak.cluster
     ask, checkpoints = cluster.client.ask, f"/v1/jobs/{JOB}/checkpoints"
     found = wait_for(cluster, lambda: ask("GET", checkpoints)["checkpoints"], within_s=600.0)
     for order in (*["pin"] * KEPT, "unpin"):
         ask("POST", f"{checkpoints}/{found[-1]['step']}/{order}", {})
+    asyncio.run(_fill_store(soak, every_s))
+
+
+async def _fill_store(soak: Soak, every_s: float) -> None:
+    store = await open_store(f"unix://{soak.cluster.place.folder}/head/store.sock")
+    after = (await store.snapshot(REPEATED)).revision
+    for _ in ("drain", "withdraw"):
+        soak.move()
+        until_s = time.monotonic() + every_s
+        while time.monotonic() < until_s:
+            soak.cluster.look_after()
+            await asyncio.sleep(SAMPLE_S)
+    await repeat_changes(store, after, HISTORY_MAX)
+    await store.close()
+
+
+async def repeat_changes(store: Store, after: int, revisions: int) -> None:
+    """Write the changes since ``after`` again and again, under keys of their own."""
+    last = until = (await store.snapshot(REPEATED)).revision
+    mix: list[list[Operation]] = []
+    async with contextlib.aclosing(store.watch("", after=after)) as news:
+        while after < until:
+            told = await anext(news)
+            assert isinstance(told, Changed), "the store has forgotten what to repeat"
+            after = told.revision
+            keys = [REPEATED + each.key.removeprefix("/sailor/") for each in told.changes]
+            entries = [each.entry for each in told.changes]
+            mix.append(
+                [
+                    Delete(key) if entry is None else Put(key, entry.value)
+                    for key, entry in zip(keys, entries, strict=True)
+                ]
+            )
+    for orders in itertools.cycle(mix):
+        if last - until >= revisions:
+            break
+        last = (await store.transact([], orders)).revision
+    for entry in (await store.snapshot(REPEATED)).entries:
+        await store.transact([], [Delete(entry.key)])
 
 
 def run(minutes: float, every_s: float, out: Path) -> bool:
@@ -213,9 +261,9 @@ def run(minutes: float, every_s: float, out: Path) -> bool:
         cluster.start()
         text = cluster.place.job("job.toml", persist_every=20)
         cluster.client.ask("POST", "/v1/jobs", {"job": text, "id": JOB})
-        fill(cluster)
-        begin_s = time.monotonic()
-        soak = Soak(cluster, cluster.head_pid, csv.writer(file), begin_s, {})
+        soak = Soak(cluster, cluster.head_pid, csv.writer(file), 0.0, {})
+        fill(soak, every_s)
+        begin_s = soak.begin_s = time.monotonic()
         soak.writer.writerow(("seconds", "name", "pid", "figure", "value"))
         moved_s = begin_s
         while (now := time.monotonic()) < begin_s + minutes * 60:

@@ -1,1 +1,1 @@
-"""Find the plan for a training job: pure search, judged by the simulator."""
+"""Finds the plan for a training job: pure search, judged by the simulator."""

@@ -1,4 +1,4 @@
-"""Find the best plan for a job on a cluster, or say why there is none."""
+"""Finds the best plan for a job on a cluster, or says why there is none."""
 
 from __future__ import annotations
 

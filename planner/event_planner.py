@@ -1,4 +1,4 @@
-"""Plans under the event estimator: run the search, bound the result, explain it."""
+"""Plans under the event estimator: runs the search, bounds the result, explains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans under the paper estimator: set up the search of ``paper_search`` and answer with it."""
+"""Plans under the paper estimator: runs the search of ``paper_search`` and answers."""
 
 from __future__ import annotations
 

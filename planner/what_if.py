@@ -1,4 +1,4 @@
-"""Explain a plan by further searches: what one more machine would bring, why GPUs are idle.
+"""Explains a plan by further searches: what one more machine would bring, why GPUs are idle.
 
 Each search gets a smaller budget. The explained plan also fits any larger cluster, so a search that
 finds nothing better reports no gain rather than a loss.

@@ -1,4 +1,4 @@
-"""Reads and checks sailord's configuration file."""
+"""Reads and checks sailord's configuration file, `sailord.toml`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of people: a name, a role, an end and a hash each, in a file that sailord reads again.
+"""Access tokens of people: a file with the name, role, expiry and hash of each.
 
 A token has 256 random bits, so its plain hash tells nothing about it.
 """

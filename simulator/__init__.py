@@ -1,1 +1,1 @@
-"""Predict the time, memory and cost of running a job under a plan. See ``simulator.api``."""
+"""Predicts the time, memory and cost of running a job under a plan."""

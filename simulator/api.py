@@ -1,4 +1,4 @@
-"""The simulator's entry point: build an estimator for a job, a cluster and measurements."""
+"""The simulator's entry point: builds an estimator for a job, a cluster and measurements."""
 
 from __future__ import annotations
 

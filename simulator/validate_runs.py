@@ -1,4 +1,4 @@
-"""Compare predictions with measured runs, run by run and in total."""
+"""Compares predictions with measured runs, run by run and in total."""
 
 from __future__ import annotations
 

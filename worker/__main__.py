@@ -1,4 +1,4 @@
-"""``python -m worker``: train on this machine without a daemon, or prepare data and checkpoints."""
+"""``python -m worker``: trains on this machine without a daemon; converts data and checkpoints."""
 
 from __future__ import annotations
 

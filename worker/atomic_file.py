@@ -1,4 +1,4 @@
-"""Replace a file atomically: a reader sees the old content or the new one, also after a crash."""
+"""Replaces a file atomically: a reader sees the old content or the new one, also after a crash."""
 
 from __future__ import annotations
 

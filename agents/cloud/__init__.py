@@ -1,1 +1,1 @@
-"""Google's metadata server, and the notices of a departure."""
+"""Google's metadata server, and notices that the instance will be stopped."""

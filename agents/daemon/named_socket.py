@@ -1,4 +1,4 @@
-"""A Unix socket gets its name when it can be connected to, and has its permissions."""
+"""Opens Unix sockets, each under its name only when it can be connected to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of certificates, and requests for certificates."""
+"""Makes keys and certificate requests, and tells how much of a certificate's life is left."""
 
 from __future__ import annotations
 

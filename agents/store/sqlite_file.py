@@ -14,6 +14,7 @@ from pathlib import Path
 from agents.store.interface import (
     Change,
     Changed,
+    Compacted,
     Compare,
     CreatedAt,
     Delete,
@@ -36,6 +37,15 @@ from agents.store.interface import (
 
 APPLICATION_ID = 0x5361696C  # "Sail", in the file's header.
 FORMAT = 1
+HISTORY_MAX = 5_000
+"""The most revisions that are kept for watches: 2,000 nodes lost and registered again fit."""
+HISTORY_BYTES_MAX = 32 << 20
+"""The most bytes of their keys and values: some 60 generations of 2,000 nodes.
+
+A transaction has at most 1 MiB, so the last 32 revisions are always kept.
+"""
+READ_AT_ONCE = 10
+"""The most revisions that a watch reads from the file at once."""
 BACKUP_AHEAD = 1_000_000_000
 """More revisions than a store writes between a backup and its loss."""
 
@@ -96,17 +106,23 @@ class Applied:
 
     answers: tuple[StoreAnswer, ...]
     changed: tuple[Changed, ...]
-    compacted: int
 
 
 class SqliteFile:
     """The open file; no other process can open it meanwhile."""
 
-    def __init__(self, path: Path, *, history_max: int) -> None:
-        self._history_max = history_max
+    def __init__(
+        self,
+        path: Path,
+        *,
+        history_max: int = HISTORY_MAX,
+        history_bytes_max: int = HISTORY_BYTES_MAX,
+    ) -> None:
+        self._history_max, self._history_bytes_max = history_max, history_bytes_max
         self._base = _connect(path)
         try:
             self._prepare(path)
+            self._history_bytes = self._bytes_of(self.compacted + 1, self.revision)
         except sqlite3.Error as error:
             self._base.close()
             raise _describe_unusable(path, error) from None
@@ -136,8 +152,8 @@ class SqliteFile:
         """Close the file."""
         self._base.close()
 
-    def _number(self, question: str) -> int:
-        (number,) = self._base.execute(question).fetchone()
+    def _number(self, question: str, *given: int) -> int:
+        (number,) = self._base.execute(question, given).fetchone()
         return int(number)
 
     @property
@@ -168,14 +184,21 @@ class SqliteFile:
         rows = self._base.execute("SELECT id, ttl_s FROM leases ORDER BY id")
         return tuple(Lease(id_, ttl_s) for id_, ttl_s in rows)
 
-    def history(self) -> tuple[Changed, ...]:
-        """Return all changes that were not compacted, oldest first."""
+    def changes_after(self, revision: int) -> tuple[Changed, ...] | Compacted:
+        """Return the next changes after a revision, oldest first; empty: there are none yet."""
+        # A revision in the future belongs to another file, which was here before.
+        if not self.compacted <= revision <= self.revision:
+            return Compacted(self.revision)
         changes: defaultdict[int, list[Change]] = defaultdict(list)
-        question = "SELECT revision, key, value, created, lease FROM changes ORDER BY revision, key"
-        for revision, key, value, created, lease in self._base.execute(question):
-            entry = None if value is None else _entry((key, value, created, revision, lease))
-            changes[revision].append(Change(key.decode(), entry))
-        return tuple(Changed(revision, tuple(each)) for revision, each in changes.items())
+        question = (
+            "SELECT revision, key, value, created, lease FROM changes"
+            " WHERE revision BETWEEN ? AND ? ORDER BY revision, key"
+        )
+        rows = self._base.execute(question, (revision + 1, revision + READ_AT_ONCE))
+        for at, key, value, created, lease in rows:
+            entry = None if value is None else _entry((key, value, created, at, lease))
+            changes[at].append(Change(key.decode(), entry))
+        return tuple(Changed(at, tuple(each)) for at, each in changes.items())
 
     def apply(self, writes: Sequence[StoreWrite]) -> Applied:
         """Apply several writes in order, in one SQL transaction: all are stored, or none."""
@@ -184,11 +207,13 @@ class SqliteFile:
         ready = False
         try:
             self._base.execute("BEGIN IMMEDIATE")
+            before = self.revision
             for write in writes:
                 answers.append(self._carry_out(write, changed))
-            compacted = self._forget()
+            kept = self._forget(self._history_bytes + self._bytes_of(before + 1, self.revision))
             ready = True
             self._base.execute("COMMIT")
+            self._history_bytes = kept
         except Exception as error:
             if self._base.in_transaction:
                 self._base.execute("ROLLBACK")
@@ -196,8 +221,8 @@ class SqliteFile:
                 raise
             # A commit that failed may still be found after a restart.
             kind = WriteUnknown if ready else StoreUnavailable
-            return Applied((kind(f"the store's file: {error}"),) * len(writes), (), 0)
-        return Applied(tuple(answers), tuple(changed), compacted)
+            return Applied((kind(f"the store's file: {error}"),) * len(writes), ())
+        return Applied(tuple(answers), tuple(changed))
 
     def _carry_out(self, write: StoreWrite, changed: list[Changed]) -> StoreAnswer:
         match write:
@@ -260,15 +285,24 @@ class SqliteFile:
         changed.append(Changed(revision, tuple(changes)))
         return revision
 
-    def _forget(self) -> int:
-        """Delete old changes, in batches."""
+    def _bytes_of(self, first: int, last: int) -> int:
+        """Return the bytes of the keys and values that these revisions changed."""
+        question = "SELECT total(length(key) + ifnull(length(value), 0)) FROM changes"
+        return self._number(f"{question} WHERE revision BETWEEN ? AND ?", first, last)
+
+    def _forget(self, held: int) -> int:
+        """Delete the oldest revisions while either limit is exceeded; return the bytes left."""
         last, compacted = self.revision, self.compacted
-        if last - compacted <= 2 * self._history_max:
-            return compacted
-        compacted = last - self._history_max
-        self._base.execute("DELETE FROM changes WHERE revision <= ?", (compacted,))
-        self._base.execute("UPDATE head SET compacted = ?", (compacted,))
-        return compacted
+        first = compacted + 1
+        while last - compacted > self._history_max or held > self._history_bytes_max:
+            compacted += 1
+            held -= self._bytes_of(compacted, compacted)
+        if compacted >= first:
+            self._base.execute(
+                "DELETE FROM changes WHERE revision BETWEEN ? AND ?", (first, compacted)
+            )
+            self._base.execute("UPDATE head SET compacted = ?", (compacted,))
+        return held
 
 
 def write_backup(path: Path, world: Snapshot) -> None:

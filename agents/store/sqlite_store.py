@@ -30,6 +30,8 @@ from agents.store.interface import (
     check_transaction,
 )
 from agents.store.sqlite_file import (
+    HISTORY_BYTES_MAX,
+    HISTORY_MAX,
     OpenLease,
     Revoke,
     SqliteFile,
@@ -40,8 +42,6 @@ from agents.store.sqlite_file import (
 
 T = TypeVar("T")
 
-HISTORY_MAX = 5_000
-"""The minimum number of past revisions that a watch can start from."""
 TICK_S = 0.1
 """How often leases are checked."""
 TICK_S_MAX = 0.5
@@ -59,8 +59,9 @@ class EmbeddedStore(Store):
         self._thread = ThreadPoolExecutor(1, "store")
         self._waiting: list[tuple[StoreWrite, asyncio.Future[StoreAnswer]]] = []
         self._is_wanted = asyncio.Event()
-        self._history = list(ledger.history())
-        self._compacted = ledger.compacted
+        # The last batch, for watches that have seen all before; others read the file.
+        self._batch: Sequence[Changed] = ()
+        self._before_batch = ledger.revision
         self._change = asyncio.Event()
         self._clock_s = 0.0
         self._leases = {lease.id: lease for lease in ledger.leases()}
@@ -69,9 +70,15 @@ class EmbeddedStore(Store):
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._run_leases())]
 
     @classmethod
-    async def open(cls, path: Path, *, history_max: int = HISTORY_MAX) -> EmbeddedStore:
+    async def open(
+        cls,
+        path: Path,
+        *,
+        history_max: int = HISTORY_MAX,
+        history_bytes_max: int = HISTORY_BYTES_MAX,
+    ) -> EmbeddedStore:
         """Open or create the file; ``StoreUnavailable`` if another process has it open."""
-        return cls(await asyncio.to_thread(_open_ledger, path, history_max))
+        return cls(await asyncio.to_thread(_open_ledger, path, history_max, history_bytes_max))
 
     async def close(self) -> None:
         """Finish pending writes, end the watches and close the file."""
@@ -119,12 +126,15 @@ class EmbeddedStore(Store):
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
         while not self._is_closed:
             change = self._change
-            last = self._compacted + len(self._history)
-            # A revision in the future belongs to another file, which was here before.
-            if not self._compacted <= after <= last:
-                yield Compacted(last)
+            seen = after - self._before_batch
+            news: Sequence[Changed] | Compacted
+            if 0 <= seen <= len(self._batch):
+                news = self._batch[seen:]
+            else:
+                news = await self._read(partial(self._ledger.changes_after, after))
+            if isinstance(news, Compacted):
+                yield news
                 return
-            news = self._history[after - self._compacted :]
             for changed in news:
                 after = changed.revision
                 below = tuple(each for each in changed.changes if each.key.startswith(prefix))
@@ -175,9 +185,8 @@ class EmbeddedStore(Store):
                 self._follow_lease(write, answer)
                 future.set_result(answer)
             if applied.changed:
-                self._history += applied.changed
-                del self._history[: applied.compacted - self._compacted]
-                self._compacted = applied.compacted
+                self._batch = applied.changed
+                self._before_batch = applied.changed[0].revision - 1
                 self._tell_watches()
             if self._is_closed:
                 self._is_wanted.set()
@@ -213,11 +222,11 @@ class EmbeddedStore(Store):
             await asyncio.gather(*map(self.revoke, ended), return_exceptions=True)
 
 
-def _open_ledger(path: Path, history_max: int) -> SqliteFile:
+def _open_ledger(path: Path, history_max: int, history_bytes_max: int) -> SqliteFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # SQLite creates its other files with this mode.
         path.touch(mode=FILE_MODE)
-        return SqliteFile(path, history_max=history_max)
+        return SqliteFile(path, history_max=history_max, history_bytes_max=history_bytes_max)
     except OSError as error:
         raise StoreRefused(f"{path} cannot be used as the store: {error.strerror}") from None

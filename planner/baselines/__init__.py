@@ -1,1 +1,1 @@
-"""Planners of the literature, one folder each, behind the interface of ``planner.compare``."""
+"""Planners of the literature, to compare ours with: one folder each."""

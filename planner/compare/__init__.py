@@ -1,1 +1,1 @@
-"""Run several planners on one case and judge their plans with one simulator."""
+"""Runs several planners on one case and judges their plans by one simulator."""

@@ -1,4 +1,4 @@
-"""Run planners on one question: each one's first plan that fits, judged by one simulator.
+"""Runs planners on one question: each one's first plan that fits, judged by one simulator.
 
 A planner's own estimate ranks its plans and is never reported as a result. Its list is walked from
 the best on. Plans that cannot be expressed, that the job or cluster does not allow, that exceed

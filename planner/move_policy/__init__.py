@@ -1,1 +1,1 @@
-"""Decide whether a better plan is worth the move to it."""
+"""Decides whether a better plan is worth the move to it."""

@@ -1,4 +1,4 @@
-"""Finish a job's steps by a deadline as cheaply as possible, on spot GPUs, on-demand GPUs, or none.
+"""Which GPUs finish a job by its deadline at the least cost: spot, on-demand, or none for now.
 
 Spot GPUs are cheap and may be lost, on-demand GPUs are always available. All rules have a safety
 net: when only on-demand GPUs can still meet the deadline, the job changes to them for good.

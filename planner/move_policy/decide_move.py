@@ -1,4 +1,4 @@
-"""Decide whether a better plan is worth the move: its gain while it lasts against its cost.
+"""Decides whether a better plan is worth the move: its gain while it lasts against its cost.
 
 The code reads no clock: times and ages are arguments, so the same history gives the same verdict.
 It is a ski rental with advice:

@@ -1,4 +1,4 @@
-"""Find the best chains: rank many by a rough estimate, cut the best exactly, then change them."""
+"""Finds the best chains: ranks many roughly, cuts the best exactly, then changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deal the replicas of stages with fixed boundaries to GPU kinds.
+"""Deals the replicas of stages with fixed boundaries to GPU kinds.
 
 Under a limit on a stage's seconds and synchronised bytes, each GPU kind needs some least TP degree.
 The rest is a transport problem: every stage needs its replicas, a replica takes that many GPUs of

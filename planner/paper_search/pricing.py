@@ -104,7 +104,7 @@ def _memory_reach(model: PaperModel, arrays: OptionArrays, left: int) -> Ints:
 
 
 def _reach(running: Floats, limits: Floats, *, starts: int | None = None) -> Ints:
-    """[limit, layer]: the last boundary within the limit from each layer."""
+    """The last boundary that each limit allows from each layer, by [limit, layer]."""
     ends = running[None, :starts] + np.maximum(limits, -1.0)[:, None]
     found = np.searchsorted(running, ends * (1 + LAYER_ROUNDING), side="right")
     return np.clip(found - 1, 0, len(running) - 1)

@@ -1,4 +1,4 @@
-"""Improve a good plan: move boundaries, and deal replicas to GPU kinds as they fit."""
+"""Improves a good plan: moves boundaries, and deals replicas to GPU kinds as they fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spot and on-demand GPUs: clusters with less spot, and with spot paid before on demand."""
+"""Variants of a cluster: with fewer spot GPUs, or with spot GPUs paid before on-demand ones."""
 
 from __future__ import annotations
 

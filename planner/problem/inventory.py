@@ -1,4 +1,4 @@
-"""The GPUs that a plan may use: lots of interchangeable GPUs, quotas, and what fits."""
+"""The GPUs that a plan may use: lots (GPUs of one kind in one zone), quotas, and what fits."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def lots_hold(lots: Sequence[Lot], wanted: Mapping[int, Mapping[int, int]]) -> b
 
 
 def spot_share(used: Mapping[int, int], lots: Sequence[Lot]) -> float:
-    """The share of spot GPUs among those taken by lot; on-demand GPUs of a lot are taken first."""
+    """The share of spot GPUs in ``used``, by lot; a lot's on-demand GPUs are taken first."""
     spot = sum(max(0, n - (lots[k].gpus - lots[k].spot_gpus)) for k, n in used.items())
     return spot / sum(used.values())
 

@@ -1,4 +1,4 @@
-"""Assign a plan's device groups to nodes such that the least state moves.
+"""Assigns a plan's device groups to nodes such that the least state moves.
 
 Each pool is a problem of its own, because the plan already says which layers run in which zone and
 machine type. Groups with equal layers are equal, and so are nodes that hold the same state and have

@@ -1,4 +1,4 @@
-"""Match the nodes that a plan ran on with the machines of a cluster file, which names none."""
+"""Matches the nodes that a plan ran on with the machines of a cluster file, which names none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Minimum-cost flow: ship supplies of rows to the room of columns."""
+"""Minimum-cost flow: ships supplies of rows to the room of columns as cheaply as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the next plan after a change: draft mixes, place them on the nodes, judge them."""
+"""Searches the next plan after a change: drafts mixes, places them on the nodes, judges them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the next plan after nodes were lost or added, in milliseconds.
+"""Finds the next plan after nodes were lost or added, in milliseconds.
 
 Unbroken pipelines stay where they are and take over the micro batches; the remaining GPUs of
 broken pipelines, and new nodes, form pipelines again where that helps. A few such plans are

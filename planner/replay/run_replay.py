@@ -1,4 +1,4 @@
-"""Replay one trace under every policy, with upper bounds for all policies."""
+"""Replays one trace under every policy, with upper bounds for all policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay several jobs on one trace: at once on parts of the cluster, and one after another."""
+"""Replays several jobs on one trace: at once on parts of the cluster, and one after another."""
 
 from __future__ import annotations
 

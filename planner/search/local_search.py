@@ -1,4 +1,4 @@
-"""The search under the event estimator: draft pipeline mixes, judge the best, then improve them.
+"""The search under the event estimator: drafts pipeline mixes, judges the best, then improves them.
 
 Pipelines may differ in everything, so a plan is a mix of pipeline templates. Mixes are ranked by
 rough times that cost microseconds; the best are judged by the estimator; the best of those are

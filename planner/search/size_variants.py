@@ -45,7 +45,7 @@ def best_with_own_sizes(search: EventSearch) -> JudgedPlan | None:
 
 
 def _variants(search: EventSearch, mix: PipelineMix) -> Iterator[PipelineMix]:
-    """The mix with other sizes of its templates; and with pipelines of other sizes on idle GPUs."""
+    """The mix with other micro batch sizes, also of further pipelines on idle GPUs."""
     yield from _resize(search, mix)
     b, samples = mix.templates[0].micro_batch, search.job.global_batch
     for lot, size in itertools.product(range(len(search.lots)), _sizes(search, b)):

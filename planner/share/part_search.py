@@ -1,4 +1,4 @@
-"""Search plans for parts of a cluster, so that a split of it has something to choose from.
+"""Searches plans for parts of a cluster, so that a split of it has something to choose from.
 
 Which parts will matter is not known beforehand. So a few are guessed, then the best split so far is
 improved: each job is searched with the machines that stay idle, and with one machine more or less.

@@ -1,4 +1,4 @@
-"""Split a cluster among several jobs, as it is up now."""
+"""Splits a cluster, as it is up now, among several jobs."""
 
 from __future__ import annotations
 

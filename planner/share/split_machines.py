@@ -1,4 +1,4 @@
-"""Split the machines of a cluster among several jobs by proportional fairness.
+"""Splits the machines of a cluster among several jobs by proportional fairness.
 
 Each job names plans that it could run: the whole machines that each takes, and what it is worth.
 The split runs jobs of as much weight as possible, and of these splits it takes the one with the

@@ -1,1 +1,1 @@
-"""The HTTP interface: requests of people and programs, reports of agents, webhooks."""
+"""The HTTP API: requests of people and programs, reports of agents, webhooks, metrics."""

@@ -145,7 +145,7 @@ def _is_admitted(request: web.Request, route: Route | None, named: Caller | None
 
 
 def _wrong_certificate(request: web.Request, route: Route | None) -> Problem | None:
-    """Over TLS, require a certificate of the caller's role, but where a webhook may call."""
+    """Return why this address does not take the caller's certificate; ``None`` if it does."""
     roles: tuple[CallerRole, ...] = ("user", "sailord")
     if route is not None and route.auth != "token":
         roles = FOR_AGENTS.get(route.name, ())

@@ -1,4 +1,4 @@
-"""The columns of the table of routes."""
+"""The type of a row in the table of routes."""
 
 from __future__ import annotations
 

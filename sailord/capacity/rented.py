@@ -1,4 +1,4 @@
-"""What is rented at present: kept by the capacity loop, read by what is built before it."""
+"""What is rented at present: kept by the capacity loop, read by the rest of sailord."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands ``profile ...``: measure what predictions are otherwise computed from."""
+"""The commands ``profile ...``: measure a model's layers and a cluster's links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``profile network``: have the agents measure the links between them."""
+"""The command ``profile network``: has the agents measure the links between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log which GPUs are up, so that `sailorctl replay` can play them again."""
+"""Logs which GPUs are up, so that `sailorctl replay` can play them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state after the last decision, and what is observed besides: read by all, written by few."""
+"""The state after the last decision, and what is observed besides it, for all to read."""
 
 from __future__ import annotations
 

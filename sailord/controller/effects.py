@@ -49,7 +49,14 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active
 from sailord.core.queries.replan_triggers import usable
-from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, PoolPrice, repeat_plan
+from sailord.planning.messages import (
+    FoundPlan,
+    NoAnswer,
+    PlanRequest,
+    PoolPrice,
+    Unpaid,
+    repeat_plan,
+)
 from sailord.planning.pool import PlannerPool
 from sailord.planning.precomputed import NextPlan, NoPlan
 
@@ -171,7 +178,8 @@ class Effects:
         now = self.clock.now()
         if isinstance(found, str):
             is_known = not isinstance(found, NoAnswer)
-            self.inbox.put(PlanRefused(now, command.request, found, is_known))
+            is_unpaid = isinstance(found, Unpaid)
+            self.inbox.put(PlanRefused(now, command.request, found, is_known, is_unpaid))
             return
         self.plans[command.job, found.proposal.plan] = found
         self.inbox.put(PlanFound(now, command.request, found.proposal))

@@ -1,4 +1,4 @@
-"""Gets back from the agents what a lost, or restored, store does not know of its jobs.
+"""Recovers from agents what a store that was lost or restored does not know of its jobs.
 
 An agent learns of a generation from the store alone. So if it has heard of a later one than the
 store holds, the store was set back: to a backup, or to nothing, with the job submitted again. Then

@@ -15,7 +15,7 @@ NODES_PER_S = 2000
 
 @dataclass(eq=False)
 class ReleaseCache:
-    """The last points, and their generation."""
+    """The points that were computed last (released, safe), and for which generation."""
 
     _generation: GenerationRecord | None = None
     _at: float = float("-inf")

@@ -20,6 +20,8 @@ the event: a controller that missed an event, or has just been elected, reads th
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
 
+A job that waits without an open generation may go back to the queue (``step_aside``).
+
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
 training goes on meanwhile, but the phase's own rule waits for the answer. A loss or a drain of one
 of its nodes, an order, a spent budget, or a straggler that recovers ends the question early. If it
@@ -28,12 +30,12 @@ is only about a better plan, so does anything that forces a new plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
-from agents.protocol.records import LIVE
+from agents.protocol.records import LIVE, JobId
 from sailord.core.learn import learn
-from sailord.core.model.commands import Command, Resign, WriteJob
-from sailord.core.model.events import Elected, Event, WriteRefused
+from sailord.core.model.commands import Command, Note, Resign, SettleOrder, WriteJob
+from sailord.core.model.events import Elected, Event, OrderGiven, WriteRefused
 from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.model.state import Active, State
 from sailord.core.rules.checkpoint_rules import (
@@ -114,21 +116,35 @@ def decide(state: State, event: Event) -> Step:
 def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tuple[Command, ...]:
     """Put the writes of job records first, each job's last one only, and announce new states.
 
+    A new state also tells how the orders ended that led to it.
+
     Job records come first, since an order is settled only after its effect is stored. One of a
     job that leaves the cluster precedes that of the job that gets it, so that the store never shows
     two with the cluster.
     """
-    rest = tuple(each for each in commands if not isinstance(each, WriteJob))
     written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}
     stored = {j.id: j for j in event.jobs} if isinstance(event, Elected) else before.jobs
     changed = [job for id_, job in written.items() if stored.get(id_) != job]
     changed.sort(key=lambda job: (job.state in LIVE, job.id))
+    given = () if before.active is None else before.active.orders
+    if isinstance(event, OrderGiven):
+        given = (*given, event.order, *event.others)
+    ended = {each.id for each in commands if isinstance(each, SettleOrder)}
+    # What became of an order for a checkpoint is told with the step that is durable.
+    given = tuple(each for each in given if each.kind != "checkpoint")
     notes = [
-        state_note(job)
+        state_note(job, [each.id for each in given if each.id in ended and each.target == job.id])
         for job in changed
         if job.id not in stored or stored[job.id].state != job.state
     ]
-    return (*map(WriteJob, changed), *notes, *rest)
+    told = {note.job for note in notes}
+    rest = (each for each in commands if not isinstance(each, WriteJob))
+    return (*map(WriteJob, changed), *notes, *(each for each in rest if not _is_past(each, told)))
+
+
+def _is_past(command: Command, told: Collection[JobId | None]) -> bool:
+    """Whether it tells a state that its job left in the same decision, as one just submitted."""
+    return isinstance(command, Note) and command.is_transition and command.job in told
 
 
 def next_step(state: State) -> Step | None:

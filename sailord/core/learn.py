@@ -1,4 +1,4 @@
-"""Fold an event into the state, before any rule is asked.
+"""Folds an event into the state, before any rule is asked.
 
 Nodes and reports arrive as whole snapshots: a lost event is made good by the next one of its kind,
 and one that comes twice changes nothing.
@@ -6,7 +6,7 @@ and one that comes twice changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -23,7 +23,14 @@ from agents.protocol.records import (
     OrderKind,
 )
 from sailord.core.model import events
-from sailord.core.model.commands import Command, GiveOrder, SettleOrder, WriteGeneration
+from sailord.core.model.commands import (
+    Command,
+    GiveOrder,
+    Note,
+    Settled,
+    SettleOrder,
+    WriteGeneration,
+)
 from sailord.core.model.nodes import UNTROUBLED, Node
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.model.rule import Step, state_note, write_job
@@ -37,10 +44,11 @@ from sailord.core.node_lifecycle import (
     take_reports,
 )
 from sailord.core.queries.job_cost import charge, why_unpaid
-from sailord.core.queries.job_queue import next_in_queue, queue_order
+from sailord.core.queries.job_queue import queue_order
 from sailord.core.queries.straggler_queries import watched
 from sailord.core.queries.timeouts import adopted_start_s, scaled_step_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
+from sailord.text.units import dollars
 
 MARKS_MAX = 4096
 """Nodes whose orders are remembered; beyond it lost ones are forgotten, the oldest first."""
@@ -73,6 +81,8 @@ def learn(state: State, event: events.Event) -> Step:
             return Step(State(options=state.options, now=state.now, requests=state.requests))
         case events.NodesObserved():
             state = observe_nodes(state, event.nodes, event.unreadable, event.elsewhere)
+            if not before.nodes.keys() >= state.nodes.keys():
+                state = replace(state, unpaid={})  # The new node may be cheaper.
         case events.Reported():
             state = take_reports(state, (event.report, *event.others))
         case events.ProbeFailed():
@@ -131,7 +141,9 @@ def _take_over(state: State, event: events.Elected) -> Step:
             taken, written = write_job(taken, replace(job, part=None, coming=()))
             commands += written
     taken, heard = _note_orders(taken, event.orders)
-    return Step(_keep_held(taken), (*commands, *heard))
+    # The last leader may have told of what these orders did.
+    kept = (each for each in heard if not isinstance(each, Note))
+    return Step(_keep_held(taken), (*commands, *kept))
 
 
 def _requeue(state: State, job: JobRecord, why: str) -> Step:
@@ -192,7 +204,7 @@ def _adopt(
     )
 
 
-def _note_orders(state: State, orders: Iterable[Order]) -> Step:
+def _note_orders(state: State, orders: Collection[Order]) -> Step:
     """Take in orders, each once and in order; the nodes are replaced once for all of them."""
     heard, marked = set(state.known_orders), dict[NodeId, Node]()
     marks, commands = dict(state.marks), list[Command]()
@@ -211,6 +223,8 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
                 node = marked.get(id_) or state.nodes.get(id_)
                 if node is not None and not node.is_lost:
                     marked[id_] = mark(node, order, state.now)
+                    if node.is_draining and not marked[id_].is_draining:
+                        commands.append(_effect(order, f"{node.record.name} drains no longer"))
             case "budget":
                 state, settled = _set_budget(state, order)
                 commands += settled
@@ -223,7 +237,9 @@ def _note_orders(state: State, orders: Iterable[Order]) -> Step:
             case _:
                 assert_never(order.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
-    state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks)
+    named = {order.target for order in orders}
+    unpaid = {id_: at for id_, at in state.unpaid.items() if id_ not in named}
+    state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks, unpaid=unpaid)
     state, forgotten = _forget_old_marks(state)
     return Step(state, (*commands, *forgotten))
 
@@ -281,7 +297,8 @@ def _set_budget(state: State, order: Order) -> Step:
     if active is not None and active.job == job.id and active.asked.is_refused:
         asked = replace(active.asked, nodes=frozenset(), is_refused=False)
         state = replace(state, active=replace(active, asked=asked))
-    return Step(state, (*written, settle))
+    text = f"the budget of {job.id} is {dollars(order.usd_max)} now"
+    return Step(state, (*written, settle, _effect(order, text, job.id)))
 
 
 def _set_priority(state: State, order: Order) -> Step:
@@ -291,7 +308,15 @@ def _set_priority(state: State, order: Order) -> Step:
     if job is None or job.state in ("done", "cancelled"):
         return Step(state, (settle,))
     state, written = write_job(state, replace(job, priority=order.priority))
-    return Step(state, (*written, settle))
+    text = f"the priority of {job.id} is {order.priority} now"
+    return Step(state, (*written, settle, _effect(order, text, job.id)))
+
+
+def _effect(order: Order, text: str, job: JobId | None = None) -> Note:
+    """Tell what an order changed at once, and who gave it."""
+    who = order.reason.removeprefix(f"{order.kind} was ordered")
+    between = ": " if who and who == order.reason else ""
+    return Note(f"{text}{between}{who}", job, settled=Settled((order.id,), None))
 
 
 def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
@@ -300,9 +325,7 @@ def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
         return Step(state)
     if durable is not None:  # It was submitted to continue from this checkpoint.
         state = replace(state, durables={**state.durables, job.id: durable})
-    state = state.with_job(job)
-    is_taken_at_once = state.active is None and next_in_queue(state) == job
-    return Step(state, () if is_taken_at_once else (state_note(job),))
+    return Step(state.with_job(job), (state_note(job),))
 
 
 def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State:
@@ -314,7 +337,7 @@ def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State
     if isinstance(event, events.PlanFound):
         answered = replace(active.question, answer=event.proposal)
     elif event.is_known:
-        answered = replace(active.question, answer=event.why)
+        answered = replace(active.question, answer=event.why, is_unpaid=event.is_unpaid)
     else:
         answered = replace(active.question, deadline=event.at, trouble=event.why)
     unanswered = active.unanswered if answered.answer is None else 0

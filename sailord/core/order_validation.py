@@ -1,4 +1,4 @@
-"""Reject orders that would have no effect, and say what would."""
+"""Rejects orders that would have no effect, and says what would."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Events for those who follow: feed, outbox, outgoing webhooks."""
+"""Tells what happened: log, event feed, webhooks (Slack, PagerDuty), OpenTelemetry."""

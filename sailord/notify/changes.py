@@ -10,6 +10,7 @@ from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, State
 from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
+from sailord.text.units import counted, duration
 
 
 def changes_of_nodes(
@@ -75,7 +76,28 @@ def changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str
         if trouble != known_trouble:
             text = f"checkpoint storage: {trouble}"
             yield event_at("note", text, after, job=after.active.job), ""
+    yield from _recoveries(before, after)
     yield from _changes_of_phase(before, after)
+
+
+def _recoveries(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
+    """Which slow members of a generation that goes on are so no longer."""
+    then, now = before.active, after.active
+    if then is None or now is None or not _runs(then) or not _runs(now):
+        return
+    generation, speeds = now.generation, now.slowness.speeds
+    if generation is None or then.generation != generation or then.slowness.speeds is speeds:
+        return
+    training = {id_ for id_, said in after.reports_of(generation) if said.taking == "running"}
+    gpus = sum(after.nodes[id_].record.gpus for id_ in generation.members if id_ in after.nodes)
+    for id_, slow in then.slowness.speeds.told(before.now, before.options).items():
+        if id_ in training and id_ in speeds.recovered:
+            name, lasted_s = after.nodes[id_].record.name, after.now - slow.since
+            text = f"{name} is no longer slow, after {duration(lasted_s)}"
+            if slow.delay_s:
+                cost = f"{duration(slow.delay_s)} of {counted(gpus, 'GPU')}"
+                text += f" that cost about {cost}"
+            yield event_at("note", text, after, job=now.job, node=name), ""
 
 
 def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:

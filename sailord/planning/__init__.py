@@ -1,1 +1,1 @@
-"""The planner's processes, and the messages to them."""
+"""Asks the planner, in processes of its own: plans for jobs, and which machines to rent."""

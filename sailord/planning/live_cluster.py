@@ -1,4 +1,4 @@
-"""The cluster that live nodes make, and their prices: of files, the network file, the catalogue."""
+"""Makes a cluster for the planner from the live nodes, with prices and measured links."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Planner processes import this module and ``job_spec``, never the controller.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from agents.protocol.records import GenerationRecord, NodeRecord
 from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.past_moves import PastMove
 from sailord.core.model.proposal import Proposal
+from simulator.documents.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,16 @@ class NoAnswer(str):
 
     A plain ``str`` in its place is an answer: there is no plan, and why.
     """
+
+
+class Unpaid(str):
+    """Why there is no plan, if a limit of the job in dollars is in the way."""
+
+
+def why_none(problems: Sequence[Problem]) -> str:
+    """Return why there is no plan."""
+    is_unpaid = any(each.place.startswith("objective.max_usd") for each in problems)
+    return (Unpaid if is_unpaid else str)("; ".join(map(str, problems)) or "no plan fits")
 
 
 def predicted_phases(

@@ -36,6 +36,7 @@ from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.gpu_worths import gpu_worths
 from sailord.planning.job_spec import read_job, with_speed_goal
+from sailord.planning.limited_nodes import why_limited
 from sailord.planning.live_cluster import (
     Profiles,
     cluster_of,
@@ -50,6 +51,7 @@ from sailord.planning.messages import (
     PlanRequest,
     PoolPrice,
     predicted_phases,
+    why_none,
 )
 from simulator.api import OtherModelError, load_measurements
 from simulator.documents.files import parse_document
@@ -78,7 +80,8 @@ def answer(request: PlanRequest) -> FoundPlan | str:
         if job.profile is not None and replanner_for(request, nodes).job.profile is None:
             left_out += (f"profile {job.profile} is of another model, and not used",)
         if isinstance(found, str):
-            return "; ".join([found, *left_out])
+            return type(found)("; ".join([found, *left_out]))
+        left_out += why_limited(replanner_for(request, nodes), nodes, found)
         told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
         return _complete(told, job, nodes, request)
     except InputError as error:
@@ -167,18 +170,17 @@ def _running_plan(request: PlanRequest) -> Plan | None:
 
 def _from_nothing(job: Job, nodes: Sequence[PlannerNode], request: PlanRequest) -> FoundPlan | str:
     replanner = replanner_for(request, nodes)
-    cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
     found = plan_job(
         Question(
-            *(job, cluster, replanner.measurements),
+            *(job, cluster_with(replanner.cluster, nodes), replanner.measurements),
             proves=False,
             is_bounded=False,
             prefer=job.objective.prefer,
         )
     )
     if found.plan is None:
-        return "; ".join(map(str, found.problems)) or "no plan fits"
+        return why_none(found.problems)
     spot_nodes = paid_first(nodes, found.plan, spot=True) if found.pays_spot_first else nodes
     placed = replanner.place(found.plan, spot_nodes) or replanner.place(found.plan, nodes)
     assert placed is not None, "a plan for these nodes has room on them"
@@ -203,7 +205,7 @@ def _from_running(
         # The running plan continues meanwhile, so the search may take longer.
         found = replanner.improve(running, nodes)
     if found.plan is None:
-        return "; ".join(map(str, found.problems)) or "no plan fits"
+        return why_none(found.problems)
     told = _judge(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
     if not live:
         return told
@@ -226,7 +228,7 @@ def _without_slow(
     """
     found = replanner.improve(running, nodes)
     if found.plan is None:
-        return "; ".join(map(str, found.problems)) or "no plan fits"
+        return why_none(found.problems)
     plan, plain, *_ = found.found
     factors, slow = dict(request.factors), dict(request.slow)
     others = statistics.mean(factors.values()) if factors else 1.0
@@ -380,7 +382,7 @@ def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan | str] 
         for lost in current.steps:
             found = ahead.by_loss[lost]
             if found.plan is None:
-                return lost, ahead.used, "; ".join(map(str, found.problems)) or "no plan fits"
+                return lost, ahead.used, why_none(found.problems)
             nodes = ahead.without(lost)
             past = current.request.past
             about = ahead.replanner, current.job, ahead.running, found, nodes, past

@@ -1,1 +1,1 @@
-"""Providers of instances: one interface, and its implementations."""
+"""Where instances come from: Google Compute Engine, listed hosts, emulated ones, or a trace."""

@@ -1,1 +1,1 @@
-"""Text for people: tables, and what the cluster and its capacity look like on a terminal."""
+"""What commands print on a terminal: tables and sentences about the cluster and its jobs."""

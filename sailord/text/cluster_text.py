@@ -10,13 +10,13 @@ from sailord.text.causes import short_cause
 from sailord.text.cures import spend_more
 from sailord.text.end_text import end_text
 from sailord.text.event_lines import fold, line_text
+from sailord.text.next_text import name_some, needed_text, next_texts
 from sailord.text.node_text import DRAINED, SAFE_TO_STOP
 from sailord.text.plan_text import plan_lines
 from sailord.text.problem_text import problem_lines
 from sailord.text.table import table
 from sailord.text.units import clock, counted, dollars, duration, memory, timestamp
 
-NAMES_MAX = 6
 CAUSES_MAX = 5
 REFUSED = {
     "token": "no valid token",
@@ -69,7 +69,7 @@ def status_text(status: dict[str, Any], columns: int | None = None) -> str:
     lines += beside_lines(status["running"], status["job"])
     if status["queued"]:
         lines.append(
-            f"queue       {counted(status['queued'], 'job')}: {_name_some(status['queue'])}"
+            f"queue       {counted(status['queued'], 'job')}: {name_some(status['queue'])}"
         )
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
     lines += _paused_lines(status["paused"])
@@ -152,19 +152,12 @@ def unreadable_lines(status: dict[str, Any]) -> list[str]:
     return [f"{name}: {why}" for name, why in status["unreadable"].items()]
 
 
-def _name_some(names: Sequence[str]) -> str:
-    """Return the names; of many the first ones, and how many more there are."""
-    if len(names) <= NAMES_MAX + 2:
-        return ", ".join(names)
-    return f"{', '.join(names[:NAMES_MAX])} and {len(names) - NAMES_MAX} more"
-
-
 def _unsound_lines(nodes: Mapping[str, str]) -> list[str]:
     """Return which nodes cannot run the job, those with the same cause in one line."""
     by_cause: dict[str, list[str]] = {}
     for name, why in nodes.items():
         by_cause.setdefault(why, []).append(name)
-    lines = [f"{_name_some(names)}: {why}" for why, names in by_cause.items()]
+    lines = [f"{name_some(names)}: {why}" for why, names in by_cause.items()]
     rest = len(lines) - CAUSES_MAX
     return [
         *lines[:CAUSES_MAX],
@@ -190,7 +183,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     if phase["name"] == "held":
         lines.append(f"            {cure_of_hold(job['id'], job['spent'], phase['reason'])}")
     if generation is not None:
-        members = _name_some(job["members"])
+        members = name_some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     for kind in ("move", "order"):
         if told := job[f"last_{kind}"]:
@@ -207,8 +200,7 @@ def _job_lines(job: dict[str, Any], at: float, all_usd_per_hour: float | None = 
     lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
     if names := job.get("needed"):  # An older sailord does not say it.
-        which = f"any of {_name_some(names)}" if len(names) > 1 else names[0]
-        lines.append(f"            without {which} it waits: there is no plan for the other nodes")
+        lines.append(f"            {needed_text(names)}")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
     lines += [f"            {trouble}" for trouble in job["troubles"]]
@@ -231,29 +223,6 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None, reason: str) -> str:
     if spent and OF_BUDGET in reason:
         return f"its budget was raised since: sailorctl resume {job} goes on"
     return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
-
-
-def next_texts(
-    coming: Mapping[str, Any] | None, at: float | None, *, is_waiting: bool = False
-) -> list[str]:
-    """Return what comes of checkpoints and questions to the planner; empty of an older sailord."""
-    if coming is None or at is None:
-        return []
-    texts = []
-    if (step := coming.get("written_step")) is not None:
-        texts.append(f"the checkpoint of step {step} is not durable yet")
-    if coming["checkpoint_step"] is not None:
-        done_at = coming["checkpoint_at"]
-        when = "" if done_at is None else f" in about {duration(done_at - at)}"
-        texts.append(f"a checkpoint at step {coming['checkpoint_step']}{when}")
-    if coming["question"]:
-        asked_at = coming["question_at"]
-        when = "once a node can be used"
-        if asked_at is not None:
-            when = f"in {duration(asked_at - at)}: {coming['question']}"
-            when = "at once if a node joins or returns, else " * is_waiting + when
-        texts.append(f"the planner is asked {when}")
-    return texts
 
 
 def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) -> str:
@@ -341,7 +310,7 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
     # An older sailord says only which jobs are before it.
-    behind = f"queued behind {_name_some(before)}" if before else "queued"
+    behind = f"queued behind {name_some(before)}" if before else "queued"
     place = submitted.get("place") or behind
     size = memory(submitted["snapshot_bytes"])
     room = f"snapshots will take about {size} of memory, over all its nodes"
@@ -351,7 +320,7 @@ def submitted_text(submitted: dict[str, Any]) -> str:
 def beside_lines(running: Sequence[dict[str, Any]], job: dict[str, Any] | None) -> list[str]:
     """Return the jobs that share the cluster with the one that is shown above."""
     return [
-        f"beside it   {each['id']}: {headline_of(each)} ({_name_some(each['nodes'])})"
+        f"beside it   {each['id']}: {headline_of(each)} ({name_some(each['nodes'])})"
         for each in running
         if job is None or each["id"] != job["id"]
     ]

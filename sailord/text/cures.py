@@ -1,4 +1,4 @@
-"""What cures a trouble, where several places say it."""
+"""Cures of problems, as sentences that several texts share."""
 
 from __future__ import annotations
 

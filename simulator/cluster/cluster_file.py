@@ -1,4 +1,4 @@
-"""Read cluster files: pools, quotas and zone links, checked against the catalogue."""
+"""Reads cluster files: pools, quotas and zone links, checked against the catalogue."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Read files, and report every mistake in them with its place and cure."""
+"""Reads files, and reports every mistake in them with its place and cure."""

@@ -1,4 +1,4 @@
-"""Read typed values from the tables of a file, collecting mistakes instead of raising them.
+"""Reads typed values from the tables of a file, and collects mistakes instead of raising them.
 
 A reader opens the file with ``open_table``, reads each key with ``Table.integer``,
 ``Table.text`` and so on, and ends with ``Table.finish``, which reports unknown keys.

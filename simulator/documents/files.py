@@ -1,4 +1,4 @@
-"""Read TOML and JSON files into plain values; the content decides the syntax, not the suffix."""
+"""Reads TOML and JSON files into plain values; the content decides the syntax, not the suffix."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Estimate one iteration of a plan: its time, memory and dollars."""
+"""Estimates one iteration of a plan: its time, memory and dollars."""

@@ -1,4 +1,4 @@
-"""Assign each device group of a plan to a machine.
+"""Assigns each device group of a plan to a machine.
 
 A plan that names no nodes is laid out as Megatron lays out its ranks: in each pool all replicas
 of the first stage side by side, then those of the second, machine after machine. A plan may say how

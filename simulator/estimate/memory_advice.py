@@ -1,4 +1,4 @@
-"""Explain why a plan does not fit in memory: which devices, by how much, and what would help."""
+"""Explains why a plan does not fit in memory: which devices, by how much, and what would help."""
 
 from __future__ import annotations
 

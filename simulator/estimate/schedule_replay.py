@@ -1,4 +1,4 @@
-"""Replay one pipeline pass by pass: for timelines, split stages, and all schedules but 1F1B.
+"""Replays one pipeline pass by pass: for timelines, split stages, and all schedules but 1F1B.
 
 Handles all schedules and any graph of device groups and records the start and end of each pass,
 at the cost of one Python step per pass. ``simulator.estimate.schedule_1f1b`` computes the same

@@ -1,4 +1,4 @@
-"""Build typed catalogue tables from facts, and report every mistake in them at once."""
+"""Builds typed catalogue tables from facts, and reports every mistake in them at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read job files (TOML)."""
+"""Reads job files (TOML)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the [model] section: a preset, a family, a Hugging Face config or a description."""
+"""Reads the [model] section: a preset, a family, a Hugging Face config or a description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a plan against its job and its cluster, and report every mismatch with a cure."""
+"""Checks a plan against its job and its cluster, and reports every mismatch with a cure."""
 
 from __future__ import annotations
 

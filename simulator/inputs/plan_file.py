@@ -1,4 +1,4 @@
-"""Read and write plan files (JSON)."""
+"""Reads and writes plan files (JSON)."""
 
 from __future__ import annotations
 

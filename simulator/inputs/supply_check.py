@@ -1,4 +1,4 @@
-"""Check that a cluster can supply a plan: places, machine sizes, GPUs, quotas and devices."""
+"""Checks that a cluster can supply a plan: places, machine sizes, GPUs, quotas and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the [work] section: the packed folder of a script, and what its workers need besides."""
+"""Reads the [work] section: the packed folder of a script, and what its workers need besides."""
 
 from __future__ import annotations
 

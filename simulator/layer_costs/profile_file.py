@@ -1,4 +1,4 @@
-"""Read and write profile files; the published format is recognised by its content."""
+"""Reads and writes profile files; the published format is recognised by its content."""
 
 from __future__ import annotations
 

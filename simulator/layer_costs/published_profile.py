@@ -1,4 +1,4 @@
-"""Read profiles in the published format of the SOSP'25 artefact."""
+"""Reads profiles in the published format of the SOSP'25 artefact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute layer times that were not measured, from FLOPs, memory traffic and kernel launches.
+"""Computes layer times that were not measured, from FLOPs, memory traffic and kernel launches.
 
 Forward and backward together take three times the forward's matrix products at a share of the
 GPU's peak, plus three times its other memory traffic at a share of the bandwidth. Each direction

@@ -1,4 +1,4 @@
-"""Build the first and last layers: embeddings and heads for language and vision models."""
+"""Builds the first and last layers: embeddings and heads for language and vision models."""
 
 from __future__ import annotations
 

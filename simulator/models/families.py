@@ -1,4 +1,4 @@
-"""Build models of the families GPT-2, GPT-Neo, OPT, LLaMA and ViT from a few numbers."""
+"""Builds models of the families GPT-2, GPT-Neo, OPT, LLaMA and ViT from a few numbers."""
 
 from __future__ import annotations
 

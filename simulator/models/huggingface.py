@@ -1,4 +1,4 @@
-"""Build models from a Hugging Face ``config.json`` by translating its keys to a family's."""
+"""Builds models from a Hugging Face ``config.json`` by translating its keys to a family's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a Hugging Face ``config.json`` for a model of a known family, so that exports load."""
+"""Writes a Hugging Face ``config.json`` for a model of a known family, so that exports load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build a transformer block: its tensors, kept activations, FLOPs and memory traffic.
+"""Builds a transformer block: its tensors, kept activations, FLOPs and memory traffic.
 
 Kept activations follow what PyTorch's autograd saves, operation by operation;
 ``tests/simulator/models/test_models_torch.py`` compares them with PyTorch.

@@ -1,4 +1,4 @@
-"""Read ``network.json``: measured bandwidth curves, egress prices and machine sizes."""
+"""Reads ``network.json``: measured bandwidth curves, egress prices and machine sizes."""
 
 from __future__ import annotations
 

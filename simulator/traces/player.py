@@ -1,4 +1,4 @@
-"""Play an availability trace under a policy, and report goodput, lost work, downtime and dollars.
+"""Plays an availability trace under a policy, and reports goodput, lost work, downtime and dollars.
 
 A policy decides which plan runs. The player knows plans only by their figures; at each change of
 capacity it charges for iterations in flight, steps rolled back and downtime. It reads no clock

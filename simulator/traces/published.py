@@ -1,4 +1,4 @@
-"""Convert published logs of spot availability to traces.
+"""Converts published logs of spot availability to traces.
 
 | format | file |
 |---|---|

@@ -1,4 +1,4 @@
-"""Read `availability.jsonl`, sailord's log of the GPUs that are up; leave out damaged lines."""
+"""Reads `availability.jsonl`, sailord's log of the GPUs that are up; leaves out damaged lines."""
 
 from __future__ import annotations
 

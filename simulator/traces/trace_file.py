@@ -1,4 +1,4 @@
-"""Read trace files: Sailor's events of added and lost GPUs, and published lists of points."""
+"""Reads trace files: Sailor's events of added and lost GPUs, and published counts over time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""Which series the soak calls rising, and which level."""
+"""Which series the soak calls rising, and which level; how it fills the store's history."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import pytest
 
-from benchmarks.soak import MIB, judge
+from agents.store.interface import Changed, Delete, Put
+from agents.store.sqlite_store import EmbeddedStore
+from benchmarks.soak import MIB, judge, repeat_changes
 
 
 def series(values):
@@ -42,3 +46,23 @@ def test_rise_is_reported_per_hour():
 
 def test_too_few_samples_are_not_judged():
     assert judge(series([1] * 11), 1 * MIB) is None
+
+
+async def test_the_history_is_filled_with_the_changes_of_the_cluster(tmp_path):
+    store = await EmbeddedStore.open(tmp_path / "store.db", history_max=100)
+    after = await store.put("/sailor/before", b"pin")
+    long, short = Put("/sailor/a", b"x" * 900), Put("/sailor/b", b"y")
+    for orders in ([long], [long, short], [Delete("/sailor/b")]):
+        await store.transact([], orders)
+    kept = (await store.snapshot("/sailor/")).entries
+    await repeat_changes(store, after, 100)
+    snapshot = await store.snapshot("")
+    assert snapshot.entries == kept
+    sizes = []
+    async with aclosing(store.watch("", after=snapshot.revision - 100)) as news:
+        for _ in range(99):
+            told = await anext(news)
+            assert isinstance(told, Changed)
+            sizes.append([each.entry and len(each.entry.value) for each in told.changes])
+    assert sizes == ([[900], [900, 1], [None]] * 34)[1:100]
+    await store.close()

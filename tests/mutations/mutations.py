@@ -82,8 +82,13 @@ MUTATIONS = [
         "sailord/core/rules/job_rules.py",
         (
             "a held job gives up steps that only memory holds",
-            "    if unsaved_steps(state, active):\n        return PASS\n",
-            "",
+            "return not unsaved_steps(state, active)",
+            "return True",
+        ),
+        (
+            "a job whose limits pay for no plan keeps the cluster",
+            "if not (asked.is_refused and asked.is_unpaid) or",
+            "if asked.is_unpaid or",
         ),
         (
             "a held job yields while its workers compute",

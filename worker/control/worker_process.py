@@ -1,4 +1,4 @@
-"""A worker process, which outlives generations, its agent and its peers.
+"""The main loop of a worker process, which outlives generations, its agent and its peers.
 
 The fork server imports this module and forks it; the agent assigns it to one generation after the
 other. It ignores termination signals, since the agent decides how to react to notices.

@@ -1,4 +1,4 @@
-"""What the order of a script's samples depends on.
+"""On what the order of a script's samples depends, and whether it is still the same.
 
 It is saved with the number of steps, so that training goes on where it was in the same order.
 """

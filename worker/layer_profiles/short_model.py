@@ -189,7 +189,7 @@ class ShortModel:
             self.buffers[TIED].collect_gradients()
 
     def weight_storages(self) -> set[int]:
-        """Return where the weights are: a layer keeps references to them, which take no memory."""
+        """Return the addresses of the weights: what a layer keeps of them takes no memory."""
         flats = [flat for b in self.buffers.values() for flat in (b.master, b.compute)]
         others = [p for layer in self.layers for p in _all_tensors(layer)]
         return {each.untyped_storage().data_ptr() for each in (*flats, *others)}

@@ -1,1 +1,1 @@
-"""Models as lists of layers that do not know about parallelism."""
+"""The models: built-in families, a user's own module, other programs' weights."""

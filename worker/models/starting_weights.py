@@ -1,4 +1,4 @@
-"""The weights that a job starts from."""
+"""The weights that a job starts from: a checkpoint's, or random ones."""
 
 from __future__ import annotations
 

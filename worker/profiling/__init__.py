@@ -1,1 +1,1 @@
-"""Timelines of ranks, their compute time, and fault injection."""
+"""What each rank did and when: timelines and compute time; also fault injection."""

@@ -1,4 +1,4 @@
-"""Writes when passes and sums of a rank ran in its last steps to a file, which its agent reads.
+"""Writes the times of a rank's last passes and sums to a file, which its agent reads.
 
 Ranks keep the same steps without speaking of it: those whose number is a multiple of a power of
 two, which grows until the file is written about every 5 s. The last two are kept, since other ranks

@@ -1,1 +1,1 @@
-"""A user's script: what it gives, and how it is run."""
+"""``import sailor``: what a user's script gives, and how it is run."""

@@ -1,4 +1,4 @@
-"""Do all ranks begin alike? Each runs the script itself, and reads its own copy of the data.
+"""Checks before training that all ranks begin alike: with the same data, settings and model.
 
 A script may list a folder in the order of its disk, or shuffle without a seed. Then one stage would
 compute the loss with other labels than those of its inputs, and pipelines would train on some

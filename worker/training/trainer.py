@@ -1,4 +1,6 @@
-"""One rank of a training run; the loss does not depend on the plan.
+"""One rank of a training run: a step, from the batch to the update of the weights.
+
+The loss does not depend on the plan.
 
 A step runs the micro batches of the rank's pipeline (``pipeline_schedule``), sums each layer's
 gradients over all holders as soon as they are complete (``gradient_sync``), and ends in a vote

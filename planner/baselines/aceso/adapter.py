@@ -1,4 +1,4 @@
-"""Convert a case to Aceso's inputs, and its configurations to plans."""
+"""Converts a case to Aceso's inputs, and its configurations to plans."""
 
 from __future__ import annotations
 

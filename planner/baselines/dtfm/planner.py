@@ -1,4 +1,4 @@
-"""DTFM: group devices into stages and pipelines by the cost of their links alone.
+"""DTFM: groups devices into stages and pipelines by the cost of their links alone.
 
 A genetic search over balanced partitions into data-parallel groups (Yuan and others, NeurIPS 2022).
 Its inputs are delays and bandwidths between all devices of a cluster, so it runs on all kinds and

@@ -1,4 +1,4 @@
-"""Convert a case to Metis' inputs, and its groups to plans."""
+"""Converts a case to Metis' inputs, and its groups to plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Piper: minimise the slowest stage over all boundaries, data degrees, TP and recomputation.
+"""Piper: minimises the slowest stage over all boundaries, data degrees, TP and recomputation.
 
 A dynamic program over suffixes of the layer chain (Tarnawski, Narayanan, Phanishayee, NeurIPS
 2021). It supports equal devices and one bandwidth, so it runs once per GPU kind; a sample is a

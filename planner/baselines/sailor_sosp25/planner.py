@@ -1,4 +1,4 @@
-"""The planner of the SOSP'25 paper as published: a program over stages and remaining GPUs.
+"""The planner of the SOSP'25 paper: runs its search, with the published habits or without them.
 
 For each number of stages (layers divided evenly, the rest to the last stages), micro batch and
 number of replicas, the stages take GPUs one after the other: a number of replicas of each kind, TP

@@ -1,4 +1,4 @@
-"""Cut a small weighted graph into parts of given weight with light edges between them.
+"""Cuts a small weighted graph into parts of given weight with light edges between them.
 
 Recursive bisection with swaps.
 """

@@ -1,4 +1,4 @@
-"""The ledger as an answer; API, page and metrics all take their numbers from it."""
+"""The goodput ledger as an answer: API, page and metrics all take their numbers from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the last event of a kind; if it tells of an order, later events tell what came of it."""
+"""Finds the last event of a kind, such as a move or an order, and what came of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def last_told(
 
 
 def _result_text(event: FeedEvent) -> str:
-    """Return where the job goes on, or what is durable."""
+    """Return where the job goes on, what is durable, or the state that the job came into."""
     if event.kind == "reconfigured":
         return f"generation {event.generation} runs from step {event.step}"
-    return event.text
+    if event.kind != "transition":
+        return event.text.partition(" (by ")[0]  # The order itself tells who gave it.
+    state = event.text.partition(": ")[0]
+    return "the job has the cluster" if state == "running" else state

@@ -25,6 +25,7 @@ from sailord.core.queries.job_cost import why_not_afforded
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.straggler_queries import NOT_SLOW, SlowText, straggler_texts
 from sailord.notify.feed import EventKind
+from sailord.text.next_text import needed_text, timed_next_texts
 
 LISTED_MAX = 20
 """Most jobs of the queue that are listed, and of those that wait for an operator."""
@@ -59,6 +60,8 @@ class JobContext:
     """The plan's predicted schedule, if a page asked for it."""
     risks: Mapping[EventKind, str] = field(default_factory=dict)
     """Why the job's budget or deadline is at risk, by the kind of event."""
+    needed: tuple[str, ...] = ()
+    """Its nodes without any one of which there is no plan."""
     chosen: JobId | None = None
     """The job that a reader chose; ``None``: the first one that runs."""
 
@@ -202,7 +205,7 @@ def job_part(
     plan: dict[str, Any] | None = None
     busy: dict[str, list[float | None]] = {}
     if active is not None and view is not None and chosen in (None, active.job):
-        job, plan = _job(part, active, view), _plan(active, of_job)
+        job, plan = _job(part, active, view, of_job.needed), _plan(active, of_job)
         kept.busy = {id_: each for id_, each in kept.busy.items() if id_ in active_of}
         busy = kept.busy.setdefault(active.job, BusyTimes()).of(part, of_job.schedule)
     elif chosen is not None:
@@ -281,7 +284,7 @@ def _resting_row(state: State, id_: JobId) -> dict[str, Any] | None:
     }
 
 
-def _job(state: State, active: Active, view: ActiveView) -> dict[str, Any]:
+def _job(state: State, active: Active, view: ActiveView, needed: Sequence[str]) -> dict[str, Any]:
     generation, bill = view.generation, state.job.bill
     age = view.durable_age_s
     return {
@@ -306,7 +309,11 @@ def _job(state: State, active: Active, view: ActiveView) -> dict[str, Any]:
         "measured": {k: _digits(v) for k, v in plain(view.measured).items()},
         "unit": view.unit,
         "durable_step": view.durable_step,
-        "next_checkpoint": view.next.checkpoint_step,
+        "next": [
+            [each.before, None if each.at is None else round(each.at), each.after]
+            for each in timed_next_texts(plain(view.next), is_waiting=view.phase.name == "waiting")
+        ],
+        "needed": needed_text(needed) if needed else None,
         "durable_at": None if age is None else round(state.now - age),
         "uri": state.job.saving.uri,
         "safe_step": view.safe_step,

@@ -1,4 +1,4 @@
-"""Types of the API's answers about nodes; see ``types``."""
+"""Types of the API's answers about nodes."""
 
 from __future__ import annotations
 

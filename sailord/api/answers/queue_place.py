@@ -1,12 +1,13 @@
-"""Says whom a job in the queue waits for, for how long, and where it goes on."""
+"""Says which jobs a queued job waits for, for how long, and from where it goes on."""
 
 from __future__ import annotations
 
 from agents.protocol.records import JobId
+from sailord.api.answers.problems import TOTAL_BUDGET
 from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.forecast import done_in
-from sailord.core.queries.job_queue import in_queue, next_in_queue
+from sailord.core.queries.job_queue import in_queue, is_passed_over, next_in_queue
 from sailord.core.queries.restore_choice import resume_point
 from sailord.text.causes import first_names
 from sailord.text.units import duration
@@ -36,6 +37,11 @@ def place_text(state: State, id_: JobId) -> str:
             said.append(f"{active.job} has the cluster and no plan; {cure}")
         elif active is not None and before == (active.job,):
             said.append(f"it gets the cluster once {active.job} ends or is paused")
+    if before and is_passed_over(state, id_):
+        cure = "no order raises it: cancel the job and submit it with a higher one"
+        if TOTAL_BUDGET in job.reason:
+            cure = f"sailorctl budget {id_} USD brings it back to its place"
+        said.append(f"others go first while a limit in dollars pays for no plan; {cure}")
     step = resume_point(state, id_).step if job.state in ("queued", "paused", "held") else 0
     if step and job.state == "queued" and not said:
         said.append("queued")

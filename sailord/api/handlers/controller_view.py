@@ -1,4 +1,4 @@
-"""What handlers may read of the cluster and ask of its controller; they reach no further."""
+"""What handlers may read of the cluster and ask of its controller."""
 
 from __future__ import annotations
 

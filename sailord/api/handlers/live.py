@@ -17,6 +17,7 @@ from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.goodput import goodput_view
 from sailord.api.answers.live import DocumentCaches, JobContext, LiveContext, cluster_part, job_part
+from sailord.api.answers.losses import needed_nodes
 from sailord.api.answers.responses import too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.plans import plan_of
@@ -106,6 +107,7 @@ async def _about_job(
         safe=api.cluster.safe_point(job),
         schedule=None if run is None else api.timelines_seen.get((run.job, run.plan)),
         risks=api.cluster.risks(part),
+        needed=needed_nodes(part, api.cluster.following),
         chosen=chosen,
     )
 

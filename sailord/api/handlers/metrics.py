@@ -1,4 +1,7 @@
-"""Metrics of this sailord, for Prometheus: base units, `_total` for what only grows."""
+"""The metrics of this sailord, for Prometheus.
+
+Base units; `_total` for what only grows.
+"""
 
 from __future__ import annotations
 

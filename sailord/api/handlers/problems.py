@@ -1,4 +1,4 @@
-"""The problems of all jobs, watched so that it is known since when each of them stands."""
+"""Watches the problems of all jobs, so that it is known since when each one exists."""
 
 from __future__ import annotations
 

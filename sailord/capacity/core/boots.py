@@ -1,4 +1,4 @@
-"""Whether rented instances start agents, and how many more may be requested for that reason.
+"""Whether rented instances start agents, and how many may be requested until that is known.
 
 A cloud's grant proves nothing: an instance that never boots is billed like any other. Only an agent
 that registers with all its GPUs proves its pool. Until then few instances of a pool are up at once;

@@ -1,4 +1,4 @@
-"""Rents on-demand instances for a job's deadline in time, and ends a job before its budget does.
+"""Rents on-demand instances in time for a job's deadline; pauses a job before its budget is spent.
 
 What the job could run on comes from the planner; what it should run on now follows from its
 progress by ``planner.move_policy.deadline``, as in replays. On-demand instances are wanted while
@@ -88,8 +88,7 @@ def keep_job_budget(state: CapacityState) -> CapacityDecision:
 
 
 def _may_be_spent(state: CapacityState) -> bool:
-    """Return whether the total budget may be spent while the provider does not say what is
-    rented."""
+    """Return whether the total budget is perhaps used up, and the provider is silent."""
     at_risk_usd = usd_at_risk(state)
     if state.observed_at is not None and not at_risk_usd:
         return False  # What is spent is known.

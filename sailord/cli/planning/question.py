@@ -1,8 +1,9 @@
-"""Shared by the planning commands: reads the question; exits if there is no plan."""
+"""Reads the question of a planning command from its files, and exits if there is no plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -71,8 +72,8 @@ def chosen_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...
 
 
 def search_afresh(asked: Question) -> Answer:
-    """Search for a plan as if nothing had been searched before."""
-    return best_answer(asked, SearchCache())
+    """Search for a plan as if nothing had been searched before, without a bound."""
+    return best_answer(replace(asked, is_bounded=False), SearchCache())
 
 
 def judge_of(question: Question) -> Estimator:

@@ -1,4 +1,4 @@
-"""The command ``replay``: simulate jobs on a trace of availability, under each policy."""
+"""The command ``replay``: simulates jobs on a trace of availability, under each policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands about several jobs: their weights and names, and what they cannot do."""
+"""Weights, start times and names of several jobs, for the commands that plan for them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a search in a process of its own, and measure its time and peak memory."""
+"""Runs a search in a process of its own, and measures its time and peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands: what the controller orders.
+"""Commands: what the core has the controller do: write records, ask the planner, tell agents.
 
 Those that write to the store are carried out in their order, each once the one before it is
 settled: an order is forgotten only after its effect is stored.
@@ -167,7 +167,7 @@ class Settled:
     """Their ids."""
     step: int | None
     """The step that is durable as ordered, or from which a move that was ordered went on; null:
-    they failed, as the text says."""
+    a checkpoint or rollback failed, as the text says, or the order is about no step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ class PlanRefused:
     why: str
     is_known: bool = True
     """False: the planner could not answer, and the same question may be asked again."""
+    is_unpaid: bool = False
+    """A limit of the job in dollars is in the way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the controller knows of each node."""
+"""What the controller knows of each node: record, last report, what keeps it out of plans."""
 
 from __future__ import annotations
 

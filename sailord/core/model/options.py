@@ -81,6 +81,11 @@ class Options:
     reserve_s: float = 0.0
     """Where sailord rents, the money for a job's last seconds is kept for saving its state."""
 
+    @property
+    def rents(self) -> bool:
+        """Whether sailord rents instances."""
+        return self.reserve_s > 0
+
     def last_step_s(self, lease_s: float) -> float:
         """Return the age up to which a step proves that a member without a lease was alive.
 

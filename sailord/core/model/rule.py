@@ -7,11 +7,12 @@ Helpers of rules return the same type; their PASS means: done, go on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from agents.protocol.records import JobRecord
-from sailord.core.model.commands import Command, Note, WriteJob
+from sailord.core.model.commands import Command, Note, Settled, WriteJob
 from sailord.core.model.state import State
 
 
@@ -45,6 +46,8 @@ def write_job(state: State, job: JobRecord) -> Step:
     return Step(state.with_job(job), (WriteJob(job),))
 
 
-def state_note(job: JobRecord) -> Note:
-    """Tell of the state that a job came into."""
-    return Note(f"{job.state}: {job.reason}", job.id, is_transition=True)
+def state_note(job: JobRecord, orders: Iterable[str] = ()) -> Note:
+    """Tell of the state that a job came into, by these orders."""
+    ids = tuple(orders)
+    settled = Settled(ids, None) if ids else None
+    return Note(f"{job.state}: {job.reason}", job.id, is_transition=True, settled=settled)

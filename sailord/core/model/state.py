@@ -35,6 +35,8 @@ class OpenQuestion:
     deadline: float
     answer: Proposal | str | None = None
     """A plan, or why there is none."""
+    is_unpaid: bool = False
+    """There is none, since a limit of the job in dollars is in the way."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     """Stragglers that the question leaves out."""
     trouble: str = ""
@@ -78,6 +80,8 @@ class LastQuestion:
     at: float = 0.0
     is_refused: bool = False
     """There is no plan for these nodes."""
+    is_unpaid: bool = False
+    """A limit of the job in dollars is in the way of one."""
     is_last_resort: bool = False
     """The question was repeated with the members that leave, since without them there is no
     plan."""
@@ -212,6 +216,8 @@ class State:
     """Orders about each node id, in order: they hold for as long as that node lives."""
     rollbacks: Mapping[JobId, Order] = field(default_factory=dict)
     """Of jobs without the cluster: carried out once the job gets it."""
+    unpaid: Mapping[JobId, float] = field(default_factory=dict)
+    """When queued jobs let others go first, since their limits in dollars paid for no plan."""
     unreadable: frozenset[JobId] = frozenset()
     """Jobs that may have the cluster, but whose records cannot be read: no other gets it."""
     requests: int = 0

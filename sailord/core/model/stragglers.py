@@ -101,6 +101,8 @@ class Straggler:
     since_step: int
     step: int
     verb: str = "computes"
+    delay_s: float = 0.0
+    """By how much steps took longer while it was the slowest: others waited for it then."""
 
     def __str__(self) -> str:
         since = f"since step {self.since_step:,}"
@@ -125,6 +127,8 @@ class NodeSpeeds:
     past: Mapping[NodeId, Past] = field(default_factory=dict)
     """Each node's own factor earlier."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
+    recovered: frozenset[NodeId] = frozenset()
+    """Those that were slow until the last look, and measured not to be in it."""
     pace: StepPace = field(default_factory=StepPace)
     job: Straggler | None = None
     """All nodes alike, or the steps, are slower than before; told if no node is to blame."""

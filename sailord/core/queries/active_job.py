@@ -1,4 +1,4 @@
-"""Questions that several rules ask of the state; none changes anything."""
+"""Questions about the active job that several rules ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of replicas that differ, and what was decided about it."""
+"""Replicas of the weights that differ: what is known, and what was decided about it."""
 
 from __future__ import annotations
 

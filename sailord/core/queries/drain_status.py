@@ -1,6 +1,4 @@
-"""Which nodes hold state that is needed; which draining nodes are safe to stop, and which
-cannot drain.
-"""
+"""Which nodes hold state that is needed; which draining nodes may stop, and which cannot drain."""
 
 from __future__ import annotations
 

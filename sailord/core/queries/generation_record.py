@@ -1,4 +1,4 @@
-"""The record of the next generation."""
+"""Makes the record of the next generation: its number, members and plan, and where it begins."""
 
 from __future__ import annotations
 

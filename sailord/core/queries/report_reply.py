@@ -1,4 +1,4 @@
-"""The reply to an agent's report."""
+"""The reply to an agent's report: what to release, what to make durable, when to report next."""
 
 from __future__ import annotations
 

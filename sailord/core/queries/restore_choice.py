@@ -1,4 +1,4 @@
-"""Choose the point that the next generation begins from, and which snapshots may be released."""
+"""Chooses the point that the next generation begins from, and which snapshots may be released."""
 
 from __future__ import annotations
 

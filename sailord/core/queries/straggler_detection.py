@@ -65,16 +65,23 @@ def look(
         fresh = Straggler(times, against, now, sample.step, sample.step)
         if (one := _keep_slow(fresh, watch.slow.get(id_), options.slow_times)) is not None:
             slow[id_] = one
+    late_s = {id_: _late_s(settled[id_], one, watch.slow.get(id_)) for id_, one in slow.items()}
+    if late_s:
+        worst = max(late_s, key=late_s.__getitem__)
+        slow[worst] = replace(slow[worst], delay_s=slow[worst].delay_s + late_s[worst])
     at, step = stepped
     pace = watch.pace.and_now(at, step, window) if step >= settled_at else watch.pace
     of_job = _judge_job(grown, pace.grown, now, step, options.slow_times)
     job = _keep_slow(of_job, watch.job, options.slow_times)
+    no_longer = {id_ for id_ in watch.slow if id_ in settled and id_ not in slow}
     return replace(
         watch,
         looked_at=now,
         factors={gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
         past=past,
         slow=slow,
+        # If all became slow, none is quicker.
+        recovered=frozenset() if job is not None else frozenset(no_longer),
         pace=pace,
         job=job,
     )
@@ -86,7 +93,13 @@ def _keep_slow(found: Straggler, before: Straggler | None, slow_times: float) ->
         return found if found.times > slow_times else None
     if found.times <= (1 + 2 * slow_times) / 3:
         return None
-    return replace(found, since=before.since, since_step=before.since_step)
+    return replace(found, since=before.since, since_step=before.since_step, delay_s=before.delay_s)
+
+
+def _late_s(sample: StepSample, slow: Straggler, before: Straggler | None) -> float:
+    """Return by how much a slow node delayed the steps since the last look."""
+    steps = 0 if before is None else slow.step - before.step
+    return sample.measured_s * (1 - 1 / slow.times) * steps
 
 
 def _judge_job(

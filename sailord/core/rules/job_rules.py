@@ -10,7 +10,7 @@ from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.job_cost import over_budget
-from sailord.core.queries.job_queue import next_in_queue
+from sailord.core.queries.job_queue import is_passed_over, next_in_queue
 from sailord.core.queries.replan_triggers import last_steering_order
 from sailord.core.queries.restore_choice import holders_reported, unsaved_steps
 from sailord.core.rules.transitions import close, finish
@@ -35,12 +35,15 @@ def take_next_job(state: State) -> Step | None:
     ordered = rollbacks.pop(job.id, None)
     past = replace(job.past, since=state.now, departures=0)
     job = replace(job, state="running", reason="next in the queue", past=past)
+    unpaid = {id_: at for id_, at in state.unpaid.items() if id_ != job.id}
     phase = Waiting("next in the queue", state.now)
     step = last.restore.point.step if last is not None else 0
     orders = () if ordered is None else (ordered,)
     active = Active(job.id, phase, last, orders=orders, progress=Progress(step, state.now))
     state, commands = write_job(state, job)
-    changed = replace(state, generations=generations, rollbacks=rollbacks, active=active)
+    changed = replace(
+        state, generations=generations, rollbacks=rollbacks, unpaid=unpaid, active=active
+    )
     return Step(changed, commands)
 
 
@@ -49,11 +52,38 @@ def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
     following = next_in_queue(state)
     if state.now <= phase.since:
         return PASS  # It yields one decision later, so that receivers are told that it was held.
-    if following is None or not holders_reported(state, active) or _has_workers(state, active):
+    if following is None or is_passed_over(state, following.id):
         return PASS
-    if unsaved_steps(state, active):
+    if not _loses_nothing(state, active):
         return PASS
     return finish(state, active, "paused", f"{following.id}{YIELDED}{phase.reason}")
+
+
+def step_aside(state: State, active: Active) -> RuleAnswer:
+    """Let the next job go first while this one's limits in dollars pay for no plan.
+
+    It stays in the queue. Only a job without an open generation, and not where sailord rents or
+    jobs share: there it waits for cheaper instances or nodes.
+    """
+    asked, last = active.asked, active.generation
+    if not (asked.is_refused and asked.is_unpaid) or active.orders or active.may_start_over:
+        return PASS
+    if state.options.rents or state.options.share or (last is not None and last.state != "closed"):
+        return PASS
+    following = next_in_queue(state)
+    if following is None or is_passed_over(state, following.id):
+        return PASS
+    if not asked.nodes.issuperset(state.nodes.free) or not _loses_nothing(state, active):
+        return PASS
+    state = replace(state, unpaid={**state.unpaid, active.job: state.now})
+    return finish(state, active, "queued", asked.said)
+
+
+def _loses_nothing(state: State, active: Active) -> bool:
+    """Return whether the job can leave the cluster at once, and no step is in memory alone."""
+    if not holders_reported(state, active) or _has_workers(state, active):
+        return False
+    return not unsaved_steps(state, active)
 
 
 def _has_workers(state: State, active: Active) -> bool:

@@ -30,7 +30,7 @@ from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.queries.timeouts import stall_s, start_s
 from sailord.core.queries.unprepared_nodes import why_unprepared
 from sailord.core.rules.checkpoint_rules import secure
-from sailord.core.rules.job_rules import yield_cluster
+from sailord.core.rules.job_rules import step_aside, yield_cluster
 from sailord.core.rules.transitions import (
     ask,
     close,
@@ -71,6 +71,8 @@ def _while_waiting(state: State, active: Active, phase: Waiting) -> RuleAnswer:
     why = why_unprepared(state, active, phase.since)
     if why:
         return close(state, active, "held", why)
+    if (aside := step_aside(state, active)) is not PASS:
+        return aside
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 

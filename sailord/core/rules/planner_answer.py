@@ -1,4 +1,4 @@
-"""Act on the planner's answer to the open question."""
+"""Acts on the planner's answer to the open question."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             why = f": {question.trouble}" if question.trouble else " in time"
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
-            refused = replace(active, asked=replace(active.asked, is_refused=True))
+            asked = replace(active.asked, is_refused=True, is_unpaid=question.is_unpaid)
+            refused = replace(active, asked=asked)
             keeps = "the job keeps its plan, there is none for the nodes asked about"
             running = isinstance(active.phase, Running)
             text = f"no plan: {why}"  # It is told of a job that waits, too, if that follows.

@@ -1,4 +1,4 @@
-"""Probes: ask suspect agents for a report, a few at a time."""
+"""Probes: asks suspect agents for a report, a few at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transitions between the phases of a job, with what is written and commanded in each."""
+"""Transitions between the phases of a job, and what each of them writes and commands."""
 
 from __future__ import annotations
 

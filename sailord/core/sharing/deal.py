@@ -1,4 +1,6 @@
-"""What should change hands: nodes go where they are worth more, each job counted by its weight.
+"""Which nodes should change hands between jobs: they go where they are worth more.
+
+Each job is counted by its weight.
 
 A part is one job with its nodes (``parts``); a stake is what it has to gain or to give (``worth``).
 Jobs come to their parts in the order of the queue. Each handover raises the sum that ``worth``

@@ -84,7 +84,9 @@ def _decide_in_part(parts: Parts, key: JobId | None, event: events.Event) -> Par
     rest = tuple(each for each in commands if not _tells_of(each, key))
     recalled = _leave_out(parts.recalled, key)
     parts = replace(parts, first=first, others=others, recalled=recalled, too_few=too_few)
-    return PartsChange(parts, (WriteJob(left), state_note(left), *rest))
+    ended = [each.settled for each in commands if isinstance(each, Note) and _tells_of(each, key)]
+    told = replace(state_note(left), settled=next(filter(None, ended), None))
+    return PartsChange(parts, (WriteJob(left), told, *rest))
 
 
 def _without_settled_recall(parts: Parts, key: JobId | None) -> Parts:

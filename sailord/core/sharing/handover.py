@@ -1,4 +1,4 @@
-"""Carry out a handover: nodes drain in the part that gives them, then change hands.
+"""Carries out a handover: nodes drain in the part that gives them, then change hands.
 
 A node goes when it is as safe to stop as one that an operator drains: no open generation has it,
 and no step needs its memory. Nothing is lost by that, and no second protocol is needed.

@@ -42,8 +42,8 @@ TEXTS: Mapping[Cause, str] = {
     "moving_verify": "verifying the restored state",
     "moving_first_step": "the first step of a generation, beyond a usual one",
     "recovering": "training lost steps again; waiting before another attempt after a failure",
-    "waiting_for_capacity": "no plan: too few nodes, or a limit or the budget allows none",
-    "held": "the job waits for an operator",
+    "waiting_for_capacity": "no plan: too few nodes, or a limit allows none",
+    "held": "the job is held, or has no plan within its limits in dollars",
     "paused": "the job is paused",
     "no_job": "no job has the cluster",
     "unused": "up, and the plan does not use it",
@@ -61,6 +61,8 @@ def label_of(cause: Cause) -> str:
     """Return what people read instead of the stored name."""
     if cause == "idle_in_plan":
         return "waiting within steps"
+    if cause == "held":
+        return "waiting for an order"
     if cause == "leaving":
         return "draining"
     if cause == "recovering":

@@ -231,6 +231,8 @@ def _while_waiting(state: State, active: Active) -> Cause:
         return "recovering"
     there = usable(state, active)
     is_refused = active.asked.is_refused and active.asked.nodes == frozenset(there)
+    if is_refused and active.asked.is_unpaid and not state.options.rents:
+        return "held"  # More of the same nodes do not help: somebody must raise the limit.
     return "waiting_for_capacity" if is_refused or not there else "moving_detect"
 
 

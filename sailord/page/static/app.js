@@ -252,6 +252,7 @@ function renderNow(doc) {
   byId("phase").dataset.mood = MOODS[phase] ?? "calm";
   document.title = job ? `${job.id} ${phase}${job.steps && job.step !== undefined ? ` ${Math.floor((100 * job.step) / job.steps)} %` : ""} · Sailor` : "Sailor";
   setText(byId("why"), whyText(job, doc) + queue);
+  setText(byId("next"), nextText(job));
   const isKnown = job?.step !== undefined;
   byId("progress-box").hidden = !job?.steps || !isKnown;
   if (job?.steps && isKnown) byId("progress").value = Math.min(job.step / job.steps, 1);
@@ -322,8 +323,14 @@ function durableNote(job) {
   if (!job.uri) return "the job names no storage";
   const risk = stepsSince(job, job.durable_step);
   const age = job.durable_at ? `, ${duration(Math.max(now() - job.durable_at, 0))} ago` : "";
-  const following = job.next_checkpoint ? `; next at step ${count(job.next_checkpoint)}` : "";
-  return `${plural(risk, "step")} since${age}${following}`;
+  return `${plural(risk, "step")} since${age}`;
+}
+
+/** What comes next, and which nodes the job cannot do without, in the words of `status`. */
+function nextText(job) {
+  const coming = (job?.next ?? []).map(([before, at, after]) => `${before}${at ? duration(Math.max(at - now(), 0)) : ""}${after}`);
+  const told = coming.length ? `Next: ${coming.join("; ")}.` : "";
+  return job?.needed ? `${told} W${job.needed.slice(1)}.` : told;
 }
 
 /** Whom a queued job waits for, and when the cluster may be free. */

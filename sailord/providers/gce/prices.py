@@ -1,7 +1,4 @@
-"""Prices of instances.
-
-Precedence: the user's own file, the Cloud Billing catalogue, the built-in catalogue.
-"""
+"""Prices of instances: the user's file, else Google's billing catalogue, else the built-in one."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def _free_ports(count: int) -> list[int]:
 
 async def write_much(store: Store) -> None:
     """Write more changes than an embedded store of these tests keeps."""
-    for _ in range(2 * HISTORY_MAX + 2):
+    for _ in range(HISTORY_MAX + 1):
         await store.put("/elsewhere", b"")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from random import Random
 
 import pytest
 
@@ -214,6 +215,27 @@ async def test_a_watch_from_a_snapshot_misses_nothing(place, store, prefix):
 async def _count(store, key, end):
     for number in range(end):
         await store.put(key, str(number).encode())
+
+
+async def test_a_watch_from_any_revision_sees_what_a_live_one_saw(store, prefix):
+    random = Random(7)
+    first = (await store.snapshot(prefix)).revision
+    live = []
+    async with aclosing(store.watch(prefix, after=first)) as news:
+        for number in range(30):
+            names = random.sample("abcd", random.randint(1, 3))
+            orders = [
+                Put(prefix + name, bytes([number] * random.randint(0, 2_000)))
+                if random.random() < 0.8
+                else Delete(prefix + name)
+                for name in names
+            ]
+            orders.append(Put(prefix + "each", b""))
+            await store.transact([], orders)
+            live.append(await next_of(news))
+    for seen in range(0, len(live), 7):
+        async with aclosing(store.watch(prefix, after=live[seen].revision)) as news:
+            assert [await next_of(news) for _ in live[seen + 1 :]] == live[seen + 1 :]
 
 
 async def test_several_watches_see_the_same(place, store, prefix):

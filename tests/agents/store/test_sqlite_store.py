@@ -16,11 +16,11 @@ from random import Random
 import pytest
 
 from agents.store.factory import open_store
-from agents.store.interface import Compacted, Put, StoreRefused, StoreUnavailable, WriteUnknown
+from agents.store.interface import Put, StoreRefused, StoreUnavailable, WriteUnknown
 from agents.store.socket_server import serve
 from agents.store.sqlite_file import SqliteFile, Transaction
 from agents.store.sqlite_store import EmbeddedStore
-from tests.agents.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
+from tests.agents.store.places import PATIENCE_S, Socket, wait_answer
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ async def _count_up(store, end):
 
 
 async def test_a_batch_that_fails_is_rolled_back(tmp_path):
-    ledger = SqliteFile(tmp_path / "store.db", history_max=HISTORY_MAX)
+    ledger = SqliteFile(tmp_path / "store.db")
     good = Transaction((), (Put("/a", b""),))
     with pytest.raises(UnicodeEncodeError):  # As a bug would.
         ledger.apply([good, Transaction((), (Put("\ud800", b""),))])
@@ -171,25 +171,6 @@ def _foreign(path):
         base.execute("CREATE TABLE mine (x)")
     base.close()
     return path.read_bytes()
-
-
-async def test_the_history_is_bounded(tmp_path):
-    store = await EmbeddedStore.open(tmp_path / "store.db", history_max=HISTORY_MAX)
-    for _ in range(4):
-        await write_much(store)
-    await store.close()
-    base = sqlite3.connect(tmp_path / "store.db")
-    (count,) = base.execute("SELECT count(*) FROM changes").fetchone()
-    base.close()
-    assert HISTORY_MAX <= count <= 2 * HISTORY_MAX
-    store = await EmbeddedStore.open(tmp_path / "store.db", history_max=HISTORY_MAX)
-    last = (await store.snapshot("")).revision
-    async with aclosing(store.watch("", after=last - HISTORY_MAX)) as news:
-        revisions = [(await anext(news)).revision for _ in range(HISTORY_MAX)]
-    assert revisions == list(range(last - HISTORY_MAX + 1, last + 1))
-    async with aclosing(store.watch("", after=last - 2 * HISTORY_MAX - 1)) as news:
-        assert isinstance(await anext(news), Compacted)
-    await store.close()
 
 
 async def test_each_of_many_concurrent_writes_has_a_revision(tmp_path):

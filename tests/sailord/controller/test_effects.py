@@ -33,7 +33,7 @@ from sailord.core.model.events import (
 )
 from sailord.core.model.state import State
 from sailord.core.sharing.parts import Parts
-from sailord.planning.messages import PoolPrice
+from sailord.planning.messages import PoolPrice, Unpaid
 from tests.sailord.core.states import JOB, A, B, G, durable, node, record, state
 
 OUTSIDE = JobRecord(JOB, "running", saving=Saving("file:///elsewhere"))
@@ -90,6 +90,31 @@ def test_a_refused_place_for_checkpoints_is_the_answer_of_the_check() -> None:
     assert (found.of, found.found, found.is_away) == (durable(20), None, False)
     assert "'file:///elsewhere' is not where jobs may have checkpoints" in found.why
     assert "sailord failed" not in found.why
+
+
+@pytest.mark.parametrize("why", ["it does not fit", Unpaid("it is too dear")])
+async def test_a_refusal_tells_whether_dollars_are_in_the_way(why: str) -> None:
+    class Refusing:
+        async def read_spec(self, _: JobId) -> str:
+            return "a spec"
+
+        async def ask(self, _: object, **__: object) -> str:
+            return why
+
+    others: Any = Burning()
+    options = SimpleNamespace(plan_s=1.0)
+    config: Any = SimpleNamespace(
+        cluster_file=Path(), profiles=None, measured_links=None, options=options
+    )
+    refusing: Any = Refusing()
+    known = ClusterState(Parts(state(None, node(A))))
+    effects = Effects(
+        config, refusing, others, refusing, others, known, Inbox(Clock()), Clock(), {}
+    )
+    await effects._plan(RequestPlan(1, JOB, (A,), None), "Ticked")
+    event = effects.inbox._events.get_nowait()[1]
+    assert isinstance(event, PlanRefused)
+    assert (event.why, event.is_known, event.is_unpaid) == (why, True, isinstance(why, Unpaid))
 
 
 async def test_question_survives_a_leadership_that_is_lost_while_it_is_read() -> None:

@@ -168,7 +168,8 @@ class Cluster:
                     given = replace(given, durable=kept)
                 return [OrderGiven(self.now, given)]
             case ("plan", ()):
-                return [PlanRefused(self.now, self.state.requests, "nothing fits")]
+                asked = self.state.requests
+                return [PlanRefused(self.now, asked, "nothing fits", is_unpaid=asked % 2 == 0)]
             case ("plan", tuple() as members):
                 found = proposal(*members)
                 return [PlanFound(self.now, self.state.requests, found)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agents.protocol.records import Bill, JobId, JobState, Order
 from sailord.core.decide import decide
 from sailord.core.model.commands import GiveOrder, Note, RequestPlan, SettleOrder, WriteJob
-from sailord.core.model.events import GenerationWritten, OrderGiven, PlanRefused, Ticked
+from sailord.core.model.events import Elected, GenerationWritten, OrderGiven, PlanRefused, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.state import State
@@ -22,6 +23,7 @@ from tests.sailord.core.states import (
     KEPT,
     NOW,
     STOPPED,
+    WAITING,
     A,
     B,
     G,
@@ -31,6 +33,7 @@ from tests.sailord.core.states import (
     node,
     order,
     phase,
+    record,
     state,
 )
 
@@ -289,3 +292,46 @@ def test_a_budget_below_a_cent_is_refused_with_all_its_digits():
     assert "$0.001 is not more than the $0.004" in problem.what
     equal = why_without_effect(spent, budget(0.0038))
     assert "$0.003800 is not more than the $0.004000" in equal.what
+
+
+# ---- what came of an order ----------------------------------------------------------------------
+
+
+def outcomes(before: State, *kinds: str, **others: Any) -> list[tuple[str, tuple[str, ...]]]:
+    """What is told of the ends of orders about the job, given in one go."""
+    said = {kind: f"{kind} was ordered (by anna)" for kind in kinds}
+    given = [order(kind, id_=kind, reason=said[kind], **others) for kind in kinds]
+    _, commands = decide(before, OrderGiven(NOW, given[0], tuple(given[1:])))
+    notes = [each for each in commands if isinstance(each, Note) and each.settled is not None]
+    return [(each.text, each.settled.orders) for each in notes if each.settled is not None]
+
+
+def test_an_order_that_changes_a_jobs_state_is_told_with_what_came_of_it() -> None:
+    waits = state(WAITING, generation=None, is_refused=True)
+    assert outcomes(waits, "pause") == [("paused: pause was ordered (by anna)", ("pause",))]
+    queued = replace(waits, active=None, jobs={JOB: job(state="paused")})
+    told = [("queued: resume was ordered (by anna)", ("resume",))]
+    assert outcomes(replace(queued, unreadable=frozenset({JobId("x")})), "resume") == told
+
+
+def test_an_order_that_acts_at_once_is_told_with_who_gave_it() -> None:
+    text = "the budget of job is $250.00 now (by anna)"
+    assert outcomes(state(), "budget", usd_max=250.0) == [(text, ("budget",))]
+    text = "the priority of job is 9 now (by anna)"
+    assert outcomes(state(), "priority", priority=9) == [(text, ("priority",))]
+    drains = state(None, node(A, draining_since=NOW - 1), node(B))
+    text = "machine-a drains no longer (by anna)"
+    assert outcomes(drains, "withdraw", target=A) == [(text, ("withdraw",))]
+    assert outcomes(state(), "withdraw", target=A) == [], "it did not drain"
+
+
+def test_a_new_leader_does_not_tell_again_of_a_withdrawal() -> None:
+    orders = tuple(order(kind, A, id_=kind) for kind in ("drain", "withdraw"))
+    found = Elected(NOW, 9, nodes=(record(A),), jobs=(), generations=(), orders=orders)
+    _, commands = decide(State(), found)
+    assert not [each for each in commands if isinstance(each, Note)]
+    known, _ = decide(State(), replace(found, orders=orders[:1]))
+    _, commands = decide(known, OrderGiven(NOW, orders[1]))
+    assert [each.text for each in commands if isinstance(each, Note)] == [
+        "machine-a drains no longer"
+    ]

@@ -26,7 +26,7 @@ def test_full_disk_is_reported_and_leaves_no_part_of_a_backup(tmp_path, monkeypa
     monkeypatch.setattr(backup, "write_backup", fill)
     config, target = load_config(Place(tmp_path).config), tmp_path / "backups" / "store.db"
     config.state.mkdir()
-    SqliteFile(Path(read_address(config.store).path), history_max=1).close()
+    SqliteFile(Path(read_address(config.store).path)).close()
     target.parent.mkdir()
     with pytest.raises(InputError, match="cannot be written: database or disk is full"):
         asyncio.run(backup.back_up(config, target))
@@ -48,7 +48,7 @@ def test_a_backup_needs_no_secret(tmp_path):
     place = Place(tmp_path)
     config, target = load_config(place.config), tmp_path / "copy.db"
     config.state.mkdir()
-    SqliteFile(Path(read_address(config.store).path), history_max=1).close()
+    SqliteFile(Path(read_address(config.store).path)).close()
     for name in ("key", "token"):
         (place.folder / name).unlink()
     done = CliRunner().invoke(main, ["backup", str(target), "--config", str(place.config)])
@@ -60,7 +60,7 @@ def test_a_backup_does_not_replace_the_store_itself(tmp_path):
     config = load_config(Place(tmp_path).config)
     config.state.mkdir()
     place = Path(read_address(config.store).path)
-    SqliteFile(place, history_max=1).close()
+    SqliteFile(place).close()
     (tmp_path / "link").symlink_to(place.parent)
     for named in (place, tmp_path / "link" / place.name):
         with pytest.raises(InputError, match="is the store itself"):
@@ -71,7 +71,7 @@ async def test_sailord_waits_for_a_backup_that_reads_the_store(tmp_path, monkeyp
     """Otherwise it would exit with the code after which systemd starts it no more."""
     config = load_config(Place(tmp_path).config)
     config.state.mkdir()
-    held = SqliteFile(Path(read_address(config.store).path), history_max=1)
+    held = SqliteFile(Path(read_address(config.store).path))
     monkeypatch.setattr(daemon, "STORE_WAIT_S", 0.0)
     with pytest.raises(InputError, match="stop the process that uses it"):
         await daemon.open_store_of(config)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agents.protocol.records import NodeId
 from sailord.core.model.phases import Running
 from sailord.core.model.state import State
+from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.sharing.parts import Parts, parts_then_and_now, whole
 from sailord.notify.outbox import committed_id, job_stopped
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
     NOW,
+    A,
+    B,
     C,
     changed,
     durable,
@@ -19,6 +23,7 @@ from tests.sailord.core.states import (
     job,
     node,
     order,
+    report,
     state,
 )
 from tests.sailord.notify.test_announcer import OTHER, RUNS, Published
@@ -74,3 +79,42 @@ def test_a_new_leader_repeats_no_checkpoint_of_a_job_that_ended_long_ago() -> No
         told = published.outbox.at_of
         assert committed_id(JOB, durable(30)) in told
         assert (committed_id(OTHER, durable(9)) in told) == bool(reported)
+
+
+# ---- a slow node that recovers ------------------------------------------------------------------
+
+CRAWLS = Straggler(2.0, "it did before", NOW - 300, 10, 40, delay_s=15.0)
+CRAWLED = state(None, speeds=NodeSpeeds(3, slow={B: CRAWLS}))
+
+
+def looked(
+    crawled: State = CRAWLED, recovered: frozenset[NodeId] = frozenset({B})
+) -> list[tuple[str, str | None]]:
+    """What is told once the speeds are compared again."""
+    published = Published()
+    speeds = NodeSpeeds(3, looked_at=NOW, recovered=recovered)
+    after = replace(state(None, speeds=speeds), now=NOW)
+    published.announcer.observe(crawled, after)
+    return [(each.text, each.node) for each in published.announcer.feed.kept]
+
+
+def test_a_slow_node_that_recovers_is_an_event_with_what_it_cost() -> None:
+    told = "machine-b is no longer slow, after 5 min that cost about 15.0 s of 2 GPUs"
+    assert looked() == [(told, "machine-b")]
+    beside = state(None, speeds=NodeSpeeds(3, slow={B: replace(CRAWLS, delay_s=0.0)}))
+    assert looked(beside) == [("machine-b is no longer slow, after 5 min", "machine-b")]
+    assert looked(recovered=frozenset()) == [], "it was not measured, or all are as slow"
+
+
+def test_a_node_that_does_not_train_or_was_not_called_slow_does_not_recover() -> None:
+    short = replace(CRAWLS, since=NOW - 1)
+    assert looked(state(None, speeds=NodeSpeeds(3, slow={B: short}))) == []
+    published = Published()
+    stops = state(
+        None, node(A), node(B, report(B, "stopped")), speeds=NodeSpeeds(3, recovered=frozenset({B}))
+    )
+    published.announcer.observe(CRAWLED, stops)
+    assert not published.announcer.feed.kept
+    still = state(None, speeds=NodeSpeeds(3, slow={B: CRAWLS}, looked_at=NOW))
+    published.announcer.observe(CRAWLED, still)
+    assert not published.announcer.feed.kept

@@ -73,12 +73,11 @@ def job_context(
     plan: dict[str, Any] | None = None,
     schedule: dict[str, Any] | None = None,
     chosen: JobId | None = None,
+    needed: tuple[str, ...] = (),
 ) -> JobContext:
     """What a document shows of one job, where nothing is wrong."""
-    rate = StepRate()
-    return JobContext(
-        plan=plan, about={}, step_rate=rate, safe=None, schedule=schedule, chosen=chosen
-    )
+    of_job = JobContext(plan=plan, about={}, step_rate=StepRate(), safe=None, schedule=schedule)
+    return replace(of_job, needed=needed, chosen=chosen)
 
 
 @dataclass(eq=False)
@@ -90,6 +89,8 @@ class MadeUp:
     """Of each node."""
     price: float | None = 3.0
     """Dollars an hour of each node."""
+    needed: tuple[str, ...] = ()
+    """Nodes that the job cannot do without."""
     begun: float = field(default_factory=time.time)
     kept: DocumentCaches = field(default_factory=DocumentCaches)
     ledger: Ledger = field(default_factory=Ledger)
@@ -220,7 +221,7 @@ class MadeUp:
         begun = time.process_time()
         self.ledger = fold(self.ledger, sample_usage(state, lambda _: self.price, Renting()))
         about = live_context(self.ledger, tuple(parts.all()))
-        of_job = job_context(self.plan_of(chosen), self.schedule, chosen)
+        of_job = job_context(self.plan_of(chosen), self.schedule, chosen, self.needed)
         found = live_document(state, self.kept, about, of_job)
         self.costs_s.append(time.process_time() - begun)
         return found

@@ -123,7 +123,7 @@ def test_a_measured_step_is_drawn_below_the_predicted_rows_and_in_numbers(tmp_pa
     watch(tmp_path, MadeUp(8), play)
 
 
-def test_a_problem_tells_since_when_and_the_next_checkpoint_its_step(tmp_path: Path) -> None:
+def test_a_problem_tells_since_when_and_the_page_what_comes_next(tmp_path: Path) -> None:
     class Troubled(MadeUp):
         def state(self) -> State:
             made = super().state()
@@ -141,9 +141,13 @@ def test_a_problem_tells_since_when_and_the_next_checkpoint_its_step(tmp_path: P
         text = await tab.run(said)
         assert text.startswith("n00000: no room; ")
         assert re.search(r" · since \d\d:\d\d:\d\d or earlier$", text), text
-        assert "next at step 5,000" in await tab.run("document.getElementById('figures').innerText")
+        coming = await tab.run("document.getElementById('next').innerText")
+        assert coming.startswith("Next: a checkpoint at step 5000"), coming
+        assert re.search(r"; the planner is asked in [\d.]+ \w+: a better plan may exist", coming)
+        assert coming.endswith(". Without n00000 it waits: there is no plan for the other nodes.")
+        await check_rules(tab)
 
-    watch(tmp_path, Troubled(8), play)
+    watch(tmp_path, Troubled(8, needed=("n00000",)), play)
 
 
 def test_a_step_that_was_not_measured_leaves_the_predicted_rows_alone(tmp_path: Path) -> None:

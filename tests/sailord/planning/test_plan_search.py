@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from planner.move_policy.node_lifetimes import LifetimeHistory
 from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
-from sailord.planning.messages import FoundPlan, MoveContext
+from sailord.planning.messages import FoundPlan, MoveContext, Unpaid
 from sailord.planning.plan_search import (
     HURRIED,
     answer,
@@ -28,6 +29,7 @@ from tests.sailord.planning.requests import (
     NODES,
     QUESTION,
     ROOT,
+    SPEC,
     node,
 )
 from worker.layout.rank_layout import rank_places
@@ -43,6 +45,47 @@ def test_plan_uses_only_requested_nodes():
     assert len(found.proposal.peaks) == sum(stage["tp"] for _, stage in stages)
     most = max(peak for stages in estimate["peak_memory_bytes"] for peak in stages)
     assert max(peak.tensors + peak.context for peak in found.proposal.peaks) == most
+
+
+def test_answer_tells_whether_dollars_are_in_the_way():
+    poor = replace(QUESTION, spec=SPEC + "\n[objective]\nmax_usd_per_hour = 0.0001\n")
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    for asked in (poor, replace(poor, running=first.plan, ran_on=NODES)):
+        found = answer(asked)
+        assert isinstance(found, Unpaid)
+        assert "objective.max_usd_per_hour" in found
+    hasty = replace(QUESTION, spec=SPEC + "\n[objective]\nmin_iterations_per_s = 1e6\n")
+    found = answer(hasty)
+    assert isinstance(found, str)
+    assert not isinstance(found, Unpaid)
+
+
+def limits_told(found: object) -> list[str]:
+    assert isinstance(found, FoundPlan)
+    return [why for why in found.about["why"] if "would break max_usd_per_hour" in why]
+
+
+def test_plan_says_that_a_limit_keeps_idle_nodes_out():
+    free = answer(QUESTION)
+    assert isinstance(free, FoundPlan)
+    assert limits_told(free) == []
+    usd = free.proposal.usd_per_hour
+    assert usd is not None
+    for most, count in ((1.1 * usd, 1), (99 * usd, 0)):
+        spec = SPEC + f"\n[objective]\nmax_usd_per_hour = {most}\n"
+        limited = replace(QUESTION, spec=spec)
+        found = answer(limited)
+        assert len(limits_told(found)) == count
+        assert isinstance(found, FoundPlan)
+        after = answer(replace(limited, running=found.plan, ran_on=NODES))
+        assert limits_told(after) == limits_told(found)
+    (why,) = limits_told(answer(replace(limited, spec=spec.replace(str(99 * usd), str(1.1 * usd)))))
+    assert re.fullmatch(
+        r"idle: 2 nodes; the plan costs \$3\.67 an hour, and one more GPU there "
+        r"\(\$[\d.]+ or more\) would break max_usd_per_hour = 4\.04\d*",
+        why,
+    )
 
 
 def test_replan_leaves_out_the_lost_node():

@@ -77,8 +77,8 @@ def test_the_last_minutes_and_the_last_hour_are_told_with_their_largest_waste() 
     assert view.last_hour is not None
     assert goodput_text(plain(view)).splitlines()[1:3] == [
         "last 10 min: goodput 100.0%, $60.00; $0.00 of that not training",
-        "last 60 min: goodput 78.3%, $460.00; $100.00 of that not training, most of it held "
-        "($100.00)",
+        "last 60 min: goodput 78.3%, $460.00; $100.00 of that not training, most of it "
+        "waiting for an order ($100.00)",
     ]
     assert "last 10 min" not in goodput_text(
         plain(view) | {"last_minutes": plain(view)["last_hour"]}

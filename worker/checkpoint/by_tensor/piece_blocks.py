@@ -65,7 +65,7 @@ class PieceMap:
 
     @cached_property
     def specs(self) -> Mapping[TensorId, tuple[int, LogicalTensor]]:
-        """The layer, shared tensors being in one of their own, and the form of each tensor."""
+        """The layer of each tensor (``TIED`` for shared ones), and its form."""
         return {
             (0 if layer == TIED else layer, spec.name): (layer, spec)
             for layer, specs in self.tables.items()

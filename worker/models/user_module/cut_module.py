@@ -1,4 +1,4 @@
-"""A cut module of which one rank computes some layers."""
+"""A user's module after the cut: a rank computes only the layers that it holds."""
 
 from __future__ import annotations
 

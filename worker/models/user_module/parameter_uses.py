@@ -1,4 +1,4 @@
-"""Records which parameters are used, by whatever code uses them."""
+"""Records which layers use each parameter; refuses code that uses what ranks train copies of."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import (
     _job_lines,
-    _name_some,
     jobs_text,
     status_text,
 )
+from sailord.text.next_text import name_some
 from sailord.text.node_text import nodes_text
 from sailord.text.units import timestamp
 from tests.sailord.core.states import (
@@ -337,6 +337,8 @@ def test_the_last_order_is_told_with_what_came_of_it():
     assert told(replace(back, order=""), move) == ("", None)
     kept = replace(move, kind="note", text="step 30 is durable, as ordered")
     assert told(back, later, kept) == ("step 30 is durable, as ordered", NOW + 9)
+    paused = replace(kept, kind="transition", text="paused: lunch (by bob)")
+    assert told(back, later, paused) == ("paused", NOW + 9)
     shown = status_with(Told(NOW, back.text, *done))
     assert f"odd; {timestamp(NOW + 9)}: generation 4 runs from step 5" in shown
 
@@ -436,8 +438,8 @@ def test_a_hang_is_shown_with_whom_the_ranks_wait_for_and_until_when():
 
 
 def test_a_few_names_more_than_usual_are_not_hidden():
-    assert _name_some("abcdefgh") == "a, b, c, d, e, f, g, h"
-    assert _name_some("abcdefghi") == "a, b, c, d, e, f and 3 more"
+    assert name_some("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert name_some("abcdefghi") == "a, b, c, d, e, f and 3 more"
 
 
 def test_a_notice_whose_time_is_up_ends_in_no_seconds():

@@ -18,6 +18,7 @@ from sailord.core.sharing.parts import whole
 from sailord.goodput.core.ledger import Ledger
 from sailord.notify.feed import Feed, FeedEvent
 from sailord.page.training_curve import CurvePoint, TrainingCurve, TrainingCurves
+from sailord.planning.precomputed import NoPlan
 from tests.sailord.api.answers.test_chosen_job import OTHER, PLAN, shared
 from tests.sailord.core.states import JOB
 from tests.sailord.page.made_up import live_context
@@ -137,6 +138,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Any:
         step_rate_of=lambda _: StepRate(),
         safe_point=lambda _: None,
         risks=lambda part: {"budget_at_risk": f"of {part.active.job}"},
+        following=lambda id_: NoPlan("too few") if id_ == "a" else None,
     )
     return SimpleNamespace(cluster=cluster, timelines_seen={})
 
@@ -149,6 +151,8 @@ async def test_watchers_of_one_job_share_a_document_and_all_share_its_nodes(
     assert (first["job"]["id"], beside["job"]["id"]) == (JOB, OTHER)
     assert f"{OTHER}: of {OTHER}" in beside["problems"]
     assert first["nodes"] is beside["nodes"]
+    needed = "without machine-a it waits: there is no plan for the other nodes"
+    assert (first["job"]["needed"], beside["job"]["needed"]) == (needed, None)
     clock.now += LOOK_S / 2
     assert await documents.look(api, OTHER) is beside
     clock.now += LOOK_S

@@ -69,6 +69,12 @@ def test_node_slower_than_peers_with_equal_work_is_a_straggler():
     assert watch.slow[NAMES[2]].against == "others with the same work"
 
 
+def test_a_straggler_knows_by_how_much_it_delayed_all_steps():
+    crawls = samples(1.0, 1.0, 3.0, 1.0)  # 0.1 s are predicted, and 0.3 s measured.
+    watch = seen(samples(1.0, 1.0, 1.0, 1.0), crawls, crawls, crawls, steps=5)
+    assert watch.slow[NAMES[2]].delay_s == pytest.approx(2 * 5 * 0.2)
+
+
 def test_other_gpu_kinds_are_not_compared():
     fast, slow = samples(1.0, 1.0, 1.0), samples(*[9.0] * 6, gpu="A100-40")
     last = {id_: slow[id_] for id_ in NAMES[3:6]}
@@ -216,3 +222,23 @@ def test_a_node_near_the_threshold_stays_slow_until_a_third_of_that_has_gone():
     assert seen(at_first, slow, less, slow).slow[NAMES[2]].since == 10.0
     assert seen(at_first, slow, well, slow).slow[NAMES[2]].since == 30.0
     assert seen(at_first, less).slow == {}
+
+
+def test_what_slow_nodes_cost_is_counted_once_and_for_the_slowest():
+    crawl = samples(1.0, 3.0, 3.1, 1.0, 1.0)
+    slow = seen(samples(*[1.0] * 5), crawl, crawl, steps=20).slow
+    assert {id_: one.delay_s for id_, one in slow.items()} == {
+        NAMES[1]: 0.0,
+        NAMES[2]: pytest.approx(20 * (0.31 - 0.1)),
+    }
+
+
+def test_a_node_has_recovered_if_it_was_measured_and_not_all_are_as_slow():
+    usual, crawl = samples(*[1.0] * 5), samples(1.0, 1.0, 3.0, 1.0, 1.0)
+    begin = (usual, usual, crawl, crawl)
+    assert seen(*begin, usual).recovered == {NAMES[2]}
+    assert not seen(*begin, crawl).recovered
+    assert not seen(*begin, usual, usual).recovered, "it is told once"
+    unmeasured = {id_: each for id_, each in usual.items() if id_ != NAMES[2]}
+    assert not seen(*begin, unmeasured).recovered
+    assert not seen(*begin, samples(*[3.0] * 5)).recovered

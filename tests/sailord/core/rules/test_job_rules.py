@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from agents.protocol.records import PREPARING, JobId, JobRecord, Report
-from sailord.core.model.commands import WriteJob
-from sailord.core.model.events import Elected, JobSubmitted, Ticked
-from sailord.core.model.nodes import Node
+from sailord.api.answers.queue_place import place_text, waits_for
+from sailord.core.decide import decide
+from sailord.core.model.commands import Note, WriteJob
+from sailord.core.model.events import (
+    Elected,
+    JobSubmitted,
+    NodesObserved,
+    OrderGiven,
+    PlanRefused,
+    Ticked,
+)
+from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Closing, Held, Running, Waiting
 from sailord.core.model.state import State
+from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.restore_choice import why_queue_stands
 from tests.sailord.core.states import (
     BEGAN,
+    FROM_NOTHING,
     JOB,
     NOW,
     A,
     B,
     C,
     G,
+    Planning,
     act,
     active_of,
     durable,
@@ -223,3 +236,129 @@ def test_no_reason_is_shown_while_a_job_runs_or_closes() -> None:
     for running in (state(Running(BEGAN)), state(Closing("held", "it fails"))):
         assert why_queue_stands(running) == ""
     assert why_queue_stands(replace(state(), active=None)) == ""
+
+
+# ---- a job whose limits pay for no plan ---------------------------------------------------------
+
+DEAR = "objective.max_usd_total: is 5, and the cheapest plan there is needs 90; raise it to 90"
+
+
+def unpaid(**others: object) -> State:
+    """A job whose turn has come, and for which the planner has just found its limits too low."""
+    question = Planning(4, (A, B), "its turn", True, NOW + 60, before=Waiting("its turn", NOW))
+    before = state(question, *NOTHING_SEALED, **{"generation": CLOSED, **others})
+    return act(before, PlanRefused(NOW, 4, DEAR, is_unpaid=True))[0]
+
+
+def test_a_job_whose_limits_pay_for_no_plan_lets_the_next_one_go_first() -> None:
+    after, commands = act(unpaid(), JobSubmitted(NOW, NEXT))
+    assert active_of(after).job == NEXT.id
+    assert after.jobs[JOB] == job(state="queued", reason=f"no plan: {DEAR}")
+    written = [each.job for each in commands if isinstance(each, WriteJob)]
+    assert [(each.id, each.state) for each in written] == [(JOB, "queued"), (NEXT.id, "running")]
+    _, said = decide(unpaid(), JobSubmitted(NOW, NEXT))
+    told = [each.text for each in said if isinstance(each, Note) and each.is_transition]
+    assert told == [f"queued: no plan: {DEAR}", "running: next in the queue"]
+    assert waits_for(after, JOB) == (NEXT.id,)
+    assert "sailorctl budget job USD" in place_text(after, JOB)
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    behind, _ = act(after, JobSubmitted(NOW, third))
+    assert waits_for(behind, third.id) == (NEXT.id,), "it does not wait for the unpaid one"
+
+
+def goes_next(known: State) -> JobId:
+    """The job that gets the cluster once the active one is cancelled."""
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    known, _ = act(known, JobSubmitted(NOW, third))
+    known, _ = act(known, OrderGiven(NOW, order("cancel", NEXT.id, "end")))
+    return active_of(known).job
+
+
+def test_an_unpaid_job_returns_to_its_place_with_an_order_or_a_new_node() -> None:
+    aside, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    assert goes_next(aside) == "third", "nothing has changed for it"
+    raised, _ = act(aside, OrderGiven(NOW, order("budget", usd_max=100.0)))
+    assert goes_next(raised) == JOB
+    seen, _ = act(aside, NodesObserved(NOW, (record(A), record(B))))
+    assert goes_next(seen) == "third"
+    joined, _ = act(aside, NodesObserved(NOW, (record(A), record(B), record(C))))
+    assert goes_next(joined) == JOB, "the new node may be cheaper"
+    later = replace(aside, now=NOW + Options.reconsider_s)
+    assert goes_next(later) == JOB, "prices may have changed"
+
+
+def test_an_unpaid_job_is_said_to_be_behind_those_that_go_first() -> None:
+    aside, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    third = replace(NEXT, id=JobId("third"), submitted_at=NOW + 1)
+    behind, _ = act(aside, JobSubmitted(NOW, third))
+    assert [each.id for each in in_queue(behind)] == ["third", JOB]
+    assert waits_for(behind, JOB) == (NEXT.id, "third")
+    hourly = replace(behind.jobs[JOB], reason="no plan: objective.max_usd_per_hour: is 5")
+    assert "no order raises it" in place_text(replace(behind, jobs={JOB: hourly}), JOB)
+    held = replace(aside, active=replace(active_of(aside), phase=Held("3 attempts", NOW - 9)))
+    kept, _ = act(held, Ticked(NOW + 1))
+    assert active_of(kept).job == NEXT.id, "a held job does not yield to one without a plan"
+
+
+def test_unpaid_jobs_do_not_give_each_other_the_cluster_in_turn() -> None:
+    known, _ = act(unpaid(), JobSubmitted(NOW, NEXT))
+    asked = next(known for known in _ticked(known) if active_of(known).question is not None)
+    question = active_of(asked).question
+    assert question is not None
+    refusal = PlanRefused(asked.now, question.request, DEAR, is_unpaid=True)
+    refused, _ = act(asked, refusal)
+    assert active_of(refused).job == NEXT.id
+    assert isinstance(phase(refused), Waiting)
+
+
+def test_unpaid_jobs_alternate_only_as_often_as_they_are_asked_about() -> None:
+    """Different nodes are unfit for each, so each was asked about others."""
+    known, _ = act(replace(unpaid(), nodes=for_job(JOB)), JobSubmitted(NOW, NEXT))
+    turns = [active_of(known).job]
+    while known.now < NOW + Options.reconsider_s:
+        last = turns[-1]
+        known, _ = act(replace(known, nodes=for_job(last)), Ticked(known.now + 1))
+        question = active_of(known).question
+        if question is not None:
+            refused = PlanRefused(known.now, question.request, DEAR, is_unpaid=True)
+            known, _ = act(known, refused)
+        turns += [active_of(known).job] if active_of(known).job != last else []
+    assert turns in ([NEXT.id], [NEXT.id, JOB])
+
+
+def for_job(id_: JobId) -> Nodes:
+    """Three nodes, of which one cannot be prepared for this job."""
+    unfit = {JOB: C, NEXT.id: B}[id_]
+    return Nodes({each: idle(each, "no room" if each == unfit else "") for each in (A, B, C)})
+
+
+def _ticked(known: State) -> Iterator[State]:
+    for _ in range(100):
+        known, _ = act(known, Ticked(known.now + 1))
+        yield known
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        replace(unpaid(), options=Options(reserve_s=60.0)),
+        replace(unpaid(), options=Options(share=True)),
+        unpaid(generation=G),
+        replace(unpaid(), nodes=Nodes({A: node(A, said(A, 40)), B: node(B, said(B, 40))})),
+        replace(unpaid(), nodes=Nodes({**unpaid().nodes, C: idle(C)})),
+        replace(unpaid(), active=replace(active_of(unpaid()), may_start_over=True)),
+        act(state(FROM_NOTHING, generation=CLOSED), PlanRefused(NOW, 4, "it does not fit"))[0],
+    ],
+    ids=[
+        "cheaper instances may be rented",
+        "jobs share",
+        "it trained in this turn",
+        "its last steps are in memory alone",
+        "a new node is asked about first",
+        "an operator lets it start over",
+        "more nodes would help",
+    ],
+)
+def test_a_job_without_a_plan_keeps_its_turn_in_other_cases(kept: State) -> None:
+    after, _ = act(kept, JobSubmitted(NOW, NEXT))
+    assert active_of(after).job == JOB

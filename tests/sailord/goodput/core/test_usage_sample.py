@@ -13,6 +13,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import NodeSpeeds, Straggler
 from sailord.core.sharing.parts import whole
+from sailord.goodput.core.causes import label_of
 from sailord.goodput.core.ledger import UsageSample
 from sailord.goodput.core.usage_sample import (
     Rented,
@@ -104,6 +105,16 @@ def test_waiting_is_booked_on_capacity_after_a_refusal_and_on_recovering_during_
     idle = (node(A, report(A, "idle")), node(B, report(B, "idle")))
     assert held(state(waits, *idle, is_refused=True)) == {"waiting_for_capacity": 2}
     assert held(state(waits, *idle, not_before=NOW + 5)) == {"recovering": 2}
+
+
+def test_waiting_for_a_plan_that_dollars_rule_out_is_booked_on_an_order() -> None:
+    idle = (node(A, report(A, "idle")), node(B, report(B, "idle")))
+    unpaid = state(Waiting("a loss", NOW), *idle, is_refused=True, is_unpaid=True)
+    assert held(unpaid) == {"held": 2}
+    assert label_of("held") == "waiting for an order"
+    # Where sailord rents, cheaper instances may come.
+    rents = replace(unpaid, options=replace(unpaid.options, reserve_s=60.0))
+    assert held(rents) == {"waiting_for_capacity": 2}
 
 
 def test_a_stopped_member_waits_for_the_others() -> None:
