@@ -29,13 +29,18 @@ RELEASE_MUTATIONS = [
         ),
         (
             "a further loss takes a job back to the oldest safe point",
-            "found = max(line & safe, default=None)",
-            "found = min(line & safe, default=None)",
+            "return max(line & safe)",
+            "return min(line & safe)",
         ),
         (
             "the only point that a further loss might leave is given up",
-            "return found or last.fallback or restore.point",
+            "return max(outlives, default=last.fallback)",
             "return restore.point",
+        ),
+        (
+            "of two points that the same loss takes, one is kept for the other",
+            "if alone.isdisjoint(complete[point])}",
+            "}",
         ),
         (
             "two nodes of one zone count as two failure domains",

@@ -9,12 +9,13 @@ from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import next_order, usable, why_no_node
 from sailord.core.queries.restore_point import (
-    complete_points,
     failure_domains,
     fallback_point,
+    piece_holders,
     release_point,
     restore_point,
     safe_points,
+    single_holders,
 )
 from sailord.core.queries.sealing import awaits_seals
 
@@ -197,9 +198,13 @@ def release_now(state: State) -> Point | None:
     return point
 
 
-def fallback_now(state: State, active: Active, restore: Restore) -> Point | None:
+def fallback_now(
+    state: State, active: Active, restore: Restore, lowers: Durable | None = None
+) -> Point | None:
     """Return the only other point of past generations that one which begins from ``restore`` needs,
     until a point of its own is safe.
+
+    ``lowers`` counts as the newest checkpoint, since that cannot be read.
 
     ``None``: it may need all. A job that must survive the loss of a zone has three such points: a
     node's loss leaves a newer one than a zone's.
@@ -207,9 +212,10 @@ def fallback_now(state: State, active: Active, restore: Restore) -> Point | None
     if state.job.saving.survive == "zone":
         return None
     layers, atoms = state.job.layers, state.job.atoms
-    complete = complete_points(in_memory(state, active.job), layers, atoms)
+    complete = single_holders(piece_holders(in_memory(state, active.job)), layers, atoms)
     # A checkpoint that cannot be read sends the job back to what is in memory.
-    durable = state.durables.get(active.job) if restore.source == "memory" else None
+    newest = lowers or state.durables.get(active.job)
+    durable = newest if restore.source == "memory" else None
     safe = _safe_points(state, active, durable)
     return fallback_point(safe, complete, restore, active.generation)
 

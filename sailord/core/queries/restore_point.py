@@ -83,6 +83,16 @@ def whole_points(holders: Holders, layers: int, atoms: int, *, copies: int = 1) 
     }
 
 
+def single_holders(holders: Holders, layers: int, atoms: int) -> dict[Point, frozenset[str]]:
+    """Return by complete point: who alone has a piece of it, so that their loss takes the point."""
+    return {
+        point: frozenset(
+            name for names in holders[point].values() if len(names) == 1 for name in names
+        )
+        for point in whole_points(holders, layers, atoms)
+    }
+
+
 def safe_points(
     held: SealedByNode,
     layers: int,
@@ -113,23 +123,31 @@ def release_point(safe: Iterable[Point], record: GenerationRecord) -> Point | No
 
 def fallback_point(
     safe: AbstractSet[Point],
-    complete: AbstractSet[Point],
+    complete: Mapping[Point, AbstractSet[str]],
     restore: Restore,
     last: GenerationRecord | None,
-) -> Point:
+) -> Point | None:
     """Return the newest safe point from which a job can go on if a loss takes its restore point.
 
-    It is the restore point itself if that is safe. If no point is, it is the last generation's,
-    since nodes that are away may have copies of it, or if that is gone, the newest other
-    ``complete`` one, which has pieces with one copy, as the restore point has, but others.
+    It is the restore point itself if that is safe. ``complete`` has the points of which all pieces
+    are in memory, each with its ``single_holders``. If no point is safe, it is the newest that
+    survives each loss which the restore point does not, else the last generation's, since nodes
+    that are away may have copies of it. ``None``: that is not known, so all may be needed.
     """
-    if last is None:
+    if last is None or restore.source == "start":
         return restore.point
-    line = {p for p in safe | complete if is_in_lineage(p, last) and p <= restore.point}
-    found = max(line & safe, default=None)
-    if found is None and last.fallback not in line:
-        found = max(line - {restore.point}, default=None)
-    return found or last.fallback or restore.point
+    line = {p for p in {*safe, *complete} if is_in_lineage(p, last) and p <= restore.point}
+    if line & safe:
+        return max(line & safe)
+    if last.fallback is None:
+        return None if line or restore.source == "memory" else restore.point
+    alone = complete.get(restore.point, frozenset())
+    others = line - {restore.point}
+    outlives = {point for point in others if alone.isdisjoint(complete[point])}
+    if not outlives and last.fallback not in line:
+        # It is gone, or on nodes that are away: the newest that survives some of these losses.
+        outlives = {point for point in others if alone - complete[point]}
+    return max(outlives, default=last.fallback)
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:

@@ -31,9 +31,11 @@ from sailord.core.queries.restore_point import (
     failure_domains,
     fallback_point,
     is_in_lineage,
+    piece_holders,
     release_point,
     restore_point,
     safe_points,
+    single_holders,
 )
 from sailord.core.rules.checkpoint_rules import covering
 from tests.sailord.core.states import (
@@ -260,8 +262,10 @@ FROM_MEMORY = Restore(Point(41, 3), "memory")
         ([Point(30, 3), Point(40, 3), Point(41, 3)], FROM_MEMORY, Point(41, 3)),
         ([Point(30, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
         ([Point(10, 2)], FROM_MEMORY, Point(10, 2)),
-        ([], FROM_MEMORY, Point(41, 3)),
-        ([Point(11, 2)], FROM_MEMORY, Point(41, 3)),
+        ([], FROM_MEMORY, None),
+        ([Point(11, 2)], FROM_MEMORY, None),
+        ([], FIRST, Point(0, 0)),
+        ([], Restore(Point(38, 3), "durable"), Point(38, 3)),
         ([Point(42, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
         ([Point(40, 3), Point(37, 3)], Restore(Point(38, 3), "durable"), Point(37, 3)),
     ],
@@ -269,33 +273,61 @@ FROM_MEMORY = Restore(Point(41, 3), "memory")
         "the restore point is safe",
         "the newest of those before",
         "an older generation's",
-        "none is safe",
+        "none is safe: all are kept",
         "a void one",
+        "from the start",
+        "from a checkpoint with nothing in memory",
         "one after the restore point",
         "the restore point is a checkpoint",
     ],
 )
-def test_fallback_point(safe: list[Point], restore: Restore, expected: Point) -> None:
-    assert fallback_point(set(safe), set(), restore, LINE) == expected
+def test_fallback_point(safe: list[Point], restore: Restore, expected: Point | None) -> None:
+    assert fallback_point(set(safe), {}, restore, LINE) == expected
 
 
 @pytest.mark.parametrize(
     ("complete", "before", "expected"),
     [
-        ([41, 40, 10], Point(10, 2), Point(10, 2)),
-        ([41, 40, 39], Point(10, 2), Point(40, 3)),
-        ([41], Point(10, 2), Point(10, 2)),
-        ([41, 40], None, Point(40, 3)),
-        ([41], None, Point(41, 3)),
+        ({41: "a", 40: "a", 10: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "ab", 40: "ab", 39: "bc"}, Point(10, 2), Point(39, 3)),
+        ({41: "a", 40: "a", 39: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "a", 40: "ab", 39: "b", 38: "c", 10: "a"}, Point(10, 2), Point(39, 3)),
+        ({41: "a", 39: "b"}, Point(40, 3), Point(39, 3)),
+        ({41: "a", 40: "a", 39: "b"}, None, None),
     ],
-    ids=["that of before", "that is gone", "none is here", "an older leader's", "the only one"],
+    ids=[
+        "that of before",
+        "that is gone: one that survives some losses",
+        "but none does",
+        "none is here",
+        "the newest with other single copies",
+        "so if that of before is away",
+        "an older leader's: all are kept",
+    ],
 )
-def test_where_no_point_is_safe_the_last_fallback_stays_or_another_with_one_copy(
-    complete: list[int], before: Point | None, expected: Point
+def test_where_no_point_is_safe_one_with_other_single_copies_stays_or_the_last_fallback(
+    complete: dict[int, str], before: Point | None, expected: Point | None
 ) -> None:
+    """For each step: who alone has a piece of it."""
     last = replace(LINE, fallback=before)
-    whole = {Point(step, 2 if step == 10 else 3) for step in complete}
+    whole = {Point(step, 2 if step == 10 else 3): set(by) for step, by in complete.items()}
     assert fallback_point(set(), whole, FROM_MEMORY, last) == expected
+
+
+def test_single_holders() -> None:
+    """Of step 40 piece 0 is on node a alone; step 41 is incomplete."""
+    both = [sealed(40, 3, 0, 2), sealed(39, 3, 0, 2)]
+    there = [("a", each) for each in both] + [("b", sealed(40, 3, 1, 2)), ("b", both[1])]
+    held_ = [(NodeId(node), each) for node, each in [*there, ("b", sealed(41, 3, 0, 1))]]
+    assert single_holders(piece_holders(held_), 1, 2) == {
+        Point(40, 3): {"a"},
+        Point(39, 3): set(),
+    }
+
+
+def sealed(step: int, of: int, first: int, end: int) -> Sealed:
+    return Sealed(Point(step, of), (Holding(0, first, end),))
 
 
 def test_unused_node_counts_as_a_failure_domain() -> None:
