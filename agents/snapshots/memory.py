@@ -63,9 +63,20 @@ class SnapshotMemory:
             self.folder.chmod(0o770)
         self._links.mkdir(exist_ok=True)
         self.delete_unfinished(before=True)
-        for *_, folder in snapshot_file.point_folders(self.folder):
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Look at sealed files that nobody told us of: their worker was killed before it could."""
+        for job, generation, step, folder in snapshot_file.point_folders(self.folder):
+            known = self._files.get((JobId(job), Point(step, generation)), {})
             for path in sorted(folder.glob(f"*{snapshot_file.SUFFIX}")):
-                self.look(path)
+                if path.name not in known:
+                    self.look(path)
+
+    def worker_ended(self) -> None:
+        """Look at what a worker that has ended left."""
+        self.delete_unfinished()
+        self.look_again()
 
     def delete_unfinished(self, *, before: bool = False) -> None:
         """Delete the unsealed files of processes that have ended.

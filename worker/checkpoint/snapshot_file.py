@@ -18,8 +18,9 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -327,17 +328,18 @@ def read_head(path: Path) -> bytes:
 def read_piece(path: Path, piece: Piece) -> bytes:
     """Read one piece and verify its checksum."""
     with open_plain(path) as file:
-        return b"".join(piece_chunks(file.fileno(), piece, name=str(path)))
+        return b"".join(piece_chunks(partial(os.pread, file.fileno()), piece, name=str(path)))
 
 
-def piece_chunks(file: int, piece: Piece, *, name: str) -> Iterator[bytes]:
+def piece_chunks(read: Callable[[int, int], bytes], piece: Piece, *, name: str) -> Iterator[bytes]:
     """Yield the bytes of one piece; at its end ``SnapshotError`` if they are not the sealed ones.
 
-    Linux returns less than 2 GiB at once, whatever is asked for.
+    ``read`` returns so many bytes of the file from an offset on, or fewer: Linux returns less than
+    2 GiB at once, whatever is asked for.
     """
     total, done = xxhash.xxh3_128(), 0
     while done < piece.bytes:
-        data = os.pread(file, min(_CHUNK_BYTES, piece.bytes - done), piece.offset + done)
+        data = read(min(_CHUNK_BYTES, piece.bytes - done), piece.offset + done)
         if not data:
             break
         total.update(data)

@@ -120,6 +120,14 @@ def test_unfinished_files_of_a_process_that_is_not_reaped_yet_are_deleted(tmp_pa
         os.waitpid(pid, 0)
 
 
+def test_what_a_worker_sealed_just_before_it_was_killed_is_found(tmp_path):
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    write_snapshot(tmp_path, step=1)
+    memory.worker_ended()
+    assert [each.point for each in memory.sealed(JOB)] == [Point(1, 1)]
+
+
 def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)

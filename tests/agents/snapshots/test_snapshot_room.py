@@ -7,28 +7,49 @@ is played is the order of events: when ranks seal, which one dies, and what the 
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, Point
+from agents.core.model import UploadDone
+from agents.daemon.clock import Clock
+from agents.protocol.records import (
+    FIRST,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeId,
+    Point,
+    Saving,
+)
+from agents.snapshots import upload
+from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory, delete
 from sailord.core.queries.restore_point import (
     complete_points,
     fallback_point,
     is_in_lineage,
     lineage_of,
+    piece_holders,
     release_point,
     restore_point,
     safe_points,
+    single_holders,
 )
 from simulator.spec.plan import Plan
+from tests.processes import until
 from tests.worker.control.fake_agents import plan_of
 from tests.worker.training_runs import small_job
-from worker.checkpoint import capacity_check, snapshot_file
-from worker.checkpoint.capacity_check import check_room, node_need
+from worker.checkpoint import capacity_check, free_space, snapshot_file
+from worker.checkpoint.capacity_check import NodeNeed, check_room, node_need
 from worker.checkpoint.placement import SnapshotPlacement, placement_of, state_shape
 from worker.checkpoint.snapshots import snapshot_writer
 from worker.checkpoint.snapshots.snapshot_writer import CopySources, SnapshotWriter
@@ -100,7 +121,13 @@ class Node:
 
     @property
     def used(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        """The bytes of all files, and of those that are deleted and still open."""
+        found = [path.stat() for path in self.folder.rglob("*") if path.is_file()]
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # It was closed meanwhile.
+                if os.readlink(descriptor).startswith(f"{self.folder}/"):
+                    found.append(descriptor.stat())
+        return sum({about.st_ino: about.st_size for about in found}.values())
 
 
 @dataclass(eq=False)
@@ -188,8 +215,9 @@ class Cluster:
         last = self.record if self.record.number else None
         restore = restore_point(self.held, layers=LAYERS, atoms=PIECES, last=last, durable=None)
         assert restore.source == "memory" or not self.was_whole
-        whole = complete_points(self.held, LAYERS, PIECES)
+        whole = single_holders(piece_holders(self.held), LAYERS, PIECES)
         fallback = fallback_point(self.safe(), whole, restore, last)
+        assert fallback is not None
         self.record = GenerationRecord(
             ID, self.record.number + 1, "opening", "", (), restore, 1, "",
             lineage=() if last is None else lineage_of(last), fallback=fallback,
@@ -298,7 +326,7 @@ class Cluster:
 @pytest.fixture
 def small_rooms(monkeypatch):
     """Files take room in their node's share only."""
-    clusters: list[Cluster] = []
+    clusters: list[Cluster | SlowStore] = []
     create = snapshot_file.create
 
     def node_of(folder: Path) -> Node:
@@ -317,16 +345,150 @@ def small_rooms(monkeypatch):
 
     monkeypatch.setattr(snapshot_file, "create", create_if_room)
     monkeypatch.setattr(snapshot_file, "free_bytes", free)
+    monkeypatch.setattr(free_space, "free_bytes", free)
     monkeypatch.setattr(capacity_check, "free_bytes", free)
     monkeypatch.setattr(snapshot_writer, "_POLL_S", 0.0)
-    monkeypatch.setattr(SnapshotWriter, "_with_checksums", lambda _self, _memory, pieces: pieces)
     return clusters
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 18, 25, 30])
-def test_needed_points_stay_and_the_computed_room_suffices(tmp_path, small_rooms, seed):
+def test_needed_points_stay_and_the_computed_room_suffices(
+    tmp_path, small_rooms, monkeypatch, seed
+):
+    monkeypatch.setattr(SnapshotWriter, "_with_checksums", lambda _self, _memory, pieces: pieces)
     cluster = Cluster(tmp_path, random.Random(seed))
     small_rooms.append(cluster)
     for _ in range(12):
         cluster.run()
     assert cluster.squeezed, "the room was never short: nothing was tried"
+
+
+# ---- while a checkpoint is uploaded -------------------------------------------------------------
+
+
+class SlowStore:
+    """A node with room for some files of its only rank, and a store that takes the first bytes of
+    each object, and no more until it may go on."""
+
+    def __init__(self, folder: Path, files: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        template = head(PLANS[0], 0, 1)
+        written = tuple(replace(piece, is_written=True) for piece in template.pieces)
+        self.template = replace(template, pieces=written)
+        self.size = template.total_bytes
+        self.node = Node(folder, files * self.size)
+        self.nodes = {"a": self.node}
+        self.goes_on = threading.Event()
+        self.uploaded: list[int] = []
+        self.asked = 0
+        """How often the worker asked for room, and so waited."""
+        self.workers: Any = SimpleNamespace(job=ID, generation=1, order=lambda *_, **__: None)
+        jobs = {ID: JobRecord(ID, "running", saving=Saving(uri="memory://far"))}
+        cluster: Any = SimpleNamespace(known={}, jobs=jobs, nodes=None)
+        state: Any = SimpleNamespace(
+            node=SimpleNamespace(id=template.node, state="ready"), uploaded=(), job=ID, left=0,
+            record=replace(NONE, number=1, fallback=Point(0, 0)),
+        )  # fmt: skip
+
+        def feed(event: object) -> None:
+            if isinstance(event, UploadDone):
+                state.uploaded = (*state.uploaded, event.uploaded)
+                self.uploaded.append(event.uploaded.point.step)
+
+        def take(_, __, content) -> None:
+            for number, _ in enumerate(content.chunks()):
+                if number == 2:
+                    self.goes_on.wait()
+
+        monkeypatch.setattr(upload, "write_once", take)
+        self.lifecycle = SnapshotLifecycle(
+            memory=self.node.memory, workers=self.workers, cluster=cluster, client=cluster,
+            clock=Clock(), feed=feed, state=lambda: state, rate_bytes_s=1e9,
+        )  # fmt: skip
+        self.writer = SnapshotWriter(folder, self.template, CopySources((), []))
+        self.writer.room_wait_s = 5.0
+        loop = asyncio.get_running_loop()
+        self.writer.on_no_room = lambda size, safe: loop.call_soon_threadsafe(
+            self.lack_room, size, safe
+        )
+
+    def lack_room(self, size: int, safe: int) -> None:
+        self.asked += 1
+        complete = Point(safe, 1) if safe else None
+        self.lifecycle.hear(ID, 0, sealed_at=None, bytes_short=size, complete=complete)
+
+    async def seal(self, step: int) -> None:
+        """Seal a step; every fourth is to be uploaded."""
+        progress = replace(self.template.progress, step=step)
+        persist, safe = step % 4 == 0, step - 1
+        await asyncio.to_thread(self.writer.begin, progress, persist=persist, safe_step=safe)
+        await asyncio.to_thread(self.writer.wait_sealed)
+        self.lifecycle.hear(ID, 0, sealed_at=Point(step, 1), bytes_short=0)
+        for snapshot in self.node.memory.snapshots(ID, Point(step, 1)):
+            self.lifecycle.replicated(snapshot, "")
+        assert self.node.used <= self.node.room
+
+    @property
+    def waiting(self) -> list[int]:
+        """The steps that wait for upload."""
+        return [point.step for _, point, _ in self.lifecycle._linked]
+
+
+@pytest.fixture
+async def slow_store(tmp_path, small_rooms, monkeypatch):
+    """Returns a function that makes one whose agent runs."""
+    found: list[tuple[SlowStore, asyncio.Task[None]]] = []
+
+    def make(files: int) -> SlowStore:
+        store = SlowStore(tmp_path, files, monkeypatch)
+        small_rooms.append(store)
+        store.writer.reserve(1, 1)
+        found.append((store, asyncio.create_task(store.lifecycle.uploader.run())))
+        return store
+
+    yield make
+    for store, task in found:
+        store.goes_on.set()
+        store.writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        store.lifecycle.uploader.close()
+
+
+async def test_storage_that_is_slower_than_two_intervals_stops_no_training(slow_store):
+    store = slow_store(files=3)
+    for step in range(1, 12):
+        await store.seal(step)
+    assert (store.waiting, store.asked) == ([4], 0), "there is no room for another one"
+    store.goes_on.set()
+    await until(lambda: store.uploaded == [4] and not store.waiting)
+    for step in range(12, 16):
+        await store.seal(step)
+    await until(lambda: store.uploaded == [4, 12])
+
+
+async def test_memory_of_an_upload_that_hangs_comes_back_when_another_generation_begins(slow_store):
+    store = slow_store(files=3)
+    for step in range(1, 12):
+        await store.seal(step)
+    store.writer.close()
+    assert store.node.used == 3 * store.size
+    store.workers.generation = 2
+    store.lifecycle.begin()
+    await until(lambda: store.node.used == 2 * store.size)
+    need = NodeNeed(own=store.size, copies=0, files=2, first_files=1)
+    assert not check_room(need, store.node.folder, ID, 2, {(1, 11), (1, 10)})
+
+
+async def test_room_that_others_take_is_that_of_the_newest_upload_even_if_it_hangs(slow_store):
+    """The oldest is the next to end: of slow uploads another one would be dropped each time."""
+    store = slow_store(files=4)
+    for step in range(1, 10):
+        await store.seal(step)
+    assert store.waiting == [4, 8]
+    await until(lambda: len(store.lifecycle.uploader._sending) == 2)
+    store.node.room -= store.size
+    for step in range(10, 14):
+        await store.seal(step)
+    assert store.waiting == [4]
+    store.goes_on.set()
+    await until(lambda: store.uploaded == [4])
