@@ -71,8 +71,8 @@ test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 20 minutes 
 check: $(FOR_ALL) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict $(PACKAGES)
-	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/booted tests/chaos tests/sim
+	$(BIN)/mypy --strict $(PACKAGES) scripts
+	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' benchmarks tests/booted tests/chaos tests/sim
 
 .PHONY: file-lists
 file-lists: ## write the lists of files in the packages' READMEs, from the first line of each file

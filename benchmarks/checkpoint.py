@@ -32,7 +32,8 @@ from typing import Any, Literal
 
 import torch
 from torch import distributed
-from torch.distributed import checkpoint
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from agents.snapshots.upload import upload_pieces
 from benchmarks.machine import report_stolen_time
@@ -160,7 +161,7 @@ class Bench:
             for kind, flat in enumerate(flat_states(memory))
         }
         if method.kind == "async_save":
-            self._saving = checkpoint.async_save(state, checkpoint_id=path)
+            self._saving = async_save(state, checkpoint_id=path)
         elif self.trainer.rank == 0:
             with path.open("wb") as file:
                 torch.save(state, file)
@@ -220,7 +221,7 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
             if isinstance(said, dict):
                 return said
             rank, step = said
-            _persist(memory / str(rank), step, f"file://{disk}/brought/{rank}")
+            _persist(memory / str(rank), step, f"file://{disk}/brought/{rank}/{step}")
             line.send("done")
 
 
@@ -248,9 +249,9 @@ def _run_rank(
 ) -> None:
     warnings.simplefilter("ignore")
     host, port = server.getsockname()
-    listening = {"master_listen_fd": server.detach()} if rank == 0 else {}
-    store = distributed.TCPStore(
-        host, port, is_master=rank == 0, wait_for_workers=False, **listening
+    taken = server.detach() if rank == 0 else None
+    store = TCPStore(
+        host, port, is_master=rank == 0, wait_for_workers=False, master_listen_fd=taken
     )
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     places = [(Place("cpu", "this", "here", node=str(number)),) for number in range(RANKS)]
@@ -271,7 +272,8 @@ def _run_rank(
     bench = Bench(trainer, snapshots, disk, line.recv)
     for method in SELDOM:  # Libraries are loaded, files are there.
         bench.run(method, 2)
-    bench.stalls, bench.blocks, bench.work = (defaultdict(list) for _ in range(3))
+    for seconds in (bench.stalls, bench.blocks, bench.work):
+        seconds.clear()
     for _ in range(rounds):
         for method in (*OFTEN, *SELDOM):
             bench.run(method, method.steps)
@@ -298,10 +300,10 @@ def _print(found: dict[str, Any]) -> None:
             shown = [f"{stall_s * 1e3:.1f} ms", *(f"{each:.1%}" for each in overheads)]
             rows.append([NAMES[method.kind], str(method.copies), *shown])
         print(table((often, "copies", "stall", "overhead", "processor"), rows))
-    for ours, others in ((OFTEN[1], OFTEN[2:]), (SELDOM[2], SELDOM[4:])):
-        stalls = {method: statistics.median(found["stalls"][method]) for method in (ours, *others)}
+    for ours, theirs in ((OFTEN[1], OFTEN[2:]), (SELDOM[2], SELDOM[4:])):
+        stalls = {method: statistics.median(found["stalls"][method]) for method in (ours, *theirs)}
         told = ", ".join(
-            f"{stalls[ours] / stalls[method]:.1%} of {method.kind}'s" for method in others
+            f"{stalls[ours] / stalls[method]:.1%} of {method.kind}'s" for method in theirs
         )
         print(f"stall of {NAMES[ours.kind]}, {ours.copies} in {ours.steps} steps: {told}")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from sailord.text.table import table
 from simulator.models.families import build_model
@@ -97,10 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for times in (1, 2, 4):
         size = (asked.hidden, asked.pass_ms / 1e3, asked.rounds)
         run = PipelineRun(asked.groups, asked.groups * times, *size)
-        for chunks, seconds in zip(CHUNKS, measured(run), strict=True):
-            if chunks == 1:
-                whole = seconds
-            figures = (seconds, seconds / whole, run.ideal(chunks))
+        found = dict(zip(CHUNKS, measured(run), strict=True))
+        for chunks, seconds in found.items():
+            figures = (seconds, seconds / found[1], run.ideal(chunks))
             rows.append([str(run.micro_batches), str(chunks), *(f"{x:.3f}" for x in figures)])
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(table(("micro batches", "chunks", "median s", "of 1F1B", "ideal"), rows))
@@ -130,7 +129,7 @@ def _run_rank(rank: int, run: PipelineRun, folder: Path, answers: Any) -> None:
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
     trainers = []
     for chunks in CHUNKS:
-        store = dist.FileStore(str(folder / f"store{chunks}"), run.groups)
+        store = FileStore(str(folder / f"store{chunks}"), run.groups)
         transport = ProcessTransport(store, rank, run.groups)
         timer = EqualPasses(run.pass_s / chunks)
         trainers.append(RankTrainer(job, run.plan(chunks), rank, transport, data, busy=timer))

@@ -240,12 +240,12 @@ def main() -> int:
     parser.add_argument("--loser", action="store_true")
     given = parser.parse_args()
     known = read(given.file)
-    for one in known.values():
+    for case in known.values():
         for name in ("gpus_max", "parts"):
-            if one[name] != getattr(given, name):
+            if case[name] != getattr(given, name):
                 option = "--" + name.replace("_", "-")
                 parser.error(
-                    f"{given.file} holds cases of {option} {one[name]}: give that, or another file"
+                    f"{given.file} holds cases of {option} {case[name]}: give that, or another file"
                 )
     found = []
     for seed in range(given.first, given.first + given.cases):

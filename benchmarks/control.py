@@ -330,6 +330,7 @@ def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:
         first, last = (nodes * j // PROCESSES for j in (i, i + 1))
         process = context.Process(target=run_agents, args=(url, first, last, theirs), daemon=True)
         process.start()
+        stack.callback(ours.close)  # Not before: agents fail when their pipe ends.
         stack.callback(process.join)
         stack.callback(process.kill)  # Ending a thousand agents cleanly takes minutes.
         pipes.append(ours)

@@ -289,14 +289,15 @@ def run_plans(about: Experiment, only: list[str], tries: int) -> None:
                 about.write("runs.json", runs)
                 continue
             steps = min(max(round(MEASURED_S / predicted["iteration_s"]), 6), 20)
-            for _ in range(tries):
-                port += 1
+            tried = 0
+            while True:
+                port, tried = port + 1, tried + 1
                 found = run_plan(
                     job, named.plan, data, shaped_ranks(named.plan, addresses), network,
                     steps=steps, port=port,
                 )  # fmt: skip
                 is_quiet = found.waited <= WAITED_MOST and found.stolen <= STOLEN_MOST
-                if is_quiet:
+                if is_quiet or tried >= tries:
                     break
             runs[named.name] = {
                 "plan": plan_to_json(named.plan),

@@ -63,7 +63,11 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
             kind, zone = cluster.nodes["b1"].kind, cluster.nodes["b1"].zone
             for what, order, node in CHANGES:
                 before, at = len(moves()), step()
-                wait_for(cluster, lambda at=at: step() >= at + STEPS_BETWEEN)
+
+                def has_gone_on(at: int = at) -> bool:
+                    return step() >= at + STEPS_BETWEEN
+
+                wait_for(cluster, has_gone_on)
                 if order == "kill":
                     cluster.kill_node(node)
                 elif order == "add":

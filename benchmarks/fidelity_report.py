@@ -137,7 +137,7 @@ def summary_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_inside(row: Mapping[str, Any]) -> bool:
-    return abs(row["error"]) <= float(row["error_bar"])
+    return abs(float(row["error"])) <= float(row["error_bar"])
 
 
 def _measured_s(row: Mapping[str, Any]) -> float:

@@ -151,7 +151,7 @@ async def _watch(tab: Tab, cluster: MadeUp, seconds: float) -> None:
 
 def _nodes_answer(cluster: MadeUp) -> tuple[float, int]:
     """Return the least processor time of an answer of ``/v1/nodes``, and its bytes."""
-    costs = []
+    costs, text = [], ""
     for _ in range(5):
         state, begun = cluster.state(), time.process_time()
         text = json.dumps(plain(nodes_view(state, losses=losses_view(state))))

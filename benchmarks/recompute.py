@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from planner.api import plan_job
 from planner.problem.question import Question
@@ -26,7 +26,7 @@ from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.presets import preset
-from simulator.spec.job import Job, RecomputePolicy
+from simulator.spec.job import Job, Preference, RecomputePolicy
 from simulator.spec.plan import Plan
 
 CASES = (
@@ -66,7 +66,7 @@ def question(case: tuple[str, int, int, int, str], policy: RecomputePolicy) -> Q
     return Question(job, Cluster(tuple(pools), load_catalogue()), Measurements())
 
 
-def measured(case: tuple[str, int, int, int, str], prefer: str) -> dict[str, Any]:
+def measured(case: tuple[str, int, int, int, str], prefer: Preference) -> dict[str, Any]:
     """The seconds of an iteration under each policy, and figures of the planner's own choice."""
     found: dict[str, Any] = {"case": " ".join(map(str, case))}
     for policy in POLICIES:
@@ -112,7 +112,7 @@ def row_of(found: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
 def main() -> int:
     """Print one row per case."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--prefer", default="fastest")
+    parser.add_argument("--prefer", choices=get_args(Preference), default="fastest")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--against", type=Path)
     given = parser.parse_args()

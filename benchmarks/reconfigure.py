@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.machine import report_stolen_time
 from sailord.local.cluster import FIRST_NODES, LocalCluster
@@ -139,15 +139,15 @@ def floor_s(processes: int) -> float:
 
         def body(rank: int, say: Any) -> None:
             torch.set_num_threads(1)
-            shared = {"timeout": timedelta(seconds=WITHIN_S)}
+            limit = timedelta(seconds=WITHIN_S)
             if rank == 0:
                 taken = server.detach()
                 store = TCPStore(
-                    "127.0.0.1", port, is_master=True, wait_for_workers=False,
-                    master_listen_fd=taken, **shared,
+                    "127.0.0.1", port, is_master=True, timeout=limit, wait_for_workers=False,
+                    master_listen_fd=taken,
                 )  # fmt: skip
             else:
-                store = TCPStore("127.0.0.1", port, is_master=False, **shared)
+                store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
             everybody = tuple(range(processes))
             for turn in range(TURNS):
                 begin_s = time.perf_counter()

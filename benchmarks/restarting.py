@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan

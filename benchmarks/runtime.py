@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from sailord.text.table import table
@@ -124,11 +126,9 @@ def _show(times: Times, busy: Times) -> None:
 def _run_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    store = dist.FileStore(str(folder / "store"), RANKS)
+    store = FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    steps: dict[str, Step] = {
-        "sailor": _sailor(rank, size, dist.FileStore(str(folder / "own"), RANKS))
-    }
+    steps: dict[str, Step] = {"sailor": _sailor(rank, size, FileStore(str(folder / "own"), RANKS))}
     if importlib.util.find_spec("deepspeed") is not None:
         steps["deepspeed"] = _deepspeed(rank, size)
     steps["torch pipelining"] = _pipelining(rank, size)
@@ -166,7 +166,7 @@ def _in_turn(
 # -- the runtimes ---------------------------------------------------------------------------------
 
 
-def _sailor(rank: int, size: Size, store: dist.Store) -> Step:
+def _sailor(rank: int, size: Size, store: Store) -> Step:
     job = size.job(batch=size.micro_batch * MICRO_BATCHES * PIPELINES)
     count = len(job.model.layers)
     place = Place("cpu", "local", "local")
@@ -180,14 +180,14 @@ def _sailor(rank: int, size: Size, store: dist.Store) -> Step:
 
 def _deepspeed(rank: int, size: Size) -> Step:
     with _hide_output():
-        import deepspeed  # noqa: PLC0415 - takes seconds, and not everybody has it
-        from deepspeed.pipe import PipelineModule  # noqa: PLC0415 - as above
-
+        # Not typed, takes seconds, and not everybody has it.
+        deepspeed: Any = importlib.import_module("deepspeed")
+        pipe: Any = importlib.import_module("deepspeed.pipe")
         # An extension for inference that would have to be compiled.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         job = size.job(batch=size.micro_batch * MICRO_BATCHES * PIPELINES)
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-        model = PipelineModule(
+        model = pipe.PipelineModule(
             _modules(job),
             num_stages=STAGES,
             loss_fn=_mean_loss(job),
@@ -242,7 +242,7 @@ def _pipelining(rank: int, size: Size) -> Step:
         square = torch.dot(flat, flat)
         dist.all_reduce(square, group=lines[pipeline])
         flat *= min(1.0, 1.0 / square.sqrt().item())
-        parts = flat.split([gradient.numel() for gradient in gradients])
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
         optimizer.step()
@@ -266,13 +266,13 @@ def _run_alone(size: Size) -> tuple[Times, Times]:
         for number in range(MICRO_BATCHES):
             first = number * size.micro_batch
             samples = data.batch(step, range(first, first + size.micro_batch))
-            (loss(module(samples.inputs), samples.labels) / MICRO_BATCHES).backward()
+            torch.autograd.backward(loss(module(samples.inputs), samples.labels) / MICRO_BATCHES)
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
     def add_bits(_: int) -> None:
-        _, sums = bit_sums(trainer.buffers, state_shape(job), zero=0)
+        sums = bit_sums(trainer.buffers, state_shape(job), zero=0)[1]
         assert sums is not None
         sums.tolist()
 

@@ -80,7 +80,7 @@ class Measured:
     @property
     def waited(self) -> float:
         """The longest wait of a rank for a core, as a share of the step."""
-        return max(rank["core_wait_s"] for rank in self.ranks) / self.iteration_s
+        return max(float(rank["core_wait_s"]) for rank in self.ranks) / self.iteration_s
 
     @property
     def spread(self) -> float:

@@ -122,8 +122,8 @@ def write_files(system: Path, python: str) -> None:
     for source, target in SCRIPTS.items():
         _copy(ROOT / source, system / target, mode=0o755)
     for path in (path for form in DOCUMENTS for path in (ROOT / "docs").glob(form)):
-        name = path.relative_to(ROOT / "docs")
-        _copy(path, system / "usr/share/doc/sailor" / name)
+        below = path.relative_to(ROOT / "docs")
+        _copy(path, system / "usr/share/doc/sailor" / below)
     for name in COMMANDS:
         _write(system / "usr/bin" / name, WRAPPER.format(home=HOME, name=name), mode=0o755)
     own = SYSTEM_WRAPPER.format(python=Path(sys.executable).resolve())
@@ -161,15 +161,22 @@ def build_environment(folder: Path, final: Path, groups: list[str], alike: list[
             ".*", "build", "*.egg-info", "tests", "benchmarks", "docs"
         )
         shutil.copytree(ROOT, source, ignore=left_out)
-        pip = [tools / "bin/python", "-m", "pip", "--python", folder / "bin/python", "install"]
-        pip += ["-qq", "--no-compile", "--disable-pip-version-check"]
+        pip: list[str | Path] = [tools / "bin/python", "-m", "pip", "--python"]
+        pip += [
+            folder / "bin/python",
+            "install",
+            "-qq",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
         if alike:
             pip += ["--no-deps", "--force-reinstall"]
         elif {"torch", "worker"} & set(groups):
             # Its version alone decides which build it is, before others pull in what they need.
             _run(*pip, _pin("torch"))
         _run(*pip, f"{source}[{','.join(groups)}]" if groups else source)
-    compiled = ["-m", "compileall", "-qq", "-j", "0", "-s", folder, "-p", final, folder / "lib"]
+    compiled: list[str | Path] = ["-m", "compileall", "-qq", "-j", "0"]
+    compiled += ["-s", folder, "-p", final, folder / "lib"]
     _run(folder / "bin/python", *compiled, check=False)  # Some packages hold newer syntax.
     for path in [*(folder / "bin").iterdir(), folder / "pyvenv.cfg"]:
         for earlier in (folder.absolute(), *(HOME / "versions" / each.name for each in alike)):

@@ -19,10 +19,11 @@ from random import Random
 from typing import Any
 
 import torch
-from torch.distributed import FileStore
+from torch._C._distributed_c10d import FileStore
 
 from benchmarks.gpu_check.setting import Setting, finish, share_gpu
 from simulator.models.families import build_model
+from simulator.models.layers import Precision
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from tests.worker.random_plan import any_interleaved_plan, any_plan
@@ -30,15 +31,16 @@ from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.interface import DeadlineError, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
-from worker.profiling.fault_injection import FailPoint
+from worker.profiling.fault_injection import FailPoint, Milestone
 from worker.profiling.timeline import Recorder
 from worker.training.trainer import RankTrainer
+from worker.types import Activity
 
-KILLED_IN = (
+KILLED_IN: tuple[Activity | Milestone, ...] = (
     *("met", "verified", "forward", "backward", "send", "receive"),
     *("sync", "wait", "vote", "step"),
 )
-FROZEN_IN = ("forward", "wait")
+FROZEN_IN: tuple[Activity, ...] = ("forward", "wait")
 RANKS = 4
 SECONDS, SECONDS_QUICK = 90.0, 15.0
 """Seconds after which no further death is tried."""
@@ -227,7 +229,7 @@ def _job(setting: Setting) -> Job:
         "llama", layers=3, hidden=32 * wide, heads=4, kv_heads=4, ffn=64 * wide,
         vocab=64, sequence=16 * wide,
     )  # fmt: skip
-    precision = "bf16" if setting.device == "cuda" else "fp32"
+    precision: Precision = "bf16" if setting.device == "cuda" else "fp32"
     return Job("deaths", model, global_batch=8, sequence=16 * wide, precision=precision, max_tp=4)
 
 

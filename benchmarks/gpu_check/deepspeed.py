@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def run(setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {}
     cases = {"bf16": ("bf16", 0), "bf16, ZeRO-1": ("bf16", 1)}
     for name, (precision, zero) in cases.items():
-        ours = attempt(lambda p=precision, z=zero: _train(setting, "sailor", p, z))
-        theirs = attempt(lambda p=precision, z=zero: _train(setting, "deepspeed", p, z))
+        ours = attempt(partial(_train, setting, "sailor", precision, zero))
+        theirs = attempt(partial(_train, setting, "deepspeed", precision, zero))
         found[name] = {"sailor": ours, "deepspeed": theirs}
         if isinstance(ours, dict) and isinstance(theirs, dict):
             pairs = zip(ours["losses"], theirs["losses"], strict=True)

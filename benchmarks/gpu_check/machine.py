@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def run(setting: Setting) -> dict[str, Any]:
     }
     if setting.device == "cuda":
         found["driver"] = attempt(_driver)
-        found["NCCL"] = attempt(lambda: ".".join(map(str, torch.cuda.nccl.version())))
+        found["NCCL"] = attempt(_nccl)
         found["devices"] = [_device(index) for index in range(torch.cuda.device_count())]
         found["kind"], found["kind_is_known"] = setting.kind()
         count = torch.cuda.device_count()
@@ -34,6 +35,11 @@ def run(setting: Setting) -> dict[str, Any]:
             for a in range(count)
         ]
     return found
+
+
+def _nccl() -> str:
+    version: Callable[[], tuple[int | str, ...]] = torch.cuda.nccl.version
+    return ".".join(map(str, version()))
 
 
 def _device(index: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -40,8 +41,9 @@ def run(setting: Setting) -> dict[str, Any]:
     vocab, sequence = (64, 16) if setting.is_quick else (32000, 2048)
     found: dict[str, Any] = {}
     for name, make in {"all weights": _llama, "LoRA": _lora}.items():
-        ours = attempt(lambda m=make: _train_ours(setting, lambda: m(setting), vocab, sequence))
-        plain = attempt(lambda m=make: _train_plain(setting, m(setting), vocab, sequence))
+        model = partial(make, setting)
+        ours = attempt(partial(_train_ours, setting, model, vocab, sequence))
+        plain = attempt(partial(_train_plain, setting, model, vocab, sequence))
         found[name] = {"sailor": ours, "plain loop": plain}
         if isinstance(ours, dict) and isinstance(plain, dict):
             found[name]["sailor over plain loop"] = ours["step_s"] / plain["step_s"]
@@ -59,7 +61,10 @@ def _llama(setting: Setting) -> nn.Module:
         heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     torch.manual_seed(0)
     with torch.device(setting.device):
-        return LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=2048))
+        model: nn.Module = LlamaForCausalLM(
+            LlamaConfig(**sizes, **heads, max_position_embeddings=2048)
+        )
+    return model
 
 
 def _lora(setting: Setting) -> nn.Module:
@@ -121,8 +126,9 @@ def _train_ours(setting: Setting, make: Callable[[], nn.Module], vocab: int, seq
     }
 
 
-def _train_plain(setting: Setting, model: nn.Module, vocab: int, sequence: int) -> Any:
+def _train_plain(setting: Setting, make: Callable[[], nn.Module], vocab: int, sequence: int) -> Any:
     """Whole batches, as Sailor takes them here; autocast, torch's fused AdamW."""
+    model = make()
     _free(setting)
     place = setting.place
     model.to(place).train()

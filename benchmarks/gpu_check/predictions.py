@@ -10,6 +10,7 @@ import gc
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class TrainingRun:
     """One model and how it is trained."""
 
     family: str
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, Any]
     batch: int
     micro_batch: int
     precision: Any = "bf16"
@@ -106,7 +107,7 @@ def run(setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {}
     totals: dict[str, Any] = {}
     for name, training in (QUICK if setting.is_quick else RUNS).items():
-        found[name] = attempt(lambda n=name, t=training: _compare(setting, n, t, folder))
+        found[name] = attempt(partial(_compare, setting, name, training, folder))
         print(name, found[name], flush=True)
     for key in ("without_a_profile", "with_a_profile"):
         rows = [each[key] for each in found.values() if isinstance(each, dict)]

@@ -54,7 +54,8 @@ class _Cluster:
     """sailord and an agent for each node, each a process."""
 
     def __init__(self, folder: Path, memory: Path, setting: Setting) -> None:
-        self.folder, self._processes = folder, {}
+        self.folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         kind, _ = setting.kind()
         count = 1
         if setting.device == "cuda":
@@ -202,7 +203,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
             nodes = client.ask("GET", "/v1/nodes")["nodes"]
         except (ServerProblem, OSError):
             return False
-        return sum(node["state"] == "ready" for node in nodes) == len(cluster.nodes)
+        return [node["state"] for node in nodes].count("ready") == len(cluster.nodes)
 
     _wait(cluster, "nodes that are ready", is_ready)
     found: dict[str, Any] = {"ready_s": time.monotonic() - begin_s}

@@ -129,7 +129,7 @@ def _train_plain(setting: Setting, place: torch.device, job: Job) -> dict[str, A
                     x = layer.module(x)
                 logits = x.flatten(0, -2)[:, : job.model.vocab].float()
                 loss = cross_entropy(logits, labels.flatten()) * size / job.global_batch
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, HashStore
-from torch.distributed import FileStore
+from torch._C._distributed_c10d import AllreduceOptions, FileStore, HashStore
 
 from benchmarks.gpu_check.model import llama_job, plan_for
 from benchmarks.gpu_check.setting import (
@@ -145,9 +144,7 @@ def _rank(end: Connection, setting: Setting, rank: int, count: int, path: str) -
         "two_ranks_share_tokens": {"tp": 2, "sequence_parallel": True},
     }
     for name, shape in plans.items():
-        said[name] = attempt(
-            lambda n=name, shape=shape: _two_ranks(setting, store, rank, place, n, shape)
-        )
+        said[name] = attempt(partial(_two_ranks, setting, store, rank, place, name, shape))
         end.send(said)
     said["after_the_kill"] = _kill(store, rank, count, place)
     end.send(said)

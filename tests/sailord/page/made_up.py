@@ -123,7 +123,7 @@ class MadeUp:
              "zone": "zone-0"}
             for s in range(STAGES)
         ]  # fmt: skip
-        self.plan = {
+        self.plan: dict[str, Any] = {
             "micro_batch_size": 1,
             "pipelines": [
                 {

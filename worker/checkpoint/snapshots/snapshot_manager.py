@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -172,7 +173,7 @@ class SnapshotManager:
         on_milestone: OnMilestone = lambda _: None,
         on_no_room: Callable[[int, int], None] = lambda *_: None,
         all_at_once: bool = True,
-    ) -> SnapshotManager:
+    ) -> Self:
         """Reserve room for all snapshot files that will exist at once, or only for the first.
 
         ``on_no_room`` gets the needed bytes, and the last step whose snapshot is known to be
