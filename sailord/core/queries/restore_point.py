@@ -131,8 +131,9 @@ def fallback_point(
 
     It is the restore point itself if that is safe. ``complete`` has the points of which all pieces
     are in memory, each with its ``single_holders``. If no point is safe, it is the newest that
-    survives each loss which the restore point does not, else the last generation's, since nodes
-    that are away may have copies of it. ``None``: that is not known, so all may be needed.
+    survives each loss which the restore point does not, else the last generation's, or if that is
+    not complete, the newest other: nodes that are away may have copies of it. ``None``: that is
+    not known, so all may be needed.
     """
     if last is None or restore.source == "start":
         return restore.point
@@ -145,8 +146,7 @@ def fallback_point(
     others = line - {restore.point}
     outlives = {point for point in others if alone.isdisjoint(complete[point])}
     if not outlives and last.fallback not in line:
-        # It is gone, or on nodes that are away: the newest that survives some of these losses.
-        outlives = {point for point in others if alone - complete[point]}
+        outlives = others  # A node that is away may have more copies of them.
     return max(outlives, default=last.fallback)
 
 

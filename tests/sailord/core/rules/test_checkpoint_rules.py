@@ -289,8 +289,7 @@ def test_fallback_point(safe: list[Point], restore: Restore, expected: Point | N
     ("complete", "before", "expected"),
     [
         ({41: "a", 40: "a", 10: "a"}, Point(10, 2), Point(10, 2)),
-        ({41: "ab", 40: "ab", 39: "bc"}, Point(10, 2), Point(39, 3)),
-        ({41: "a", 40: "a", 39: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "a", 40: "a", 39: "a"}, Point(10, 2), Point(40, 3)),
         ({41: "a"}, Point(10, 2), Point(10, 2)),
         ({41: "a", 40: "ab", 39: "b", 38: "c", 10: "a"}, Point(10, 2), Point(39, 3)),
         ({41: "a", 39: "b"}, Point(40, 3), Point(39, 3)),
@@ -298,8 +297,7 @@ def test_fallback_point(safe: list[Point], restore: Restore, expected: Point | N
     ],
     ids=[
         "that of before",
-        "that is gone: one that survives some losses",
-        "but none does",
+        "that is gone",
         "none is here",
         "the newest with other single copies",
         "so if that of before is away",
