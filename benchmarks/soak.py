@@ -41,7 +41,7 @@ WARM_UP = 0.3
 QUARTERS = 4
 JOB = "tale"
 REPEATED = "/soaked/"
-"""Keys that nobody reads; as long as ``/sailor/``."""
+"""Prefix of the repeated changes, which nothing reads; it has the length of ``/sailor/``."""
 MACHINES = (("large", "zone-a"), ("large", "zone-a"), ("large", "zone-b"), ("large", "zone-b"))
 MIB = 2.0**20
 LIMITS_PER_HOUR: Mapping[str, float] = {

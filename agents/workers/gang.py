@@ -46,6 +46,8 @@ LINE_BYTES_MAX = 1 << 20
 SENDER_ATTEMPTS = 50
 SENDER_RETRY_S = 0.01
 ENDED_RETRY_S = 0.005
+RECONNECT_S = 1.0
+"""Workers of a previous agent process have this time to connect before they count as lost."""
 KEEP_ALIVE_S = 60.0
 ENDED_KEPT = 8
 """Ended processes whose folders, with their logs, are kept."""
@@ -76,6 +78,7 @@ class WorkerGang:
     _is_starting: bool = False
     _is_over: bool = False
     """The generation was aborted or left: nothing more is started for it."""
+    _reconnect_by: float = 0.0
     _unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _tasks: Tasks = field(default_factory=Tasks)
     _server: asyncio.Server | None = None
@@ -94,6 +97,7 @@ class WorkerGang:
         for home in sorted(self.folder.glob("process/*")):
             with contextlib.suppress(OSError, ValueError):
                 self._adopt(home)
+        self._reconnect_by = self.clock.now() + RECONNECT_S
         found = len(list(self._gang()))
         if generation and not found:
             self._report_exit("the workers ended while the agent was down")
@@ -113,6 +117,13 @@ class WorkerGang:
         member = self._watch(home, ProcessId(born["pid"], born["start"]), spec)
         if member is not None and was_reused:
             member.orders["join"] = join_order(spec)  # It may not have received it.
+
+    async def wait_reconnected(self) -> None:
+        """Wait for the workers that were taken over: only connected ones can be reused."""
+        while self.clock.now() < self._reconnect_by and any(
+            member.status is None for member in self.members
+        ):
+            await asyncio.sleep(ENDED_RETRY_S)
 
     async def _keep_fork_server(self) -> None:
         """Keep the fork server from ending as an orphan, and start another if it died."""
@@ -144,7 +155,7 @@ class WorkerGang:
         missing = []
         try:
             self.fork_client.check_version()
-            for spec in specs:
+            for spec in [] if self._is_over else specs:
                 if (member := idle.get(spec["device"])) is not None:
                     self._reuse(member, spec)
                 else:

@@ -79,6 +79,7 @@ class GenerationJoiner:
             self.gang.refuse("the plan has no rank on this node")
             return
         work = await self.work_of(record.job)
+        await self.gang.wait_reconnected()
         if not self._is_present(record):
             return
         if isinstance(work, str):

@@ -61,7 +61,7 @@ def short_cause(reason: str) -> str:
     return "; ".join(f"{first_names(who)} {word}" if who else word for word, who in names.items())
 
 
-def first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str], most: int = NAMES_MAX) -> str:
     """Return the first names, and how many more there are."""
-    rest = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sailord.text.causes import first_names
 from sailord.text.units import duration
 
 NAMES_MAX = 6
@@ -12,9 +13,7 @@ NAMES_MAX = 6
 
 def name_some(names: Sequence[str]) -> str:
     """Return the names; of many the first ones, and how many more there are."""
-    if len(names) <= NAMES_MAX + 2:
-        return ", ".join(names)
-    return f"{', '.join(names[:NAMES_MAX])} and {len(names) - NAMES_MAX} more"
+    return first_names(names, NAMES_MAX if len(names) > NAMES_MAX + 2 else len(names))
 
 
 def needed_text(names: Sequence[str]) -> str:
@@ -49,10 +48,8 @@ def timed_next_texts(coming: Mapping[str, Any], *, is_waiting: bool = False) -> 
     if (step := coming.get("written_step")) is not None:
         texts.append(NextText(f"the checkpoint of step {step} is not durable yet"))
     if coming["checkpoint_step"] is not None:
-        done_at, which = (
-            coming["checkpoint_at"],
-            f"a checkpoint at step {coming['checkpoint_step']}",
-        )
+        done_at = coming["checkpoint_at"]
+        which = f"a checkpoint at step {coming['checkpoint_step']}"
         texts.append(NextText(which if done_at is None else f"{which} in about ", done_at))
     if coming["question"]:
         asked_at, asked = coming["question_at"], "the planner is asked "

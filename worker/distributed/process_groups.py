@@ -1,4 +1,4 @@
-"""Ranks as processes: gloo on CPUs, NCCL on GPUs, and a monitor that knows who is lost.
+"""Ranks as processes: gloo on CPUs, NCCL on GPUs, and a monitor that detects lost ranks.
 
 There is no global group and no global state, so a process can leave one generation and join the
 next. All groups are opened before the first step, in one order on all ranks: opening one blocks the

@@ -58,9 +58,9 @@ class PhaseView:
     deadline: float | None
     reason: str
     has_no_node: bool = False
+    """It waits since no node is ready; the reason says why."""
     has_no_plan: bool = False
     """It waits since there is no plan for the nodes that are up."""
-    """It waits since no node is ready; the reason says why."""
     trains: bool = False
     """It is planning and trains meanwhile; without an answer in time its plan stays for now."""
 

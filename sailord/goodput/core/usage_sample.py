@@ -232,7 +232,7 @@ def _while_waiting(state: State, active: Active) -> Cause:
     there = usable(state, active)
     is_refused = active.asked.is_refused and active.asked.nodes == frozenset(there)
     if is_refused and active.asked.is_unpaid and not state.options.rents:
-        return "held"  # More of the same nodes do not help: somebody must raise the limit.
+        return "held"  # More nodes at these prices do not help: the limit must be raised.
     return "waiting_for_capacity" if is_refused or not there else "moving_detect"
 
 

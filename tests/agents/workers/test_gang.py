@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import os
@@ -13,10 +14,21 @@ import pytest
 
 from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
-from agents.protocol.records import JobId, Sealing
+from agents.protocol.records import FIRST, GenerationRecord, JobId, Sealing
 from agents.workers.gang import WorkerGang
 from agents.workers.process import WorkerProcess
 from agents.workers.status import WorkerStatus
+
+
+def no_forks() -> Any:
+    """Return a client of a fork server that does nothing."""
+
+    async def nothing() -> None: ...
+
+    return SimpleNamespace(
+        is_service=False, wait_settled=nothing, ensure_running=nothing, orphan_s=60.0,
+        close=nothing,
+    )  # fmt: skip
 
 
 def test_failed_gang_reports_what_the_others_seal_until_they_have(tmp_path: Path):
@@ -70,6 +82,50 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
     assert failed.failure == ended.failure == why
 
 
+async def test_an_idle_worker_is_not_reused_for_a_generation_that_was_aborted_as_it_began(
+    tmp_path, monkeypatch
+):
+    told: list[Event] = []
+    client: Any = SimpleNamespace(check_version=lambda: None)
+    gang = WorkerGang(tmp_path, client, Clock(), told.append)
+    idle = WorkerProcess(
+        tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": 0, "device": 0}
+    )
+    monkeypatch.setattr(WorkerProcess, "is_idle", lambda _: True)
+    monkeypatch.setattr(WorkerProcess, "dismiss", gang.members.remove)
+    gang.members.append(idle)
+    gang.begin(GenerationRecord(JobId("j"), 3, "open", "", (), FIRST, 1, "a test"))
+    gang.abort(3)
+    await gang.start([{"job": "j", "generation": 3, "rank": 0, "device": 0}])
+    assert isinstance(told[-1], GangExited)
+    assert idle.spec["generation"] == 2
+
+
+async def test_a_restarted_agent_waits_for_workers_that_it_took_over_and_not_for_ever(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("agents.workers.gang.RECONNECT_S", 0.2)
+    clock = Clock()
+    gang = WorkerGang(tmp_path, no_forks(), clock, lambda _: None)
+    silent, other = (
+        WorkerProcess(tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": rank})
+        for rank in (0, 1)
+    )
+    monkeypatch.setattr(WorkerProcess, "dismiss", lambda _: None)
+    await gang.open(None, 0, 0)
+    gang.members += [silent, other]
+    waiting = asyncio.create_task(gang.wait_reconnected())
+    gang._take_status(other, WorkerStatus(2, 1, "idle", 4))
+    await asyncio.sleep(0.02)
+    assert not waiting.done(), "one is silent"
+    gang._take_status(silent, WorkerStatus(2, 0, "idle", 4))
+    await waiting
+    silent.status = None
+    await gang.wait_reconnected()
+    assert clock.now() >= gang._reconnect_by
+    await gang.close(is_over=True)
+
+
 PROCESS = '{"job": "j", "generation": 3, "rank": 0, "device": 0, "pid": 1, "start": 1}'
 
 
@@ -78,19 +134,13 @@ PROCESS = '{"job": "j", "generation": 3, "rank": 0, "device": 0, "pid": 1, "star
 async def test_files_that_a_job_has_replaced_do_not_keep_an_agent_from_starting(
     tmp_path, text, is_reused
 ):
-    async def nothing() -> None: ...
-
     home = tmp_path / "process" / "j.3.0"
     home.mkdir(parents=True)
     (home / "process.json").write_text(PROCESS if is_reused else text)
     if is_reused:
         (home / "seat.json").write_text(text)
-    client: Any = SimpleNamespace(
-        is_service=False, wait_settled=nothing, ensure_running=nothing, orphan_s=60.0,
-        close=nothing,
-    )  # fmt: skip
     told: list[Event] = []
-    gang = WorkerGang(tmp_path, client, Clock(), told.append)
+    gang = WorkerGang(tmp_path, no_forks(), Clock(), told.append)
     await gang.open(JobId("j"), 3, 1)
     await gang.close(is_over=True)
     (ended,) = told

@@ -106,11 +106,13 @@ async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_agai
         a, b = await two_nodes(here)
         both = {"plan": plan_on(a.id, b.id), "members": (a.id, b.id)}
         await here.open(a, 1, memory_every=1, **both)
-        held = await until(lambda: sealed_by_both(here))
+        await until(lambda: sealed_by_both(here))
         (deaf,), (dead,) = here.workers(1, "b").values(), here.workers(1, "a").values()
         os.kill(deaf, signal.SIGSTOP)
         os.kill(dead, signal.SIGKILL)
         await until(lambda: here.is_taking("failed"))
+        # Until then they trained on, and dropped older snapshots.
+        held = await until(lambda: sealed_by_both(here))
         await here.open(a, 2, restore=Restore(held, "memory"), **both)
         await until(lambda: is_past(here, "b", 2, held.step))
         assert deaf not in here.workers(2, "b").values()

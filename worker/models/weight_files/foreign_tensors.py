@@ -1,4 +1,4 @@
-"""Which tensors other programs' checkpoints hold, and where ours stand in them; without torch.
+"""Maps our tensors to those in other programs' checkpoints; without torch.
 
 A foreign tensor holds one of ours or several, side by side along one dimension (a fused query, key
 and value, for example), as it is or transposed.

@@ -1,4 +1,4 @@
-"""Where our tensors stand in Megatron-Core's distributed checkpoints; without torch.
+"""Maps our tensors to those in Megatron-Core's distributed checkpoints; without torch.
 
 Megatron stacks the tensors of equal layers, fuses query, key and value group by group (the queries
 of a group, its key, its value), and the two inner projections of a gated MLP one after the other.
