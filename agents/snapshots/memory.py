@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import groupby
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class SnapshotMemory:
     has_worker_user: bool = False
     """Whether workers have a user of their own, with the group of this process."""
     _files: dict[tuple[JobId, Point], dict[str, SnapshotFile]] = field(default_factory=dict)
+    _forgotten: set[Path] = field(default_factory=set)
+    """Files that are being deleted: not to be found again before they are gone."""
 
     def open(self) -> None:
         """Read the sealed files of a previous agent process, and delete unsealed ones."""
@@ -69,9 +72,9 @@ class SnapshotMemory:
         """Look at sealed files that nobody told us of: their worker was killed before it could."""
         for job, generation, step, folder in snapshot_file.point_folders(self.folder):
             known = self._files.get((JobId(job), Point(step, generation)), {})
-            for path in sorted(folder.glob(f"*{snapshot_file.SUFFIX}")):
-                if path.name not in known:
-                    self.look(path)
+            for name in sorted(glob(f"*{snapshot_file.SUFFIX}", root_dir=folder)):
+                if name not in known and folder / name not in self._forgotten:
+                    self.look(folder / name)
 
     def worker_ended(self) -> None:
         """Look at what a worker that has ended left."""
@@ -209,7 +212,7 @@ class SnapshotMemory:
         gone = [self._files[job, point].pop(name).path for point in points[:-REPLICAS_KEPT]]
         if gone:
             self._drop_missing(job)
-            self.changed(job)
+            self._note_forgotten(gone, job)
         return gone
 
     def delete_job(self, job: JobId) -> list[Path]:
@@ -224,8 +227,12 @@ class SnapshotMemory:
         for point in points:
             gone += [snapshot.path for snapshot in self._files.pop((job, point)).values()]
         if gone:
-            self.changed(job)
+            self._note_forgotten(gone, job)
         return gone
+
+    def _note_forgotten(self, gone: list[Path], job: JobId) -> None:
+        self._forgotten = {*filter(Path.exists, self._forgotten), *gone}
+        self.changed(job)
 
 
 def may_need(record: GenerationRecord, point: Point) -> bool:

@@ -21,6 +21,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -385,7 +386,8 @@ def sealed_files(folder: Path) -> Iterator[SealedFile]:
 
 def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
     """Yield all points in a node's snapshot memory: job, generation, step, folder."""
-    for folder in sorted(memory.glob("*/*-*")):
+    # Unlike Path.glob, it passes over a folder that is deleted meanwhile.
+    for folder in map(memory.joinpath, sorted(glob("*/*-*", root_dir=memory))):
         point = point_of(folder.name)
         if point is not None and folder.is_dir():
             yield folder.parent.name, *point, folder

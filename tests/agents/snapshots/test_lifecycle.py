@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -368,6 +369,23 @@ async def test_file_that_no_status_told_of_is_found(node, when):
         node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
         await node.idle()
         assert list(memory.folder.glob("job/*/*")) == []
+
+
+def test_folder_that_is_deleted_as_a_generation_begins_is_passed_over(node, monkeypatch):
+    memory = node.lifecycle.memory
+    write_snapshot(memory.folder, step=9)
+    memory.open()
+    gone, scan = memory.delete_job(JOB), os.scandir
+
+    def scandir(folder):
+        if Path(folder).name == "job":
+            delete(gone)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    node.lifecycle.begin()
+    assert memory.sealed(JOB) == ()
+    assert not (memory.folder / "job").exists(), "it was not deleted meanwhile"
 
 
 async def test_file_that_was_uploaded_while_room_is_made_is_passed_over(node, monkeypatch):

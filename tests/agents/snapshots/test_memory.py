@@ -128,6 +128,16 @@ def test_what_a_worker_sealed_just_before_it_was_killed_is_found(tmp_path):
     assert [each.point for each in memory.sealed(JOB)] == [Point(1, 1)]
 
 
+def test_files_that_are_being_deleted_are_not_found_again(tmp_path):
+    write_snapshot(tmp_path, step=1)
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    gone = memory.release(JOB, Point(2, 1), running=0)
+    memory.worker_ended()
+    delete(gone)
+    assert points(memory) == [], "the leader would count on it"
+
+
 def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)
