@@ -90,7 +90,7 @@ async def test_missing_room_for_snapshots_is_reported_before_training(tmp_path):
         both = plan_on(a.id, b.id)
         await here.open(a, 1, plan=both, members=(a.id, b.id))
         report = await until(lambda: here.is_taking("failed", "b"))
-        assert "no room for snapshots: 2.7 MiB are needed on this node" in report.unfit
+        assert "no room for snapshots: 4.1 MiB are needed on this node" in report.unfit
         assert "1.0 MiB are free; enlarge that file system" in report.unfit
         assert (report.step, report.is_bug) == (0, False)
         await here.open(a, 2, plan=plan_on(a.id), members=(a.id,))
