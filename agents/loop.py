@@ -198,7 +198,11 @@ class AgentLoop:
     def hear(self, job: JobId, status: WorkerStatus) -> None:
         """Handle what a worker's status says of its snapshots and of the rendezvous."""
         self.snapshots.hear(
-            job, status.rank, sealed_at=status.sealed_at, bytes_short=status.room_short
+            job,
+            status.rank,
+            sealed_at=status.sealed_at,
+            bytes_short=status.room_short,
+            complete=status.complete,
         )
         if status.withdrew:
             self.snapshots.withdrawn(job, status.rank)

@@ -193,7 +193,7 @@ def _assemble(
         config.orphan_s,
         is_service=config.worker_folder is not None,
     )
-    gang = WorkerGang(config.shared, fork_client, clock, feed, ended=memory.delete_unfinished)
+    gang = WorkerGang(config.shared, fork_client, clock, feed, ended=memory.worker_ended)
     packages = PackageFetcher(
         config.shared / "work" / "packages", client, registration.package_sources
     )

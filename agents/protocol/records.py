@@ -1,7 +1,4 @@
-"""The records that sailord, the agents and the store share, and the agents' reports.
-
-Records outlive every process; a report is an agent's complete state. ``codec`` encodes them.
-"""
+"""Records in the store, which outlive every process, and agents' complete reports; see codec."""
 
 from __future__ import annotations
 
@@ -142,6 +139,9 @@ class GenerationRecord:
     reason: str
     lineage: tuple[Point, ...] = ()
     """The restore points of the last generations before this one, newest first."""
+    fallback: Point | None = None
+    """Of past generations only this and the restore point are needed: the newest that the loss of
+    any one node leaves. ``None``: all may be needed."""
     memory_every: int = 1
     """Steps between two snapshots in memory."""
     persist_every: int | None = None

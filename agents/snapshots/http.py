@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -197,8 +198,9 @@ def _defect(path: Path, checksum: str) -> str:
         if head_checksum(header) != checksum:
             return "its header does not have the announced checksum"
         with open_plain(path) as file:
+            read = partial(os.pread, file.fileno())
             for piece in header.pieces:
-                for _ in snapshot_file.piece_chunks(file.fileno(), piece, name=str(path)):
+                for _ in snapshot_file.piece_chunks(read, piece, name=str(path)):
                     pass  # In chunks: a piece may be larger than the free memory.
     except (OSError, snapshot_file.SnapshotError) as error:
         return str(error)

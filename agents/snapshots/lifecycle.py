@@ -26,9 +26,8 @@ from worker.checkpoint import free_space, snapshot_file
 
 POINTS_LINKED = 2
 """Points whose files may wait for the durable store; more would fill the memory in an outage. A
-point is useful only with the files of all ranks, so if one is linked, all are."""
-
-
+node without room for a fourth snapshot keeps one. A point is useful only with the files of all
+ranks, so if one is linked, all are."""
 LEAVES_SOON_S = 120.0
 """A node that ends within this time leaves uploads to those that stay."""
 
@@ -83,6 +82,9 @@ class SnapshotLifecycle:
     _troubles: dict[tuple[JobId, str], str] = field(default_factory=dict)
     """By job and kind."""
     _tasks: Tasks = field(default_factory=Tasks)
+    _makes_room: bool = False
+    """Whether room is being made: until then what other ranks ask is passed over, since it may not
+    be so any more by then. Workers ask again."""
 
     def __post_init__(self) -> None:
         self.memory.changed = self.report
@@ -138,10 +140,22 @@ class SnapshotLifecycle:
         """Report which snapshots of a job this node holds."""
         self.feed(SnapshotsChanged(self.clock.now(), self.memory.sealed(job), job))
 
-    def hear(self, job: JobId, rank: int, *, sealed_at: Point | None, bytes_short: int) -> None:
-        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one."""
-        if bytes_short:
-            self._tasks.start(self._make_room(bytes_short))
+    def hear(
+        self,
+        job: JobId,
+        rank: int,
+        *,
+        sealed_at: Point | None,
+        bytes_short: int,
+        complete: Point | None = None,
+    ) -> None:
+        """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one.
+
+        ``complete``: the last point that it knows to be complete on all ranks.
+        """
+        if bytes_short and not self._makes_room:
+            self._makes_room = True
+            self._tasks.start(self._make_room(job, bytes_short, complete))
         if sealed_at is None or self._taken.get((job, rank)) == sealed_at:
             return
         path = self.memory.path(job, sealed_at, snapshot_file.file_name(rank))
@@ -171,44 +185,106 @@ class SnapshotLifecycle:
             is_ours = header.node == self.state().node.id and name not in self._linked
             has_any = any(piece.is_written for piece in header.pieces)
             if is_ours and has_any and self.is_wanted(snapshot):
-                self._link(snapshot)
+                self._link(snapshot, is_ordered=True)
                 if (linked := self._linked.get(name)) is not None:
                     self.uploader.add(linked)
 
-    def _link(self, snapshot: SnapshotFile) -> None:
-        """Link the file for its upload: the worker may reuse its own name before that is done."""
-        points = {(job, point) for job, point, _ in self._linked}
-        if (snapshot.job, snapshot.point) not in points and len(points) >= POINTS_LINKED:
-            step = snapshot.point.step
-            text = (
-                f"step {step} is skipped: uploads of {POINTS_LINKED} older steps have not ended; "
-                "the storage is too slow for [checkpoint] persist_every"
-            )
-            self._set_trouble(snapshot.job, "room", text)  # The uploader says why they wait.
-        elif (linked := self.memory.link(snapshot)) is not None:
-            self._linked[snapshot.key] = linked
+    def _link(self, snapshot: SnapshotFile, *, is_ordered: bool = False) -> None:
+        """Link the file for its upload: the worker may reuse its own name before that is done.
 
-    async def _make_room(self, needed_bytes: int) -> None:
-        """Drop the oldest files that wait for upload: an outage of the store stops no training."""
-        for name in sorted(self._linked, key=lambda name: name[1]):
-            if self.free_bytes() >= needed_bytes:
-                return
-            if (snapshot := self._linked.pop(name, None)) is None:
-                continue  # It was uploaded meanwhile.
-            job, point, _ = name
-            text = (
-                f"step {point.step} is not uploaded: the next snapshot needed "
-                f"{free_space.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
-                "system, or check why the store takes no uploads"
-            )
-            self._set_trouble(job, "room", text)
-            await asyncio.to_thread(snapshot.path.unlink, missing_ok=True)
+        What the leader orders replaces an older point whose upload has not begun, or has failed.
+        """
+        own, linked = (snapshot.job, snapshot.point), self._points_linked()
+        if own not in linked and linked and not self._may_link_another():
+            waiting = [each for each in linked if not self._is_sending(*each) and each < own]
+            if not (is_ordered and waiting):
+                self._set_trouble(snapshot.job, "room", self._why_skipped(snapshot.point))
+                return  # The uploader says why they wait.
+            self._drop_links(self._links_of(*waiting[-1]))
+        if (file := self.memory.link(snapshot)) is not None:
+            self._linked[snapshot.key] = file
+
+    def _points_linked(self) -> list[tuple[JobId, Point]]:
+        return sorted({(job, point) for job, point, _ in self._linked})
+
+    def _links_of(self, job: JobId, point: Point) -> list[tuple[JobId, Point, int]]:
+        return sorted(name for name in self._linked if name[:2] == (job, point))
+
+    def _is_sending(self, job: JobId, point: Point) -> bool:
+        names = self._links_of(job, point)
+        return any(self.uploader.is_sending(self._linked[name]) for name in names)
+
+    def _may_link_another(self) -> bool:
+        """Return whether a second point may wait, as its ranks then need a fourth file each."""
+        if len(self._points_linked()) >= POINTS_LINKED:
+            return False
+        node = self.state().node.id
+        own = (each.header for each in self.memory.all() if self.is_present(each))
+        sizes = {each.rank: each.total_bytes for each in own if each.node == node}
+        return self.free_bytes() >= sum(sizes.values())
+
+    def _why_skipped(self, skipped: Point) -> str:
+        older = ", ".join(str(point.step) for _, point in self._points_linked())
+        return (
+            f"step {skipped.step} is skipped, since older ones ({older}) are not uploaded yet: the "
+            f"storage is too slow for [checkpoint] persist_every, or {self.memory.folder} has no "
+            "room for another snapshot"
+        )
+
+    async def _make_room(self, job: JobId, needed_bytes: int, complete: Point | None) -> None:
+        """Delete what the present generation can spare of past ones; if that is nothing, drop the
+        newest point that waits for upload: an outage of the store stops no training, and of slow
+        uploads the oldest ends first. The worker asks again if it still lacks room."""
+        try:
+            self.memory.look_again()
+            if spare := self._forget_spare(job, complete):
+                await asyncio.to_thread(delete, spare)
+            elif self._knows(job, complete) and self.free_bytes() < needed_bytes:
+                for point in self._points_linked()[-1:]:
+                    await self._drop_for_room(*point, needed_bytes)
+        finally:
+            self._makes_room = False
+
+    def _knows(self, job: JobId, complete: Point | None) -> bool:
+        """Return whether it is known what a job can spare: not before its record was read."""
+        record = self.state().record
+        return complete is not None or (record is not None and record.job == job)
+
+    def _forget_spare(self, job: JobId, complete: Point | None) -> list[Path]:
+        """Forget what the present generation can spare of past ones; return the files to delete."""
+        record = self.state().record
+        if complete is not None and self._is_held(job, complete):
+            first = Point(0, complete.generation)
+            return self.memory.release(job, first, complete.generation)
+        if record is not None and record.job == job:
+            return self.memory.release_spare(record)
+        return []
+
+    async def _drop_for_room(self, job: JobId, point: Point, needed_bytes: int) -> None:
+        """Drop a point that waits for upload. It counts as linked until it is gone: else an order
+        to upload it would be given the link that is about to be deleted."""
+        text = (
+            f"step {point.step} is not uploaded: the next snapshot needed "
+            f"{free_space.in_mib(needed_bytes)} in {self.memory.folder}; enlarge that file "
+            "system, or check why the store takes no uploads"
+        )
+        self._set_trouble(job, "room", text)
+        for name in self._links_of(job, point):
+            if (file := self._linked.get(name)) is not None:  # Else it was uploaded meanwhile.
+                await self._delete_link(file)
+                self._linked.pop(name, None)
+
+    def _is_held(self, job: JobId, point: Point) -> bool:
+        """Return whether the point is of the present generation, and here."""
+        present = self.workers.job, self.workers.generation
+        return present == (job, point.generation) and bool(self.memory.snapshots(job, point))
 
     def begin(self) -> None:
         """Drop the files of past generations that wait for upload: they are never committed.
 
         Troubles end too: this node may have nothing to replicate or upload any more.
         """
+        self.memory.look_again()
         jobs = {job for (job, _), text in self._troubles.items() if text}
         self._troubles.clear()
         for job in sorted(jobs):
@@ -217,8 +293,12 @@ class SnapshotLifecycle:
 
     def _drop_links(self, names: list[tuple[JobId, Point, int]]) -> None:
         for name in names:
-            path = self._linked.pop(name).path
-            self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
+            self._tasks.start(self._delete_link(self._linked.pop(name)))
+
+    async def _delete_link(self, file: SnapshotFile) -> None:
+        """Delete a link, and end its upload."""
+        await asyncio.to_thread(file.path.unlink, missing_ok=True)
+        self.uploader.give_up(file)
 
     def is_present(self, snapshot: SnapshotFile) -> bool:
         """Return whether it belongs to the present generation."""

@@ -13,11 +13,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import groupby
 from pathlib import Path
 
 from agents.daemon.process_cleanup import has_ended
-from agents.protocol.records import Holding, JobId, Point, Sealed
+from agents.protocol.records import GenerationRecord, Holding, JobId, Point, Sealed
 from worker.checkpoint import snapshot_file
 
 POINTS_KEPT = 2
@@ -55,6 +56,8 @@ class SnapshotMemory:
     has_worker_user: bool = False
     """Whether workers have a user of their own, with the group of this process."""
     _files: dict[tuple[JobId, Point], dict[str, SnapshotFile]] = field(default_factory=dict)
+    _forgotten: set[Path] = field(default_factory=set)
+    """Files that are being deleted: not to be found again before they are gone."""
 
     def open(self) -> None:
         """Read the sealed files of a previous agent process, and delete unsealed ones."""
@@ -63,9 +66,20 @@ class SnapshotMemory:
             self.folder.chmod(0o770)
         self._links.mkdir(exist_ok=True)
         self.delete_unfinished(before=True)
-        for *_, folder in snapshot_file.point_folders(self.folder):
-            for path in sorted(folder.glob(f"*{snapshot_file.SUFFIX}")):
-                self.look(path)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Look at sealed files that nobody told us of: their worker was killed before it could."""
+        for job, generation, step, folder in snapshot_file.point_folders(self.folder):
+            known = self._files.get((JobId(job), Point(step, generation)), {})
+            for name in sorted(glob(f"*{snapshot_file.SUFFIX}", root_dir=folder)):
+                if name not in known and folder / name not in self._forgotten:
+                    self.look(folder / name)
+
+    def worker_ended(self) -> None:
+        """Look at what a worker that has ended left."""
+        self.delete_unfinished()
+        self.look_again()
 
     def delete_unfinished(self, *, before: bool = False) -> None:
         """Delete the unsealed files of processes that have ended.
@@ -163,7 +177,7 @@ class SnapshotMemory:
 
     @property
     def _links(self) -> Path:
-        return self.folder / ".held"
+        return self.folder / snapshot_file.LINKS
 
     # ---- deletion -------------------------------------------------------------------------------
 
@@ -179,6 +193,11 @@ class SnapshotMemory:
         old = (point for point in points if (point.generation, point.step) < end)
         return self._forget(job, (point for point in old if point not in kept))
 
+    def release_spare(self, record: GenerationRecord) -> list[Path]:
+        """Forget the points that a generation can spare; return the files to delete."""
+        points = self._points(record.job)
+        return self._forget(record.job, [each for each in points if not may_need(record, each)])
+
     def release_replicas(self, last: SnapshotFile) -> list[Path]:
         """Forget replicas of a rank that its later ones supersede; return the files to delete.
 
@@ -193,7 +212,7 @@ class SnapshotMemory:
         gone = [self._files[job, point].pop(name).path for point in points[:-REPLICAS_KEPT]]
         if gone:
             self._drop_missing(job)
-            self.changed(job)
+            self._note_forgotten(gone, job)
         return gone
 
     def delete_job(self, job: JobId) -> list[Path]:
@@ -208,8 +227,19 @@ class SnapshotMemory:
         for point in points:
             gone += [snapshot.path for snapshot in self._files.pop((job, point)).values()]
         if gone:
-            self.changed(job)
+            self._note_forgotten(gone, job)
         return gone
+
+    def _note_forgotten(self, gone: list[Path], job: JobId) -> None:
+        self._forgotten = {*filter(Path.exists, self._forgotten), *gone}
+        self.changed(job)
+
+
+def may_need(record: GenerationRecord, point: Point) -> bool:
+    """Return whether the job may need that point, of those of generations before this one."""
+    is_past = point.generation < record.number
+    needed = {record.restore.point, record.fallback}
+    return not is_past or record.fallback is None or point in needed
 
 
 def head_checksum(header: snapshot_file.Header) -> str:

@@ -55,10 +55,22 @@ class Uploader:
     silent_s: float = SILENT_S
     _waiting: asyncio.Queue[SnapshotFile] = field(default_factory=asyncio.Queue)
     _threads: set[threading.Thread] = field(default_factory=set)
+    _sending: dict[Path, asyncio.Future[None]] = field(default_factory=dict)
+    """Files that are being sent, not those that wait for their turn or for a retry."""
 
     def add(self, snapshot: SnapshotFile) -> None:
         """Queue a snapshot."""
         self._waiting.put_nowait(snapshot)
+
+    def is_sending(self, snapshot: SnapshotFile) -> bool:
+        """Return whether the store is being given this file now."""
+        return snapshot.path in self._sending
+
+    def give_up(self, snapshot: SnapshotFile) -> None:
+        """End the upload of a file that was deleted: its turn is another one's, even if the store
+        hangs."""
+        if (sending := self._sending.get(snapshot.path)) is not None:
+            sending.cancel()
 
     async def run(self) -> None:
         """Upload, forever, ``THREADS`` snapshots at a time."""
@@ -99,7 +111,8 @@ class Uploader:
                 held = holdings([snapshot], lambda piece: piece.is_written)
                 checksum = head_checksum(part)
                 return Uploaded(snapshot.point, target, part.total_bytes, checksum, held)
-            await asyncio.sleep(pause_s)
+            if self.is_wanted(snapshot):
+                await asyncio.sleep(pause_s)
         return None
 
     def _report(self, snapshot: SnapshotFile, reason: str) -> None:
@@ -121,6 +134,7 @@ class Uploader:
             taken.append(True)
 
         sending = self._start(lambda: upload_pieces(target, snapshot.path, part, advanced))
+        self._sending[snapshot.path] = sending
         try:
             while not (await asyncio.wait([sending], timeout=self.silent_s))[0]:
                 if not taken:
@@ -129,8 +143,11 @@ class Uploader:
                         raise OSError(text)
                     self.failed(snapshot, f"{target}: {text}")
                 taken.clear()
+            if sending.cancelled():
+                raise OSError("the upload was given up")
             await sending
         finally:
+            self._sending.pop(snapshot.path, None)
             given_up.set()
             sending.cancel()
 

@@ -163,6 +163,7 @@ def specs(
                 "generation": record.restore.point.generation,
                 "source": record.restore.source,
             },
+            "fallback": None if record.fallback is None else asdict(record.fallback),
             "base": None if settings.data is None else str(settings.data),
             "work": work,
             "memory": str(settings.memory),

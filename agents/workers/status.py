@@ -35,6 +35,9 @@ class WorkerStatus:
     """It failed because the node's memory lacks room: bytes that must be free for snapshots."""
     room_short: int = 0
     """It delays a snapshot until that many bytes are free."""
+    complete_step: int = 0
+    """With ``room_short``: the last step of its generation of which it knows that all ranks have
+    sealed their snapshots; 0: there is none."""
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None
@@ -62,6 +65,11 @@ class WorkerStatus:
     """It has lost a peer, and still seals its state."""
     hang: Hang | None = None
     """It waits for another rank, longer than a step takes."""
+
+    @property
+    def complete(self) -> Point | None:
+        """The last point that it knows to be complete on all ranks."""
+        return Point(self.complete_step, self.generation) if self.complete_step > 0 else None
 
 
 def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReported:

@@ -22,9 +22,11 @@ OFFLOAD_NOTE = (
     "no runtime offloads activations yet; how fast they are copied to the hosts' memory is the"
     " catalogue's figure, and what that slows down was not measured"
 )
-SNAPSHOT_COPIES = 8
+SNAPSHOT_COPIES = 6
 """Copies of the state for which the memory of all hosts together is reserved, as in
 ``worker.checkpoint.capacity_check.usual_room``."""
+SNAPSHOT_COPIES_MORE = 8
+"""The same under ZeRO, and for jobs that must survive the loss of a zone."""
 
 
 def copy_ends(
@@ -75,7 +77,9 @@ def with_copies(
 
 def snapshot_bytes(job: Job) -> int:
     """Return the bytes that the snapshots of a job take on all hosts together."""
-    return SNAPSHOT_COPIES * 4 * (1 + OPTIMIZER_MOMENTS[job.optimizer]) * job.model.parameters
+    needs_more = job.zero or job.checkpoint.survive == "zone"
+    copies = SNAPSHOT_COPIES_MORE if needs_more else SNAPSHOT_COPIES
+    return copies * 4 * (1 + OPTIMIZER_MOMENTS[job.optimizer]) * job.model.parameters
 
 
 def host_room(job: Job, facts: PlaceFacts, place: Place, devices: int) -> float:

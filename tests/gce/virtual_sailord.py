@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from agents.protocol.records import Fence, JobId, JobRecord, NodeRecord, Order, Report
+from agents.protocol.records import (
+    FIRST,
+    Fence,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeRecord,
+    Order,
+    Report,
+)
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import CapacityPolicy, PendingRequest
 from sailord.capacity.loop import CapacityLoop
@@ -297,8 +306,8 @@ class World(Hooks):
         if not self._works:
             return None
         members = [id_ for id_, node in self._nodes.items() if not node.is_draining]
-        generation = SimpleNamespace(
-            predicted_s=0.0, state="running", members=members, step_s=0.0, usd_per_hour=None
+        generation = GenerationRecord(
+            JOB, 1, "open", "", tuple(members), FIRST, self._gateway.term, ""
         )
         progress = SimpleNamespace(step=0, step_s=0.0)
         return SimpleNamespace(job=JOB, phase=None, generation=generation, progress=progress)

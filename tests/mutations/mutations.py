@@ -25,6 +25,7 @@ import pytest
 from tests.mutations.difference_mutations import DIFFERENCE_MUTATIONS
 from tests.mutations.mutation import Mutation, core
 from tests.mutations.question_mutations import QUESTION_MUTATIONS
+from tests.mutations.release_mutations import RELEASE_MUTATIONS
 from tests.mutations.seal_mutations import SEAL_MUTATIONS
 from tests.mutations.stop_mutations import STOP_MUTATIONS
 
@@ -41,6 +42,7 @@ TESTS = {
 
 MUTATIONS = [
     *SEAL_MUTATIONS,
+    *RELEASE_MUTATIONS,
     *STOP_MUTATIONS,
     *core(
         "sailord/core/rules/phase_rules.py",
@@ -198,34 +200,6 @@ MUTATIONS = [
             "    for order in state.marks.get(record.id, ()):\n"
             "        node = mark(node, order, state.now)\n",
             "",
-        ),
-    ),
-    *core(
-        "sailord/core/queries/restore_point.py",
-        (
-            "a point of an abandoned generation is restored",
-            "            return point.step <= end\n    return False",
-            "            return point.step <= end\n    return True",
-        ),
-        (
-            "an incomplete point is restored",
-            "if pieces.keys() >= whole and all(",
-            "if all(piece not in pieces or ",
-        ),
-        (
-            "an older snapshot wins over a later checkpoint",
-            "if newest is not None and (durable is None or newest.step >= durable.point.step):",
-            "if newest is not None:",
-        ),
-        (
-            "the last safe copy is released",
-            "safe = complete_points(held, layers, atoms, copies=copies, domains=domains)",
-            "safe = {sealed.point for _, sealed in held}",
-        ),
-        (
-            "two nodes of one zone count as two failure domains",
-            "return {id_: zone if by_zone else id_ for",
-            "return {id_: id_ for",
         ),
     ),
     *core(

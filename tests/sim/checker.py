@@ -7,6 +7,7 @@ Each rule names its invariant of the protocol: one leader (I1), numbers and plan
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from agents.protocol.records import (
 from sailord.capacity.core.planner_view import progress_of
 from sailord.core.model.phases import Closing, Opening, Waiting
 from sailord.core.model.proposal import Proposal
+from sailord.core.queries.drain_status import drained
 from sailord.core.queries.forecast import at_risk
 from sailord.core.queries.restore_choice import holders_reported
 
@@ -86,6 +88,8 @@ class Checker:
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
         """When the leader chose the restore point of a generation."""
+        self.drained = 0
+        """Decisions at which nodes were said to be safe to stop."""
         self.awaited = self.kept = 0
         """Decisions that awaited a seal, and generations that began from a step so sealed."""
         self._records: dict[JobId, GenerationRecord] = {}
@@ -121,6 +125,7 @@ class Checker:
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 
+        self._check_drained(after)
         self._check_wait(after)
         self._check_end(before, after)
         if after.term == self.term_max and _opening(after) not in (None, _opening(before)):
@@ -128,6 +133,28 @@ class Checker:
             assert opening is not None
             self.chosen_at[opening.job, opening.number] = self.clock.now
             self._check_undone(before, opening)
+
+    def _check_drained(self, state: State) -> None:
+        """Check that nodes which are said to be safe to stop have no step that no other has."""
+        away = drained(state) if state.term == self.term_max else frozenset()
+        active = state.active
+        up = {machine.id for machine in self.world.up()}
+        known = {id_ for id_, node in state.nodes.items() if not node.is_lost}
+        if not away or active is None or active.generation is None or not known <= up:
+            return
+        last = Opened(0.0, active.generation, active.generation, None)
+        durable = state.durables.get(active.job)
+
+        def newest(among: set[NodeId]) -> int:
+            points = self.world.gangs.points_in_memory(active.job, among=among)
+            found = [point.step for point in points if self._is_ancestor(point, last)]
+            return max(found, default=0)
+
+        self.drained += 1
+        left, all_ = newest(up - away), newest(up)
+        assert left >= all_ or (durable is not None and durable.point.step >= all_), (
+            f"{sorted(away)} are said to be safe to stop, with step {all_}; the others have {left}"
+        )
 
     def _check_undone(self, state: State, opening: GenerationRecord) -> None:
         """Check that no generation begins from steps in which replicas differed, if it need not."""
@@ -350,26 +377,33 @@ class Checker:
         assert before is None or durable.point.step > before.point.step, f"{before} to {durable}"
         assert self.world.objects.is_whole(durable), f"{durable} was committed and is not whole"
 
-    def check_release(self, machine: Machine, before: tuple[Sealed, ...]) -> None:
-        """Check that releasing a snapshot did not take the last restore point."""
+    def check_release(
+        self, machine: Machine, before: tuple[Sealed, ...], *, may_lose_one: bool = False
+    ) -> None:
+        """Check that releasing a snapshot did not take the last restore point.
+
+        ``may_lose_one``: nor the last one if any one machine is lost.
+        """
         job = machine.job
         assert job is not None, "snapshots of no job"
-        if self._can_go_on(job):
-            return
+        up = {each.id for each in self.world.up()}
+        losses = [up, *(up - {id_} for id_ in sorted(up) if may_lose_one)]
+        stuck = [among for among in losses if not self._can_go_on(job, among)]
         after, machine.sealed = machine.sealed, before
-        assert not self._can_go_on(job), f"{machine.id} freed the last copy: {before} to {after}"
+        freed = [sorted(up - among) for among in stuck if self._can_go_on(job, among)]
         machine.sealed = after
+        assert not freed, f"{machine.id} freed the last copy: {before} to {after}, after {freed}"
 
     def check_deleted(self, machine: NodeId, job: JobId) -> None:
         """Check that a node which left a job for another one did not take the last copy along."""
         if self._jobs[job].state in LIVE and job in self._records:
             assert self._can_go_on(job), f"{machine} deleted the last copy of {job}"
 
-    def _can_go_on(self, job: JobId) -> bool:
+    def _can_go_on(self, job: JobId, among: Container[NodeId] | None = None) -> bool:
         record = self._records[job]
         gangs, objects = self.world.gangs, self.world.objects
         durable = self._durables.get(job)
-        points = gangs.points_in_memory(job)
+        points = gangs.points_in_memory(job, among=among)
         return (
             any(self._is_ancestor(point, Opened(0.0, record, record, None)) for point in points)
             or (durable is not None and objects.newest_readable(durable) is not None)

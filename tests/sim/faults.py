@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from agents.protocol.records import Durable, JobId, Order
 from tests.sim.clock import EPOCH_S
@@ -52,6 +53,16 @@ class FaultInjector:
         if machine := self._random_machine():
             self._log(f"power_off {machine.id}")
             machine.end()
+
+    def _zone_off(self) -> None:
+        """Power all machines of a zone off, if enough are in another one."""
+        if one := self._random_machine():
+            there = [each for each in self.world.up() if each.record.zone == one.record.zone]
+            self._log(f"zone_off {one.record.zone}")
+            for machine in there:
+                machine.end()
+            for machine in there:
+                self.clock.after(self.random.uniform(0.1, 8.0), partial(self._back, machine.name))
 
     def _reboot(self) -> None:
         if machine := self._random_machine():

@@ -23,6 +23,7 @@ from tests.sim.world import (
     SLOW_SEALS,
     STRAGGLERS,
     WRONG_BITS,
+    ZONES,
     Faults,
     World,
 )
@@ -42,6 +43,7 @@ def faults_of(seed: int) -> Faults:
     special = {
         2: slow,
         3: STRAGGLERS,
+        4: ZONES,
         5: CONTROL_PLANE_FAULTS,
         6: slow,
         8: SLOW_SEALS,
@@ -194,6 +196,8 @@ def _check_slow(world: World) -> None:
     assert not [node for node in marked if node.record.id in members], "a straggler is a member"
     if active.slowness.speeds.generation != active.generation.number:
         return  # The generation has only just begun.
+    if active.question is not None:
+        return  # A plan without it is being made.
     crawling = active.slowness.speeds.found(state.now, world.options)
     unsaid = [id_ for id_ in crawling if id_ not in active.slowness.kept]
     assert not unsaid, f"stragglers {unsaid} of {len(living)} nodes are kept without a reason"

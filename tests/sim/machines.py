@@ -27,6 +27,7 @@ from agents.protocol.records import (
     Uploaded,
 )
 from agents.registration import choose
+from agents.snapshots.memory import may_need
 from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
 from tests.sim.workers import Gang
@@ -45,8 +46,9 @@ class Machine:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.id, self.name = id_, name
         gpu = world.gpus[int(name.strip("m")) % len(world.gpus)]
+        zone = "b" if world.faults.survive == "zone" and int(name.strip("m")) % 2 else "a"
         self.record = NodeRecord(
-            id_, name, "us-central1-a", f"{gpu}x1", gpu, 1, f"{name}:1",
+            id_, name, f"us-central1-{zone}", f"{gpu}x1", gpu, 1, f"{name}:1",
             lease_s=world.lease_s,
         )  # fmt: skip
         self.booted_at = self.clock.now
@@ -65,6 +67,8 @@ class Machine:
         """Those of earlier jobs, which have not ended."""
         self.kept = model.State(self.record)
         """The agent's state on disk."""
+        self.is_full = int(id_.strip("n")) % 2 == 1
+        """Its memory is full at each generation's start and second snapshot."""
         self.agent: Agent | None = None
         self.agent = Agent(self)
 
@@ -107,13 +111,31 @@ class Machine:
 
     def seal(self, sealed: Sealed, *, slots: int) -> None:
         """Add a snapshot in place of its generation's oldest; others stay until released."""
+        gang = self.gang
         mine = [each for each in self.sealed if each.point.generation == sealed.point.generation]
+        if mine and gang is not None and not gang.has_lost:  # After a loss it asks for no room.
+            self.make_room(gang.record, is_complete=True)
         gone = mine[: max(len(mine) - slots + 1, 0)]
         before = self.sealed = (*self.sealed, sealed)
         self.sealed_at[sealed.point] = self.clock.now
         if gone:
             self.sealed = tuple(each for each in before if each not in gone)
             self.world.checker.check_release(self, before)
+
+    def make_room(self, record: GenerationRecord, *, is_complete: bool = False) -> None:
+        """Delete what a generation can spare if the memory is full.
+
+        Once it has a point that ``is_complete``, it can spare all of past ones, if any.
+        """
+        before, number = self.sealed, record.number
+        if self.job != record.job or record.fallback is None or not self.is_full:
+            return
+        past = [each for each in before if each.point.generation < number]
+        kept = [each for each in past if not is_complete and may_need(record, each.point)]
+        self.sealed = tuple(each for each in before if each not in past or each in kept)
+        if self.sealed != before:
+            self.world.checker.check_release(self, before, may_lose_one=True)
+            self.tell(lambda agent: agent.snapshots_changed())
 
     def release(self, order: model.ReleaseSnapshots) -> None:
         """Delete snapshots up to the safe point, except the running generation's last two."""
@@ -155,6 +177,7 @@ class Agent(Process):
             heard=kept.heard,
             job=kept.job,
             left=kept.left,
+            sealed=machine.sealed_of(kept.job),  # The real agent reads its memory first.
             gang=gang,
             uploaded=kept.uploaded,
             notices=kept.notices,
@@ -185,6 +208,7 @@ class Agent(Process):
                 self._register(command.node)
             case model.JoinGeneration():
                 gangs.join(machine, command.record)
+                machine.make_room(command.record)
             case model.SendStop():
                 gangs.tell_stop(machine, command.generation, command.stop_at)
             case model.AbortGang():

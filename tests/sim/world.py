@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from agents.protocol.records import (
     Fence,
@@ -46,6 +46,8 @@ class Faults:
     """Lives in which it fails everywhere at first."""
     seals_slowly: bool = False
     """Sealing takes most of a step, and survivors of a loss seal the step that they were in."""
+    survive: Literal["node", "zone"] = "node"
+    """What the job must survive; the loss of a zone, if machines are in two."""
     kinds: tuple[str, ...] = (
         *("power_off", "power_off", "notice", "false_notice", "late_notice", "reboot", "add"),
         *("add", "agent_killed", "head_killed", "store_away", "cut_from_heads", "gang_killed"),
@@ -113,6 +115,15 @@ SLOW_SEALS = Faults(
     seals_slowly=True,
 )
 """Nodes are lost, and states are large: each step that survivors seal in time must be kept."""
+
+ZONES = Faults(
+    kinds=(
+        *("zone_off", "power_off", "gang_killed", "gang_killed", "drain", "drain", "add", "add"),
+        *("add", "reboot", "head_killed", "agent_frozen", "cut_from_heads"),
+    ),
+    survive="zone",
+)
+"""Nodes of two zones, and all of one, are lost or drained."""
 
 SHARING = Faults(
     setup_fails=0.0, kinds=(*Faults().kinds, *("cancel", "cancel", "pause_resume", "pause_resume"))
@@ -182,6 +193,7 @@ class World:
             uri="file:///checkpoints" if has_place else None,
             memory_every=self.random.choice((1, 1, 2, 3)),
             persist_every=self.random.choice((4, 10)),
+            survive=self.faults.survive,
         )
         has_end = self.random.random() < (0.75 if self.why_unfit else 0.25)
         steps = self.random.randint(20, 60) if has_end else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,15 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.free_space import free_bytes, in_mib
 from worker.checkpoint.placement import SnapshotPlacement, placement_of, state_bytes
-from worker.checkpoint.snapshot_file import NoRoomError
+from worker.checkpoint.snapshot_file import LINKS, NoRoomError, point_of
 from worker.layout.tensor_table import holdings_for
 
 LEFT_BEHIND = 2
-"""A rank's last 2 snapshots stay until those of the next generation are safe."""
+"""Two snapshots of past generations stay until the first of the next one is complete: the one that
+it began from, and an older one if a loss can take that. Later their room is for a snapshot that is
+uploaded."""
+PointKey = tuple[int, int]
+"""The generation and the step of a point."""
 COPIES = 3
 """Replicas of other nodes: 2 snapshots, and one in transfer."""
 
@@ -37,16 +41,23 @@ class NodeNeed:
     """One snapshot's replicas of other nodes' pieces."""
     files: int
     """How many files of snapshots each rank has."""
+    first_files: int
+    """How many of them each rank needs to begin."""
 
     @property
-    def now(self) -> int:
-        """Return the bytes needed from the start."""
+    def first(self) -> int:
+        """Return the bytes needed to begin."""
+        return self.first_files * self.own + COPIES * self.copies
+
+    @property
+    def all_files(self) -> int:
+        """Return the bytes needed beside what is left, so that all files can be made at once."""
         return self.files * self.own + COPIES * self.copies
 
     @property
     def during_change(self) -> int:
-        """Return the bytes needed while the next generation makes its own files."""
-        return self.now + LEFT_BEHIND * self.own
+        """Return the most bytes held: while the next generation makes its first files."""
+        return self.first + LEFT_BEHIND * self.own
 
 
 def node_need(placement: SnapshotPlacement, node: str) -> NodeNeed:
@@ -58,7 +69,7 @@ def node_need(placement: SnapshotPlacement, node: str) -> NodeNeed:
         if placement.nodes[rank] == node
     )
     copies = sum(placement.sizes[key] for key, buddy in placement.buddies.items() if buddy == node)
-    return NodeNeed(own, copies, placement.files)
+    return NodeNeed(own, copies, placement.files, placement.first_files)
 
 
 def host_memory(job: Job, plan: Plan, zones: Mapping[str, str]) -> dict[str, NodeNeed]:
@@ -70,29 +81,42 @@ def host_memory(job: Job, plan: Plan, zones: Mapping[str, str]) -> dict[str, Nod
 def usual_room(job: Job) -> int:
     """Return the bytes that the nodes of a plan in one zone need together, for most plans.
 
-    If two ranks on two nodes keep each piece, each has two files and two that are left behind. If
-    only one does, it has three and two, and another node has three copies. Plans with both kinds of
-    pieces need up to a quarter more; a plan on the only node needs half.
+    If two ranks on two nodes keep each piece, each has one file and two that are left behind, or
+    two and two if the job must survive the loss of a zone. If only one does, as under ZeRO, it has
+    three and two, and another node has three copies. Plans with one pipeline need up to two thirds
+    more; a plan on the only node needs half.
     """
-    return 8 * state_bytes(job)
+    return (8 if job.zero or job.checkpoint.survive == "zone" else 6) * state_bytes(job)
 
 
-def check_room(need: NodeNeed, memory: Path, job: str, generation: int) -> None:
-    """Raise ``NoRoomError`` with the missing bytes if the node is too small."""
+def check_room(
+    need: NodeNeed, memory: Path, job: str, generation: int, needed: Collection[PointKey] | None
+) -> bool:
+    """Return whether the node has room for all files of its ranks at once, beside what is left.
+
+    Raises ``NoRoomError`` with the missing bytes if the node is too small. ``needed`` are the
+    points of past generations that this one may need: when room is short, the agent deletes the
+    others (``SnapshotMemory.release_spare``). ``None``: it deletes none.
+    """
     # Read the free space first: files made meanwhile are then counted twice rather than never.
     free = free_bytes(memory)
-    held = _held(memory / job)
-    own = held.pop(generation, 0)
-    left = sum(held.values())
-    if need.now > free + own:
-        missing, available = need.now, free + own
-    elif need.during_change > free + own + left:
-        missing, available = need.during_change - left, free + own
-    else:
-        return
+    held = _held(memory, job)
+    own = sum(size for (made_by, _), size in held.items() if made_by == generation)
+    left = held.total() - own
+    spare = sum(
+        size
+        for point, size in held.items()
+        if needed is not None and point[0] != generation and point not in needed
+    )
+    # Where the agent deletes nothing, no room comes for further files.
+    first = need.all_files if needed is None else need.first
+    missing, available = max(first - spare, first + LEFT_BEHIND * need.own - left), free + own
+    if missing <= available:
+        return need.all_files <= available
+    files = need.files if needed is None else need.first_files
     text = (
         f"no room for snapshots: {in_mib(missing)} are needed on this node "
-        f"({need.files} for each rank, {LEFT_BEHIND} more during a reconfiguration, and "
+        f"({files} for each rank, {LEFT_BEHIND} more during a reconfiguration, and "
         f"{in_mib(COPIES * need.copies)} for replicas of other nodes), "
         f"{in_mib(available)} are free; enlarge that file system or the machine's memory, or name "
         "another folder under memory in the agent's configuration"
@@ -121,15 +145,30 @@ def check_device(number: int, needed: int, available: int) -> None:
     raise InputError(Problem(f"device {number}: memory", what, cure))
 
 
-def _held(folder: Path) -> Counter[int]:
-    """Return the bytes of a job's files by generation, including those being written."""
-    found: Counter[int] = Counter()
-    for path in (*folder.glob(".*.part"), *folder.glob("*-*/*")):
-        name = path.name.split(".")[1] if path.name.startswith(".") else path.parent.name
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            continue
-        if (number := name.partition("-")[0]).isdecimal():
-            found[int(number)] += size
+def _held(memory: Path, job: str) -> Counter[PointKey]:
+    """Return the bytes of a job's files by point.
+
+    Those being written count as step 0, and so do those that only wait for their upload: both are
+    deleted when their generation has ended.
+    """
+    found: Counter[PointKey] = Counter()
+    for path in memory.glob(f"{job}/*-*/*"):
+        if (point := point_of(path.parent.name)) is not None:
+            found[point] += _size(path)
+    for path in memory.glob(f"{job}/.*.part"):
+        if (number := path.name.split(".")[1]).isdecimal():
+            found[int(number), 0] += _size(path)
+    for path in memory.glob(f"{LINKS}/{job}.*"):
+        of, *numbers = path.name.rsplit(".", 3)
+        if of == job and len(numbers) == 3 and numbers[0].isdecimal():
+            found[int(numbers[0]), 0] += _size(path, links=1)
     return found
+
+
+def _size(path: Path, links: int | None = None) -> int:
+    """Return the bytes of a file; 0 if it cannot be seen, or has another number of names."""
+    try:
+        about = path.stat()
+    except OSError:
+        return 0
+    return about.st_size if links in {None, about.st_nlink} else 0

@@ -51,11 +51,22 @@ class SnapshotPlacement:
     buddies: Mapping[PieceKey, str]
     waits: bool
     """Whether training waits for replicas."""
+    keeps_all: bool = False
+    """Whether what past generations left stays until a point of this one is safe."""
 
     @property
     def files(self) -> int:
         """Return how many snapshot files a rank has at once."""
         return 3 if self.waits else 2
+
+    @property
+    def first_files(self) -> int:
+        """Return how many of them it needs to begin.
+
+        Mostly one: when its second snapshot is due, its first is complete on all ranks, so what
+        past generations left can make room for another file.
+        """
+        return self.files if self.waits or self.keeps_all else 1
 
 
 def state_shape(job: Job) -> StateShape:
@@ -100,7 +111,8 @@ def placement_of(
     writers = writers_of(holders, sizes)
     buddies = buddies_of(holders, writers, sizes, nodes, zones, job.checkpoint.survive)
     waits = waits_for_replicas(buddies, nodes, zones)
-    return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits)
+    keeps_all = job.checkpoint.survive == "zone"
+    return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits, keeps_all)
 
 
 def elements_of(holdings: Holdings, layer: int, piece: int) -> int:

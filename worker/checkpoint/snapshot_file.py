@@ -18,8 +18,10 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -32,6 +34,8 @@ from worker.types import LogicalTensor
 
 FORMAT = 1
 SUFFIX = ".snap"
+LINKS = ".held"
+"""The folder in a node's snapshot memory with second names of the files that wait for upload."""
 PRELUDE = struct.Struct("<8sQ16s")
 """Magic, header length and header checksum."""
 MAGIC = b"SAILOR\x01\n"
@@ -325,17 +329,18 @@ def read_head(path: Path) -> bytes:
 def read_piece(path: Path, piece: Piece) -> bytes:
     """Read one piece and verify its checksum."""
     with open_plain(path) as file:
-        return b"".join(piece_chunks(file.fileno(), piece, name=str(path)))
+        return b"".join(piece_chunks(partial(os.pread, file.fileno()), piece, name=str(path)))
 
 
-def piece_chunks(file: int, piece: Piece, *, name: str) -> Iterator[bytes]:
+def piece_chunks(read: Callable[[int, int], bytes], piece: Piece, *, name: str) -> Iterator[bytes]:
     """Yield the bytes of one piece; at its end ``SnapshotError`` if they are not the sealed ones.
 
-    Linux returns less than 2 GiB at once, whatever is asked for.
+    ``read`` returns so many bytes of the file from an offset on, or fewer: Linux returns less than
+    2 GiB at once, whatever is asked for.
     """
     total, done = xxhash.xxh3_128(), 0
     while done < piece.bytes:
-        data = os.pread(file, min(_CHUNK_BYTES, piece.bytes - done), piece.offset + done)
+        data = read(min(_CHUNK_BYTES, piece.bytes - done), piece.offset + done)
         if not data:
             break
         total.update(data)
@@ -381,7 +386,8 @@ def sealed_files(folder: Path) -> Iterator[SealedFile]:
 
 def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
     """Yield all points in a node's snapshot memory: job, generation, step, folder."""
-    for folder in sorted(memory.glob("*/*-*")):
+    # Unlike Path.glob, it passes over a folder that is deleted meanwhile.
+    for folder in map(memory.joinpath, sorted(glob("*/*-*", root_dir=memory))):
         point = point_of(folder.name)
         if point is not None and folder.is_dir():
             yield folder.parent.name, *point, folder

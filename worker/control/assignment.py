@@ -92,7 +92,16 @@ class Assignment:
             memory_every=spec["memory_every"],
             persist_every=spec["persist_every"],
             zones={node: peer["zone"] for node, peer in spec["peers"].items()},
+            needed=self._needed(),
         )
+
+    def _needed(self) -> frozenset[tuple[int, int]] | None:
+        """Return generation and step of the points of past generations that this one may need."""
+        fallback, restore = self.spec.get("fallback"), self.restore
+        if fallback is None:
+            return None
+        begun_from = restore.generation, restore.step
+        return frozenset({begun_from, (fallback["generation"], fallback["step"])})
 
     @cached_property
     def plan(self) -> Plan:

@@ -186,9 +186,8 @@ class GenerationRun:
         if about.device.type == "cuda":
             set_up(about.device)
         holdings = holdings_for(opened.plan, opened.job)
-        check_node(
-            snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target
-        )
+        job = snapshot_job(opened.job, opened.plan)
+        has_room = check_node(job, opened.plan, holdings, about.snapshot_target)
         self._fetch = StateFetch(about, opened.job, holdings, self._check_cancelled)
         with self._fetch:
             transport = self._meet()
@@ -207,7 +206,7 @@ class GenerationRun:
             trainer.export_state()
         self._milestone("filled")
         del found  # What was fetched takes as much memory as a snapshot.
-        self._open_snapshots(trainer, transport)
+        self._open_snapshots(trainer, transport, has_room)
         self._milestone("reserved")
         self._check_cancelled()
         self._end_phase("rebuild")
@@ -291,15 +290,15 @@ class GenerationRun:
         )
         return self._trainer
 
-    def _open_snapshots(self, trainer: TrainingEngine, transport: Transport) -> None:
-        about = self.assignment
+    def _open_snapshots(self, trainer: TrainingEngine, transport: Transport, room: bool) -> None:
         self._snapshots = SnapshotManager.open(
             trainer,
-            about.snapshot_target,
+            self.assignment.snapshot_target,
             transport,
             on_sealed=self._sealed,
             on_milestone=self._milestone,
             on_no_room=self._report_no_room,
+            all_at_once=room,
         )
         trainer.snapshot_hook = self._snapshots
         self._after_loss.trainer, self._after_loss.snapshots = trainer, self._snapshots
@@ -379,9 +378,10 @@ class GenerationRun:
         self._extra_status["sealed_at"] = {"step": step, "generation": self.assignment.generation}
         self._report_now()
 
-    def _report_no_room(self, needed_bytes: int) -> None:
+    def _report_no_room(self, needed_bytes: int, complete_step: int) -> None:
         """Report that a snapshot waits for room, so that the agent may free some."""
-        self._report_now(room_short=needed_bytes)
+        self._check_cancelled()
+        self._report_now(room_short=needed_bytes, complete_step=complete_step)
 
     # ---- end and failure -------------------------------------------------------------------------
 

@@ -82,10 +82,12 @@ def _holds_state(state: State, report: Report, release: Point | None) -> bool:
 
 
 def _has_unreleased(report: Report, release: Point | None) -> bool:
-    """Whether a node has snapshots of the active job that are not released."""
+    """Whether a node has snapshots of the active job that are not released.
+
+    The released point may be the one from which the running generation began, so snapshots of later
+    generations than the point's are not released either.
+    """
     if release is None:
         return bool(report.sealed)
-    return any(
-        each.point.generation == release.generation and each.point >= release
-        for each in report.sealed
-    )
+    end = release.generation, release.step
+    return any((each.point.generation, each.point.step) >= end for each in report.sealed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import GenerationRecord, JobId, Restore
+from agents.protocol.records import Durable, GenerationRecord, JobId, Restore
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
+from sailord.core.queries.restore_choice import fallback_now
 from sailord.core.queries.restore_point import lineage_of
 from sailord.core.queries.snapshot_intervals import intervals_now
 from sailord.core.queries.timeouts import plain_s, step_of, wait_s
@@ -29,9 +30,17 @@ def next_number(state: State, job: JobId, last: GenerationRecord | None) -> int:
 
 
 def next_record(
-    state: State, active: Active, proposal: Proposal, restore: Restore, reason: str
+    state: State,
+    active: Active,
+    proposal: Proposal,
+    restore: Restore,
+    reason: str,
+    lowers: Durable | None = None,
 ) -> GenerationRecord:
-    """Return the record of the generation that carries out the proposal."""
+    """Return the record of the generation that carries out the proposal.
+
+    ``restore`` and ``lowers`` are those of ``restore_now``.
+    """
     last = active.generation
     often = intervals_now(state, active, proposal)
     step_s = step_of(active, proposal)
@@ -46,6 +55,7 @@ def next_record(
         term=state.term,
         reason=reason,
         lineage=() if last is None else lineage_of(last),
+        fallback=fallback_now(state, active, restore, lowers),
         memory_every=often.memory_every,
         persist_every=often.persist_every,
         usd_per_hour=proposal.usd_per_hour,

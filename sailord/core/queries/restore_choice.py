@@ -8,7 +8,15 @@ from sailord.core.model.phases import Held, Opening, Waiting
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import next_order, usable, why_no_node
-from sailord.core.queries.restore_point import failure_domains, release_point, restore_point
+from sailord.core.queries.restore_point import (
+    failure_domains,
+    fallback_point,
+    piece_holders,
+    release_point,
+    restore_point,
+    safe_points,
+    single_holders,
+)
 from sailord.core.queries.sealing import awaits_seals
 
 
@@ -183,17 +191,44 @@ def release_now(state: State) -> Point | None:
     active = state.active
     if active is None or active.generation is None or isinstance(active.phase, Opening):
         return None
-    point = release_point(
-        in_memory(state, active.job),
-        layers=state.job.layers,
-        atoms=state.job.atoms,
-        record=active.generation,
-        durable=state.durables.get(active.job),
-        domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
-    )
+    safe = _safe_points(state, active, state.durables.get(active.job))
+    point = release_point(safe, active.generation)
     if point is not None and active.checkpointing.securing is not None:
         point = min(point, active.checkpointing.securing.point)
     return point
+
+
+def fallback_now(
+    state: State, active: Active, restore: Restore, lowers: Durable | None = None
+) -> Point | None:
+    """Return the only other point of past generations that one which begins from ``restore`` needs,
+    until a point of its own is safe.
+
+    ``lowers`` counts as the newest checkpoint, since that cannot be read.
+
+    ``None``: it may need all. A job that must survive the loss of a zone has three such points: a
+    node's loss leaves a newer one than a zone's.
+    """
+    if state.job.saving.survive == "zone":
+        return None
+    layers, atoms = state.job.layers, state.job.atoms
+    complete = single_holders(piece_holders(in_memory(state, active.job)), layers, atoms)
+    # A checkpoint that cannot be read sends the job back to what is in memory.
+    newest = lowers or state.durables.get(active.job)
+    durable = newest if restore.source == "memory" else None
+    safe = _safe_points(state, active, durable)
+    return fallback_point(safe, complete, restore, active.generation)
+
+
+def _safe_points(state: State, active: Active, durable: Durable | None) -> set[Point]:
+    """Return the points that survive the loss of one failure domain."""
+    return safe_points(
+        in_memory(state, active.job),
+        state.job.layers,
+        state.job.atoms,
+        durable=durable,
+        domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
+    )
 
 
 def safe_point(state: State, released: Point | None) -> Point | None:

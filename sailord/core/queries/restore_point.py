@@ -83,26 +83,71 @@ def whole_points(holders: Holders, layers: int, atoms: int, *, copies: int = 1) 
     }
 
 
-def release_point(
+def single_holders(holders: Holders, layers: int, atoms: int) -> dict[Point, frozenset[str]]:
+    """Return by complete point: who alone has a piece of it, so that their loss takes the point."""
+    return {
+        point: frozenset(
+            name for names in holders[point].values() if len(names) == 1 for name in names
+        )
+        for point in whole_points(holders, layers, atoms)
+    }
+
+
+def safe_points(
     held: SealedByNode,
-    *,
     layers: int,
     atoms: int,
-    record: GenerationRecord,
+    *,
     durable: Durable | None,
     domains: Mapping[NodeId, str],
-) -> Point | None:
-    """Return the newest point of a generation that survives the loss of one failure domain.
+) -> set[Point]:
+    """Return the points that survive the loss of one failure domain.
 
-    ``domains`` has exactly the nodes that can hold copies, members or not. Snapshots before the
-    point are no longer needed. ``None``: keep everything, since the only safe copy may be of
-    another generation.
+    ``domains`` has exactly the nodes that can hold copies, members or not.
     """
     copies = min(2, len(set(domains.values())))
     safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
-    if durable is not None:
-        safe.add(durable.point)
-    return max((point for point in safe if point.generation == record.number), default=None)
+    return safe if durable is None else safe | {durable.point}
+
+
+def release_point(safe: Iterable[Point], record: GenerationRecord) -> Point | None:
+    """Return the newest safe point of a generation, or the one in memory from which it began.
+
+    Snapshots before the point are no longer needed. ``None``: keep everything, since the only safe
+    copy may be an older one.
+    """
+    begun_from = record.restore.point if record.restore.source == "memory" else None
+    own = (p for p in safe if p.generation == record.number or p == begun_from)
+    return max(own, default=None)
+
+
+def fallback_point(
+    safe: AbstractSet[Point],
+    complete: Mapping[Point, AbstractSet[str]],
+    restore: Restore,
+    last: GenerationRecord | None,
+) -> Point | None:
+    """Return the newest safe point from which a job can go on if a loss takes its restore point.
+
+    It is the restore point itself if that is safe. ``complete`` has the points of which all pieces
+    are in memory, each with its ``single_holders``. If no point is safe, it is the newest that
+    survives each loss which the restore point does not, else the last generation's, or if that is
+    not complete, the newest other: nodes that are away may have copies of it. ``None``: that is
+    not known, so all may be needed.
+    """
+    if last is None or restore.source == "start":
+        return restore.point
+    line = {p for p in {*safe, *complete} if is_in_lineage(p, last) and p <= restore.point}
+    if line & safe:
+        return max(line & safe)
+    if last.fallback is None:
+        return None if line or restore.source == "memory" else restore.point
+    alone = complete.get(restore.point, frozenset())
+    others = line - {restore.point}
+    outlives = {point for point in others if alone.isdisjoint(complete[point])}
+    if not outlives and last.fallback not in line:
+        outlives = others  # A node that is away may have more copies of them.
+    return max(outlives, default=last.fallback)
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:

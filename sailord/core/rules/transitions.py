@@ -198,7 +198,7 @@ def open_next(
     if why_not:
         return close(state, active, "held", why_not)
     active = replace(active, may_start_over=False)
-    record = next_record(state, active, proposal, restore, reason)
+    record = next_record(state, active, proposal, restore, reason, lowers)
     lost = max(active.progress.step - restore.point.step, 0)
     text = f"generation {record.number} on {counted(len(record.members), 'node')} from step"
     source = f"{restore.source}, {counted(lost, 'step')} lost"

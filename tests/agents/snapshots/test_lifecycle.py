@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +14,14 @@ import pytest
 from agents.core.model import SnapshotsChanged, TroubleChanged
 from agents.daemon.clock import Clock
 from agents.loop import AgentLoop
-from agents.protocol.records import JobId, JobRecord, Point
+from agents.protocol.codec import read
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, Point, Restore
 from agents.snapshots.lifecycle import SnapshotLifecycle
-from agents.snapshots.memory import SnapshotMemory
+from agents.snapshots.memory import SnapshotMemory, delete
 from agents.workers.status import WorkerStatus
 from tests.agents.sealing import write_snapshot
 from tests.processes import until
+from worker.checkpoint.snapshot_file import LINKS
 
 JOB = JobId("job")
 RANKS = 16
@@ -29,13 +34,21 @@ class Node:
         self.queued: list[tuple[int, int]] = []
         """Steps and ranks whose upload was queued."""
         self.told: list[str] = []
+        self.sending: set[int] = set()
+        """Steps that the store is being given."""
+        self.given_up: set[int] = set()
+        """Steps whose links were deleted."""
         self.held: list[int] = []
         """The step of the last point that was reported, if any, at each change."""
         any_: Any = SimpleNamespace(
             job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
         )
         state: Any = SimpleNamespace(
-            node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=(), job=JOB, left=0
+            node=SimpleNamespace(id="a.1.1", state="ready"),
+            uploaded=(),
+            job=JOB,
+            left=0,
+            record=None,
         )
         self.workers, self.state = any_, state
         memory = SnapshotMemory(folder)
@@ -48,8 +61,19 @@ class Node:
         uploader: Any = SimpleNamespace(
             add=lambda file: self.queued.append((file.point.step, file.header.rank)),
             target=lambda file: file.path.name,
+            is_sending=lambda file: file.point.step in self.sending,
+            give_up=lambda file: self.given_up.add(file.point.step),
         )
         self.lifecycle.uploader = uploader
+
+    @property
+    def links(self) -> Path:
+        return self.lifecycle.memory.folder / LINKS
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while running := self.lifecycle._tasks._running:
+            await asyncio.wait(list(running))
 
     def hear(self, event: object) -> None:
         if isinstance(event, TroubleChanged):
@@ -87,7 +111,7 @@ async def test_third_point_is_skipped_for_all_ranks_and_reported_until_one_is_st
     node.seal(15)
     assert node.queued == []
     (told,) = node.told
-    assert told.startswith("step 15 is skipped: uploads of 2 older steps have not ended; ")
+    assert told.startswith("step 15 is skipped, since older ones (5, 10) are not uploaded yet: ")
     for name, linked in list(node.lifecycle._linked.items()):
         if name[1].step == 5 and name[2] > 0:
             node.lifecycle.uploaded(linked, None)
@@ -186,6 +210,16 @@ def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
     assert told == [(JOB, 3)]
 
 
+@pytest.mark.parametrize(("said", "complete"), [({"complete_step": 7}, Point(7, 2)), ({}, None)])
+def test_the_agent_hears_which_point_is_complete_where_room_is_short(said, complete):
+    told = []
+    snapshots = SimpleNamespace(hear=lambda *_, **about: told.append(about))
+    loop: Any = SimpleNamespace(snapshots=snapshots, joiner=SimpleNamespace(hear=lambda *_: None))
+    status = {"generation": 2, "rank": 0, "taking": "running", "room_short": 9, **said}
+    AgentLoop.hear(loop, JOB, read(WorkerStatus, status))
+    assert told == [{"sealed_at": None, "bytes_short": 9, "complete": complete}]
+
+
 def test_trouble_of_one_job_is_neither_reported_nor_hidden_as_that_of_the_next(node):
     lifecycle, text = node.lifecycle, "replicas stay in z1: no node in another zone is ready"
     lifecycle._set_trouble(JobId("job"), "copies", text)
@@ -207,3 +241,185 @@ async def test_snapshots_of_an_ended_job_wait_for_its_store_no_longer(node):
     assert node.lifecycle._linked == {}
     node.seal(10, ranks=2)
     assert len(node.lifecycle._linked) == 2, "the folder of links stays"
+
+
+OWN = {(2, 10), (2, 11), (2, 12)}
+STAY = {(1, 4), (1, 8), *OWN}
+
+
+@pytest.mark.parametrize(
+    ("complete", "left"),
+    [(None, STAY), (Point(12, 2), OWN), (Point(10, 3), STAY), (Point(99, 2), STAY)],
+    ids=["none yet", "its own", "another generation's", "one that is not here"],
+)
+async def test_worker_without_room_gets_that_of_what_past_generations_left(node, complete, left):
+    memory = node.lifecycle.memory
+    for generation, step in {*STAY, (1, 6), (1, 9)}:
+        write_snapshot(memory.folder, generation=generation, step=step)
+    memory.open()
+    node.workers.generation = 2
+    restore = Restore(Point(8, 1), "memory")
+    node.state.record = GenerationRecord(
+        JOB, 2, "open", "", (), restore, 1, "", fallback=Point(4, 1)
+    )
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1, complete=complete)
+    await until(lambda: {(p.generation, p.step) for p in memory._points(JOB)} == left)
+    await until(lambda: len(list(memory.folder.glob("*/*/*.snap"))) == len(left))
+    assert node.held[-1] == 12
+
+
+def record_of(job: JobId = JOB) -> GenerationRecord:
+    return GenerationRecord(job, 1, "open", "", (), Restore(Point(0, 0), "start"), 1, "")
+
+
+async def test_worker_without_room_gets_that_of_the_newest_point_that_waits_for_its_upload(node):
+    """All its files: without one of them the others are no checkpoint."""
+    node.seal(5, ranks=4)
+    node.seal(10, ranks=4)
+    node.state.record = record_of()
+    node.lifecycle.free_bytes = lambda: 0
+    for rank in range(4):
+        node.lifecycle.hear(JOB, rank, sealed_at=None, bytes_short=2)
+    await node.idle()
+    assert {name[1].step for name in node.lifecycle._linked} == {5}
+    assert len(list(node.links.iterdir())) == 4
+    assert node.given_up == {10}
+    assert node.told[-1].startswith("step 10 is not uploaded: the next snapshot needed ")
+
+
+async def test_no_upload_is_dropped_for_a_worker_that_has_got_room(node, monkeypatch):
+    """It asks each second, also while files are being deleted for it."""
+    node.state.record = replace(record_of(), number=2, fallback=Point(0, 0))
+    write_snapshot(node.lifecycle.memory.folder, step=4)
+    node.lifecycle.memory.open()
+    node.workers.generation = 2
+    write_snapshot(node.lifecycle.memory.folder, step=5, generation=2, persist=True)
+    node.lifecycle.hear(JOB, 0, sealed_at=Point(5, 2), bytes_short=0)
+
+    async def to_thread(act, *of, **how):
+        if act == delete:
+            node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+            await asyncio.sleep(0)
+        return act(*of, **how)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    node.lifecycle.free_bytes = lambda: 0
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert list(node.lifecycle.memory.folder.glob("job/1-4/*")) == []
+    assert {name[1].step for name in node.lifecycle._linked} == {5}
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert node.lifecycle._linked == {}, "that was not enough"
+
+
+@pytest.mark.parametrize(
+    ("record", "complete", "is_kept"),
+    [
+        (None, None, True),
+        (record_of(JobId("other")), None, True),
+        (record_of(), None, False),
+        (None, Point(5, 1), False),
+    ],
+)
+async def test_agent_that_has_not_read_what_a_job_can_spare_drops_no_upload(
+    node, record, complete, is_kept
+):
+    node.seal(5, ranks=1)
+    node.state.record = record
+    node.lifecycle.free_bytes = lambda: 0
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1, complete=complete)
+    await node.idle()
+    assert bool(node.lifecycle._linked) is is_kept
+
+
+def test_one_point_waits_for_the_store_where_there_is_no_room_for_another(node):
+    node.lifecycle.free_bytes = lambda: 0
+    node.seal(5, ranks=2)
+    node.seal(10, ranks=2)
+    assert node.queued == [(5, 0), (5, 1)]
+    (told,) = node.told
+    assert told.startswith("step 10 is skipped, since older ones (5) are not uploaded yet: ")
+
+
+@pytest.mark.parametrize(("sending", "left"), [(set(), 10), ({5}, 5)], ids=["waits", "is sent"])
+async def test_ordered_upload_replaces_one_that_waits_where_there_is_no_room(node, sending, left):
+    node.lifecycle.free_bytes = lambda: 0
+    node.seal(5, ranks=2)
+    node.seal(10, ranks=2)
+    node.sending |= sending
+    for step in (10, 5):
+        node.lifecycle.upload_now(JOB, Point(step, 1))
+    await node.idle()
+    assert [name[1].step for name in node.lifecycle._linked] == [left, left]
+    assert len(list(node.links.iterdir())) == 2
+    assert node.given_up == ({5} if left == 10 else set())
+
+
+@pytest.mark.parametrize("when", ["begin", "room is short"])
+async def test_file_that_no_status_told_of_is_found(node, when):
+    """Its worker was killed just after it had sealed it."""
+    memory = node.lifecycle.memory
+    write_snapshot(memory.folder, step=9)
+    if when == "begin":
+        node.lifecycle.begin()
+        assert node.held == [9]
+    else:
+        node.state.record = replace(record_of(), number=2, fallback=Point(0, 0))
+        node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+        await node.idle()
+        assert list(memory.folder.glob("job/*/*")) == []
+
+
+def test_folder_that_is_deleted_as_a_generation_begins_is_passed_over(node, monkeypatch):
+    memory = node.lifecycle.memory
+    write_snapshot(memory.folder, step=9)
+    memory.open()
+    gone, scan = memory.delete_job(JOB), os.scandir
+
+    def scandir(folder):
+        if Path(folder).name == "job":
+            delete(gone)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    node.lifecycle.begin()
+    assert memory.sealed(JOB) == ()
+    assert not (memory.folder / "job").exists(), "it was not deleted meanwhile"
+
+
+async def test_file_that_was_uploaded_while_room_is_made_is_passed_over(node, monkeypatch):
+    node.seal(5, ranks=2)
+    node.state.record = record_of()
+    node.lifecycle.free_bytes = lambda: 0
+    second = node.lifecycle._linked[JOB, Point(5, 1), 1]
+
+    async def to_thread(act, *of, **how):
+        if second.key in node.lifecycle._linked:
+            node.lifecycle.uploaded(second, None)
+        return act(*of, **how)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert node.lifecycle._linked == {}
+
+
+async def test_order_to_upload_gets_no_link_that_is_being_deleted(node, monkeypatch):
+    node.seal(5, ranks=1)
+    node.queued.clear()
+    node.state.record = record_of()
+    node.lifecycle.free_bytes = lambda: 1 - len(list(node.links.iterdir()))
+
+    async def to_thread(act, *of, **how):
+        node.lifecycle.upload_now(JOB, Point(5, 1))
+        return act(*of, **how)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    node.lifecycle.hear(JOB, 0, sealed_at=None, bytes_short=1)
+    await node.idle()
+    assert node.queued == [], "a link that is gone"
+    assert list(node.links.iterdir()) == []
+    node.lifecycle.upload_now(JOB, Point(5, 1))
+    assert node.queued == [(5, 0)], "the order comes again"
+    assert len(list(node.links.iterdir())) == 1

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from agents.protocol.records import Holding, JobId, Point, Sealed
+from agents.protocol.records import GenerationRecord, Holding, JobId, Point, Restore, Sealed
 from agents.rpc.signing import REQUEST_HEADER, TICKET_S, ClusterKey, Verifier, sign_request
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
@@ -120,6 +120,24 @@ def test_unfinished_files_of_a_process_that_is_not_reaped_yet_are_deleted(tmp_pa
         os.waitpid(pid, 0)
 
 
+def test_what_a_worker_sealed_just_before_it_was_killed_is_found(tmp_path):
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    write_snapshot(tmp_path, step=1)
+    memory.worker_ended()
+    assert [each.point for each in memory.sealed(JOB)] == [Point(1, 1)]
+
+
+def test_files_that_are_being_deleted_are_not_found_again(tmp_path):
+    write_snapshot(tmp_path, step=1)
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    gone = memory.release(JOB, Point(2, 1), running=0)
+    memory.worker_ended()
+    delete(gone)
+    assert points(memory) == [], "the leader would count on it"
+
+
 def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)
@@ -157,6 +175,33 @@ def test_release_deletes_the_points_that_a_safe_point_supersedes(tmp_path, safe,
     again.open()
     assert points(again) == left
     assert points(again, JobId("other")) == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fallback", "kept"),
+    [
+        (Point(6, 1), [(1, 6), (2, 9)]),
+        (Point(9, 2), [(2, 9)]),
+        (None, [(1, 4), (1, 6), (1, 8), (1, 9), (2, 9), (2, 10)]),
+    ],
+    ids=["an older point", "the restore point itself", "an older leader does not say"],
+)
+def test_only_what_the_record_names_stays_of_past_generations_when_room_is_short(
+    tmp_path, fallback, kept
+):
+    made = [(1, 4), (1, 6), (1, 8), (1, 9), (2, 9), (2, 10)]
+    for generation, step in (*made, (3, 10), (4, 11)):
+        write_snapshot(tmp_path, generation=generation, step=step)
+    write_snapshot(tmp_path, generation=1, step=4, job="other")
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    restore = Restore(Point(9, 2), "memory")
+    record = GenerationRecord(JOB, 3, "open", "", (), restore, 1, "", fallback=fallback)
+    delete(memory.release_spare(record))
+    again = SnapshotMemory(tmp_path)
+    again.open()
+    assert sorted(points(again)) == [*kept, (3, 10), (4, 11)]
+    assert points(again, JobId("other")) == [(1, 4)]
 
 
 def test_later_replicas_of_a_rank_supersede_earlier_ones_without_a_leader(tmp_path):

@@ -145,6 +145,7 @@ class Run:
     is_leaving: bool = False
     ended: int = 0
     silent_s: float = 60.0
+    uploader: Uploader | None = None
     looks_until_known: int = 0
     """How often the uploader finds that the job was not read yet."""
 
@@ -173,6 +174,7 @@ class Run:
             retry_s=0.02,
             silent_s=self.silent_s,
         )
+        self.uploader = uploading
         for snapshot in snapshots:
             uploading.add(snapshot)
         task = asyncio.create_task(uploading.run())
@@ -255,6 +257,34 @@ async def test_an_upload_that_hangs_blocks_no_later_generation(tmp_path, monkeyp
         answers.set()
     assert [vote.point.step for vote in run.votes] == [7]
     assert run.ended > 1, "one of those that hang was given up"
+
+
+async def test_an_upload_that_hangs_is_given_up_at_once_when_its_file_is_deleted(
+    tmp_path, monkeypatch
+):
+    """A worker needs the memory, and the next upload its turn."""
+    answers, wrote = threading.Event(), upload.write_once
+
+    def hang(system, target, content):
+        if "1-7" not in target:
+            answers.wait()
+        wrote(system, target, content)
+
+    monkeypatch.setattr(upload, "write_once", hang)
+    run = Run(f"file://{tmp_path}/far")
+    old = [snapshot_of(tmp_path / str(number), step=5) for number in range(upload.THREADS)]
+
+    def has_voted() -> bool:
+        for snapshot in filter(run.uploader.is_sending, old):
+            snapshot.path.unlink()
+            run.uploader.give_up(snapshot)
+        return bool(run.votes)
+
+    try:
+        await run.until(has_voted, *old, snapshot_of(tmp_path / "memory", step=7))
+    finally:
+        answers.set()
+    assert ([vote.point.step for vote in run.votes], run.troubles) == ([7], [])
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), snapshot_file.SnapshotError("changed")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Peak
+from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Peak, Point
 from agents.rpc.signing import ClusterKey
 from agents.workers.specs import GenerationDetails, RankMap, WorkerSettings, specs
 
@@ -50,3 +50,11 @@ def test_a_spec_says_which_peers_had_left(tmp_path):
 def test_a_spec_without_predictions_has_no_peak(tmp_path):
     (spec, _) = told(tmp_path, replace(RECORD, peaks=()), None)
     assert (spec["peak"], spec["device_bytes"]) == (None, None)
+
+
+def test_a_spec_says_to_which_point_a_loss_may_take_the_job_back(tmp_path):
+    """Unless the leader is of a version that does not."""
+    (spec, _) = told(tmp_path / "new", replace(RECORD, fallback=Point(3, 1)), None)
+    assert spec["fallback"] == {"step": 3, "generation": 1}
+    (spec, _) = told(tmp_path / "old", RECORD, None)
+    assert spec["fallback"] is None

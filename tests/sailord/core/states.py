@@ -237,6 +237,7 @@ G4 = replace(
     generation(number=4),
     restore=Restore(Point(40, 3), "memory"),
     lineage=(Point(10, 2),),
+    fallback=Point(40, 3),
 )
 OPENING = Opening(G4, proposal())
 
@@ -254,6 +255,6 @@ def parked(*steps: int) -> State:
 
 
 def opened(**others: object) -> WriteGeneration:
-    """The write of the next generation's record."""
+    """The write of the next generation's record, from a point that no loss takes."""
     made = replace(G4, reason="a reason", plan="plan-ab", **others)  # type: ignore[arg-type] # fields of a record
-    return WriteGeneration(made, replaces=G)
+    return WriteGeneration(replace(made, fallback=made.restore.point), replaces=G)

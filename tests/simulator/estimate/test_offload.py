@@ -175,6 +175,13 @@ def test_hosts_without_room_do_not_fit() -> None:
     assert OFFLOAD_NOTE not in world.estimator.estimate(two_stages()).notes
 
 
+def test_offload_leaves_room_for_the_snapshots_of_each_kind_of_job() -> None:
+    job = fixed_world().job
+    far = replace(job, checkpoint=replace(job.checkpoint, survive="zone"))
+    sizes = {snapshot_bytes(each) for each in (replace(job, zero=1), far)}
+    assert sizes == {snapshot_bytes(job) * 8 // 6}
+
+
 def test_the_share_of_a_machines_memory_is_the_catalogues() -> None:
     facts = fixed_world().estimator.facts
     assert facts.host_bytes_per_gpu(place()) == 30 * 2**30

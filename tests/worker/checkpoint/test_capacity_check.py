@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,23 @@ def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> SnapshotPlac
 
 def test_node_needs_room_for_all_its_ranks_and_for_replicas():
     shared = sharing({(0, 1): "b", (1, 0): "b"}, waits=True)
-    assert node_need(shared, "a") == NodeNeed(own=1000 + 2 * 200 + 30, copies=0, files=3)
-    assert node_need(shared, "b") == NodeNeed(own=1000, copies=230, files=3)
-    assert node_need(sharing({}, waits=False), "b") == NodeNeed(own=1000, copies=0, files=2)
-    assert node_need(shared, "b").now == 3 * 1000 + 3 * 230
+    assert node_need(shared, "a") == NodeNeed(1000 + 2 * 200 + 30, 0, files=3, first_files=3)
+    assert node_need(shared, "b") == NodeNeed(1000, copies=230, files=3, first_files=3)
+    assert node_need(sharing({}, waits=False), "b") == NodeNeed(1000, 0, files=2, first_files=1)
+    assert node_need(shared, "b").first == 3 * 1000 + 3 * 230
     assert node_need(shared, "b").during_change == 5 * 1000 + 3 * 230
 
 
+def test_without_replicas_each_keeper_has_room_for_three_files_at_most():
+    """Two that are left and the first; later two, and one that is uploaded."""
+    assert node_need(sharing({}, waits=False), "b").during_change == 3 * 1000
+
+
 MIB = 1 << 20
-NEED = NodeNeed(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 in a reconfiguration
+NEED = NodeNeed(own=10 * MIB, copies=2 * MIB, files=2, first_files=1)
+"""16 MiB to begin, 26 for all files, 36 in a reconfiguration."""
+NEEDED = [(3, 20), (3, 10)]
+"""The generation begins from the first of these, and may need the second."""
 
 
 def put(folder: Path, name: str, mib: int) -> None:
@@ -53,33 +62,97 @@ def put(folder: Path, name: str, mib: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "ours", "left", "missing"),
+    ("free_mib", "ours", "left", "expected"),
     [
-        (46, 0, 0, None),
-        (45, 0, 0, (46, 45)),
-        (26, 20, 0, None),  # Other ranks of this node have reserved theirs.
-        (26, 0, 20, None),  # The previous generation's files exist already.
-        (25, 0, 21, (26, 25)),
-        (26, 0, 10, (36, 26)),
+        (36, 0, {}, True),
+        (35, 0, {}, (36, 35)),
+        (16, 20, {}, True),  # Other ranks of this node have reserved theirs.
+        (26, 0, {"3-20": 10}, True),
+        (16, 0, {"3-20": 20}, False),  # Only the first file fits beside what is left.
+        (15, 0, {"3-20": 21}, (16, 15)),
+        (16, 0, {"3-20": 10}, (26, 16)),
+        (15, 0, {"3-10": 10, "3-20": 11}, (16, 15)),
+        (6, 0, {"3-10": 10, "3-15": 10, "3-20": 10}, False),
+        (6, 0, {"3-10": 10, "3-20": 10, "3-25": 10}, False),
+        (5, 0, {"3-10": 10, "3-15": 10, "3-20": 11}, (6, 5)),
     ],
-    ids=["fits", "no change", "reserved", "left", "full of what is left", "too little left"],
+    ids=[
+        "fits",
+        "no change",
+        "reserved",
+        "beside what is left",
+        "only the first",
+        "full of what is left",
+        "too little left",
+        "what may be needed stays",
+        "the agent can delete one between",
+        "the agent can delete one after",
+        "that does not suffice",
+    ],
 )
-def test_existing_files_count_as_used_room(tmp_path, monkeypatch, free_mib, ours, left, missing):
+def test_existing_files_count_as_used_room(tmp_path, monkeypatch, free_mib, ours, left, expected):
     monkeypatch.setattr(capacity_check, "free_bytes", lambda _: free_mib * MIB)
     put(tmp_path, ".4.0.77.0.part", ours)
-    put(tmp_path, "3-20/0.snap", left)
+    for point, mib in left.items():
+        put(tmp_path, f"{point}/0.snap", mib)
     put(tmp_path, "not-a-point/x", 99)
-    if missing is None:
-        check_room(NEED, tmp_path, "job", 4)
+    if isinstance(expected, bool):
+        assert check_room(NEED, tmp_path, "job", 4, NEEDED) == expected
         return
     with pytest.raises(snapshot_file.NoRoomError) as raised:
-        check_room(NEED, tmp_path, "job", 4)
-    needed, there = missing
+        check_room(NEED, tmp_path, "job", 4, NEEDED)
+    needed, there = expected
     assert raised.value.needed_bytes == needed * MIB
     assert raised.value.filename == str(tmp_path)
     text = raised.value.strerror
     assert f"{needed}.0 MiB are needed on this node" in text
     assert f"{there}.0 MiB are free; enlarge that file system" in text
+
+
+def test_agent_deletes_nothing_for_a_leader_that_does_not_say_what_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: 15 * MIB)
+    put(tmp_path, "3-20/0.snap", 100)
+    with pytest.raises(snapshot_file.NoRoomError):
+        check_room(NEED, tmp_path, "job", 4, None)
+    assert not check_room(NEED, tmp_path, "job", 4, [])
+
+
+def test_where_all_may_be_needed_there_is_room_for_four_files(tmp_path, monkeypatch):
+    """46 MiB: two of each rank, two more in a reconfiguration, and replicas."""
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: 46 * MIB)
+    assert check_room(NEED, tmp_path, "job", 4, None)
+    put(tmp_path, "3-20/0.snap", 20)
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: 26 * MIB)
+    assert check_room(NEED, tmp_path, "job", 4, None)
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: 25 * MIB)
+    with pytest.raises(snapshot_file.NoRoomError, match="2 for each rank"):
+        check_room(NEED, tmp_path, "job", 4, None)
+
+
+def test_job_that_must_survive_a_zone_needs_room_for_four_files():
+    plan = plan_of((5, [(0, 5, 1, "a")]), (3, [(0, 5, 1, "b")]))
+    far = replace(JOB, checkpoint=replace(JOB.checkpoint, survive="zone"))
+    zones = {"a": "y", "b": "z"}
+    three, four = (host_memory(job, plan, zones)["a"].during_change for job in (JOB, far))
+    assert (three * 4, usual_room(JOB) * 8) == (four * 3, usual_room(far) * 6)
+
+
+def test_what_waited_for_upload_as_the_generation_ended_will_go(tmp_path, monkeypatch):
+    """The agent drops its second name as it joins the next one, but that takes a moment."""
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: 0)
+    put(tmp_path, "3-10/0.snap", 10)
+    put(tmp_path, "3-20/0.snap", 10)
+    links = tmp_path / snapshot_file.LINKS
+    links.mkdir()
+    (links / "job.3.20.0").hardlink_to(tmp_path / "job" / "3-20" / "0.snap")
+    with pytest.raises(snapshot_file.NoRoomError):
+        check_room(NEED, tmp_path, "job", 4, NEEDED)
+    put(tmp_path, "0.snap", 16)
+    (tmp_path / "job" / "0.snap").rename(links / "job.other.3.15.0")
+    with pytest.raises(snapshot_file.NoRoomError):
+        check_room(NEED, tmp_path, "job", 4, NEEDED)
+    (links / "job.other.3.15.0").rename(links / "job.3.15.0")
+    assert not check_room(NEED, tmp_path, "job", 4, NEEDED)
 
 
 def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
@@ -114,10 +187,11 @@ JOB = small_job(tied=True)
     ("plan", "nodes", "more"),
     [
         (plan_of((5, [(0, 5, 1, "a")]), (3, [(0, 5, 1, "b")])), "ab", 0),
-        (plan_of((8, [(0, 5, 2, "a")])), "ab", 0),
+        # They wait for replicas.
+        (plan_of((8, [(0, 5, 2, "a")])), "ab", 0.34),
         (plan_of((4, [(0, 5, 1, "a")]), (2, [(0, 5, 1, "b")]), (2, [(0, 5, 2, "c")])), "abc", 0),
         # Its shared tensors are on both nodes, the others on one.
-        (plan_of((8, [(0, 2, 2, "a"), (2, 5, 1, "b")])), "ab", 0.25),
+        (plan_of((8, [(0, 2, 2, "a"), (2, 5, 1, "b")])), "ab", 0.67),
     ],
     ids=["replicas", "one node", "three replicas", "one pipeline"],
 )
@@ -128,4 +202,6 @@ def test_rooms_of_all_nodes_add_up_to_what_submit_says(plan, nodes, more):
     if len(needs) == 1:  # The other node, which has the replicas, is not in the plan.
         whole += capacity_check.COPIES * whole // 5
     assert usual_room(JOB) <= whole <= usual_room(JOB) * (1 + more)
-    assert usual_room(JOB) == 8 * sum(sizes_of(holdings_for(plan, JOB), state_shape(JOB)).values())
+    state = sum(sizes_of(holdings_for(plan, JOB), state_shape(JOB)).values())
+    assert usual_room(JOB) == 6 * state
+    assert usual_room(replace(JOB, zero=1)) == 8 * state

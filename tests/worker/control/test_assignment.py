@@ -42,3 +42,11 @@ def test_what_a_newer_agent_adds_to_an_assignment_is_passed_over(tmp_path: Path)
     assert assignment.restore == RestorePoint(3, 1, "durable")
     assert assignment.peak == DevicePeak(5, 6)
     assert [len(group) for group in assignment.sources()] == [1, 0, 1, 1]
+
+
+def test_a_generation_needs_its_restore_point_and_the_fallback_of_past_ones(tmp_path: Path) -> None:
+    """All of them, if an older agent or leader does not say which."""
+    spec = spec_in(tmp_path)
+    assert Assignment(spec).snapshot_target.needed is None
+    spec["fallback"] = {"step": 2, "generation": 1, "added": 1}
+    assert Assignment(spec).snapshot_target.needed == {(1, 3), (1, 2)}

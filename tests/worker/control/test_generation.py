@@ -14,7 +14,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.control import generation, state_fetch, work_folder
 from worker.control.assignment import Assignment
-from worker.control.generation import GenerationRun
+from worker.control.generation import GenerationEndedError, GenerationRun
 from worker.control.state_fetch import StateFetch
 from worker.distributed.interface import PeerLostError
 from worker.distributed.rank_protocol import OtherCodeError
@@ -178,6 +178,19 @@ def test_a_failure_of_any_length_is_one_short_line_in_the_status(tmp_path: Path,
     assert failed["failure"].startswith("train.py:3: RuntimeError: Missing key layer.0 Missing key")
     assert len(failed["failure"]) == FAILURE_MAX
     assert "Missing key layer.99999" in capsys.readouterr().out, "the log has all of it"
+
+
+def test_worker_without_room_says_once_which_snapshot_is_complete_on_all_ranks(tmp_path) -> None:
+    reports: list[dict[str, Any]] = []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+    run._report_no_room(9, 7)
+    run._report_now()
+    short, next_one = reports
+    assert (short["room_short"], short["complete_step"]) == (9, 7)
+    assert not {"room_short", "complete_step"} & next_one.keys()
+    run.end()
+    with pytest.raises(GenerationEndedError):
+        run._report_no_room(9, 7)
 
 
 @pytest.mark.parametrize(

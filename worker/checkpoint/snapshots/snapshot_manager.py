@@ -58,12 +58,18 @@ class SnapshotTarget:
     persist_every: int | None
     zones: Mapping[str, str]
     """The zone of every known node."""
+    needed: frozenset[tuple[int, int]] | None = None
+    """Generation and step of the points of past generations that this one may need; the agent
+    deletes others when room is short. ``None``: all."""
 
 
-def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
-    """Raise ``NoRoomError`` if the node's memory cannot hold the snapshots of its ranks."""
+def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> bool:
+    """Return whether the node's memory has room for all files of its ranks at once.
+
+    Raises ``NoRoomError`` if it cannot hold the snapshots of its ranks.
+    """
     need = node_need(placement_of(job, plan, holdings, target.zones), target.node)
-    check_room(need, target.memory, target.job, target.generation)
+    return check_room(need, target.memory, target.job, target.generation, target.needed)
 
 
 def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, SnapshotPlacement]:
@@ -165,9 +171,14 @@ class SnapshotManager:
         *,
         on_sealed: Callable[[int], None] = lambda _: None,
         on_milestone: OnMilestone = lambda _: None,
-        on_no_room: Callable[[int], None] = lambda _: None,
+        on_no_room: Callable[[int, int], None] = lambda *_: None,
+        all_at_once: bool = True,
     ) -> Self:
-        """Reserve room for all snapshot files that will exist at once."""
+        """Reserve room for all snapshot files that will exist at once, or only for the first.
+
+        ``on_no_room`` gets the needed bytes, and the last step whose snapshot is known to be
+        complete on all ranks, so that no older point is needed; 0: there is none.
+        """
         header, placement = header_of(trainer, target)
         sources = CopySources.of(header, trainer.buffers)
         stalls = StallStats(placement.waits)
@@ -176,8 +187,14 @@ class SnapshotManager:
             stalls.sealed(step)
             on_sealed(step)
 
-        writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
-        writer.reserve(placement.files)
+        def lacks_room(needed_bytes: int, safe_step: int) -> None:
+            # A replica that was given up is on no other node, but one of an older point may be.
+            is_safe = not placement.waits and target.needed is not None
+            on_no_room(needed_bytes, safe_step if is_safe else 0)
+
+        writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, lacks_room)
+        more = placement.files - placement.first_files if all_at_once else 0
+        writer.reserve(placement.first_files, more)
         found = cls(trainer, target, writer, transport, stalls, placement)
         found._compared = found._agreed_at = trainer.progress.step
         return found

@@ -1,9 +1,10 @@
 """Copies a rank's state into snapshot files in memory while training continues.
 
 A snapshot is of the state between two steps, which only the next update changes. So the copy has
-the time of the next forward and backward pass, and only that update waits for it. All files that
-are ever needed at once are made before training, so that a full memory is noticed early. The file
-of a point that is no longer needed is overwritten; to keep it, hold a hard link to it.
+the time of the next forward and backward pass, and only that update waits for it. Files are made
+before training, so that a full memory is noticed early; where what past generations left still
+fills it, the second one is made when it is needed, since that can go by then. The file of a point
+that is no longer needed is overwritten; to keep it, hold a hard link to it.
 """
 
 from __future__ import annotations
@@ -113,10 +114,11 @@ class SnapshotWriter:
     sources: CopySources
     on_sealed: Callable[[int], None] = lambda _: None
     on_milestone: OnMilestone = lambda _: None
-    on_no_room: Callable[[int], None] = lambda _: None
-    """Called repeatedly with the needed bytes while there is no room for another file."""
+    on_no_room: Callable[[int, int], None] = lambda *_: None
+    """Called repeatedly while there is no room for another file, with the needed bytes and the step
+    before which points may be overwritten; an error of it ends the wait."""
     room_wait_s: float = 30.0
-    """Seconds to wait for room in a full memory during training."""
+    """Seconds to wait for room in a full memory."""
     sealed: snapshot_file.Header | None = None
     """The header of the last sealed snapshot."""
     _slots: list[_SnapshotSlot] = field(default_factory=list)
@@ -129,18 +131,25 @@ class SnapshotWriter:
     _failure: BaseException | None = None
     _copier: SnapshotCopier = field(default_factory=SnapshotCopier)
 
-    def reserve(self, count: int) -> None:
-        """Make the files; ``NoRoomError`` says how many bytes they need."""
+    def reserve(self, count: int, more: int = 0) -> None:
+        """Make files; ``NoRoomError`` says how many bytes they need. ``more`` are made if there is
+        room for them."""
         size = self.template.total_bytes
         try:
             while len(self._slots) < count:
-                self._slots.append(self._new())
+                self._slots.append(self._new_when_room(0))
         except snapshot_file.NoRoomError as error:
             self.close()
             text = f"{count} files at once: {snapshot_file.no_room(self.memory, size * count)}"
             raise snapshot_file.NoRoomError.of(
                 error.errno, text, self.memory, size * count
             ) from None
+        except BaseException:
+            self.close()
+            raise
+        with suppress(snapshot_file.NoRoomError):
+            for _ in range(more):
+                self._slots.append(self._new())
 
     def begin(
         self, progress: snapshot_file.SavedProgress, *, persist: bool, safe_step: int
@@ -234,10 +243,10 @@ class SnapshotWriter:
                 return file
             self._slots.remove(file)
             file.close()
-        self._slots.append(self._new_when_room())
+        self._slots.append(self._new_when_room(safe_step))
         return self._slots[-1]
 
-    def _new_when_room(self) -> _SnapshotSlot:
+    def _new_when_room(self, safe_step: int) -> _SnapshotSlot:
         """Make another file, retrying while the agent may release old ones."""
         now = reported_at = time.monotonic()
         deadline = now + self.room_wait_s
@@ -249,7 +258,7 @@ class SnapshotWriter:
                 if now > deadline:
                     raise
                 if now >= reported_at:
-                    self.on_no_room(error.needed_bytes)
+                    self.on_no_room(error.needed_bytes, safe_step)
                     reported_at = now + _REPORT_S
                 time.sleep(_POLL_S)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobId, JobState
+from agents.protocol.records import JobId, JobState, Point, Restore
 from sailord.core.model.events import Ticked
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.state import State
-from sailord.core.queries.drain_status import drained, stuck
+from sailord.core.queries.drain_status import drained, holders, stuck
+from sailord.core.queries.restore_choice import release_now
 from tests.sailord.core.states import (
     NOW,
     A,
@@ -101,6 +102,22 @@ def test_snapshots_of_a_waiting_job_are_needed(
 def test_member_of_a_closed_generation_is_safe() -> None:
     over = state(None, node(A), leaving(), generation=generation(A, C, state="closed"))
     assert drained(over) == frozenset({C})
+
+
+@pytest.mark.parametrize(("of", "is_free"), [(4, False), (2, True)], ids=["newest", "old"])
+def test_newest_step_is_needed_though_older_ones_than_the_restore_point_are_released(
+    of: int, is_free: bool
+) -> None:
+    """The fourth generation has ended; two nodes have the point from which it began."""
+    ended = replace(
+        generation(A, B, C, number=4, state="closed"), restore=Restore(Point(40, 3), "memory")
+    )
+    others = (node(id_, report(id_, "idle", sealed=(40,))) for id_ in (A, B))
+    alone = leaving(report(C, "idle", sealed=(41,), of=of))
+    now = state(None, *others, alone, generation=ended)
+    assert release_now(now) == Point(40, 3)
+    assert drained(now) == (frozenset({C}) if is_free else frozenset())
+    assert (C in holders(now)) != is_free
 
 
 def test_snapshots_of_an_unknown_job_are_not_needed() -> None:

@@ -29,9 +29,13 @@ from sailord.core.model.state import Check, Commit, State
 from sailord.core.queries.restore_choice import release_now
 from sailord.core.queries.restore_point import (
     failure_domains,
+    fallback_point,
     is_in_lineage,
+    piece_holders,
     release_point,
     restore_point,
+    safe_points,
+    single_holders,
 )
 from sailord.core.rules.checkpoint_rules import covering
 from tests.sailord.core.states import (
@@ -210,6 +214,8 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         ([("a", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 3), ("b", 40, 3)], "a", "node", None, Point(40, 3)),
         ([("a", 40, 2), ("b", 40, 2)], "ab", "node", None, None),
+        ([("a", 10, 2), ("b", 10, 2)], "ab", "node", None, Point(10, 2)),
+        ([("a", 10, 2)], "ab", "node", None, None),
         ([("a", 41, 3)], "ab", "node", durable(40), Point(40, 3)),
         ([], "ab", "node", durable(40, 2), None),
         (TWO_AND_TWO, "abc", "zone", None, Point(40, 3)),
@@ -224,6 +230,8 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         "the only node",
         "an absent node is no failure domain",
         "another generation's",
+        "the one from which it began",
+        "one copy of that",
         "durable",
         "durable before",
         "two zones",
@@ -241,8 +249,83 @@ def test_release_point(
     expected: Point | None,
 ) -> None:
     domains = failure_domains({n: z for n, z in ZONES.items() if n in there}, survive)
-    found = release_point(held(*points), layers=1, atoms=1, record=G, durable=kept, domains=domains)
-    assert found == expected
+    safe = safe_points(held(*points), 1, 1, durable=kept, domains=domains)
+    assert release_point(safe, G) == expected
+
+
+FROM_MEMORY = Restore(Point(41, 3), "memory")
+
+
+@pytest.mark.parametrize(
+    ("safe", "restore", "expected"),
+    [
+        ([Point(30, 3), Point(40, 3), Point(41, 3)], FROM_MEMORY, Point(41, 3)),
+        ([Point(30, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
+        ([Point(10, 2)], FROM_MEMORY, Point(10, 2)),
+        ([], FROM_MEMORY, None),
+        ([Point(11, 2)], FROM_MEMORY, None),
+        ([], FIRST, Point(0, 0)),
+        ([], Restore(Point(38, 3), "durable"), Point(38, 3)),
+        ([Point(42, 3), Point(40, 3)], FROM_MEMORY, Point(40, 3)),
+        ([Point(40, 3), Point(37, 3)], Restore(Point(38, 3), "durable"), Point(37, 3)),
+    ],
+    ids=[
+        "the restore point is safe",
+        "the newest of those before",
+        "an older generation's",
+        "none is safe: all are kept",
+        "a void one",
+        "from the start",
+        "from a checkpoint with nothing in memory",
+        "one after the restore point",
+        "the restore point is a checkpoint",
+    ],
+)
+def test_fallback_point(safe: list[Point], restore: Restore, expected: Point | None) -> None:
+    assert fallback_point(set(safe), {}, restore, LINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("complete", "before", "expected"),
+    [
+        ({41: "a", 40: "a", 10: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "a", 40: "a", 39: "a"}, Point(10, 2), Point(40, 3)),
+        ({41: "a"}, Point(10, 2), Point(10, 2)),
+        ({41: "a", 40: "ab", 39: "b", 38: "c", 10: "a"}, Point(10, 2), Point(39, 3)),
+        ({41: "a", 39: "b"}, Point(40, 3), Point(39, 3)),
+        ({41: "a", 40: "a", 39: "b"}, None, None),
+    ],
+    ids=[
+        "that of before",
+        "that is gone",
+        "none is here",
+        "the newest with other single copies",
+        "so if that of before is away",
+        "an older leader's: all are kept",
+    ],
+)
+def test_where_no_point_is_safe_one_with_other_single_copies_stays_or_the_last_fallback(
+    complete: dict[int, str], before: Point | None, expected: Point | None
+) -> None:
+    """For each step: who alone has a piece of it."""
+    last = replace(LINE, fallback=before)
+    whole = {Point(step, 2 if step == 10 else 3): set(by) for step, by in complete.items()}
+    assert fallback_point(set(), whole, FROM_MEMORY, last) == expected
+
+
+def test_single_holders() -> None:
+    """Of step 40 piece 0 is on node a alone; step 41 is incomplete."""
+    both = [sealed(40, 3, 0, 2), sealed(39, 3, 0, 2)]
+    there = [("a", each) for each in both] + [("b", sealed(40, 3, 1, 2)), ("b", both[1])]
+    held_ = [(NodeId(node), each) for node, each in [*there, ("b", sealed(41, 3, 0, 1))]]
+    assert single_holders(piece_holders(held_), 1, 2) == {
+        Point(40, 3): {"a"},
+        Point(39, 3): set(),
+    }
+
+
+def sealed(step: int, of: int, first: int, end: int) -> Sealed:
+    return Sealed(Point(step, of), (Holding(0, first, end),))
 
 
 def test_unused_node_counts_as_a_failure_domain() -> None:

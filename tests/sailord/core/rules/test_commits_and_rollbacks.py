@@ -233,11 +233,14 @@ def test_point_is_released_once_it_survives_a_node():
     assert release_now(world.state) == Point(12, 3)
 
 
-def test_snapshots_of_another_generation_release_nothing():
+def test_of_another_generations_snapshots_only_the_restore_point_releases_older_ones():
     world = World()
     for node in (A, B):
-        world.report(node, "running", 12, sealed=[seal(10, 0, 1, generation=2)])
+        world.report(node, "running", 12, sealed=[seal(11, 0, 1, generation=2)])
     assert release_now(world.state) is None
+    for node in (A, B):
+        world.report(node, "running", 12, sealed=[seal(10, 0, 1, generation=2)])
+    assert release_now(world.state) == Point(10, 2)
 
 
 def test_committed_point_needs_no_replica():

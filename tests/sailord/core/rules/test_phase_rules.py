@@ -58,19 +58,14 @@ STOPS: list[Row] = [
         Ticked(NOW),
         Opening(
             replace(
-                opened().record,
-                restore=Restore(Point(41, 3), "memory"),
-                members=(A,),
-                plan="plan-a",
+                opened(restore=Restore(Point(41, 3), "memory"), members=(A,)).record, plan="plan-a"
             ),
             proposal(A),
         ),
         (
             WriteGeneration(
                 replace(
-                    opened().record,
-                    restore=Restore(Point(41, 3), "memory"),
-                    members=(A,),
+                    opened(restore=Restore(Point(41, 3), "memory"), members=(A,)).record,
                     plan="plan-a",
                 ),
                 replaces=STOPPED,

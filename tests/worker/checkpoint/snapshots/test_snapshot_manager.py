@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.worker.checkpoint.test_load_state import JOBS
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
+from worker.checkpoint.snapshots import snapshot_manager
 from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
 from worker.checkpoint.snapshots.snapshot_writer import SEAL_BYTES_PER_S, SnapshotWriter
 from worker.distributed.single_rank import SingleRankTransport
@@ -114,7 +117,9 @@ def test_close_after_a_failed_copy_removes_its_file(keeper, tmp_path, monkeypatc
     assert list(snapshot_file.unfinished_files(tmp_path)) == []
 
 
-def test_room_for_one_file_is_too_little(tmp_path):
+def test_room_for_one_file_is_too_little(tmp_path, monkeypatch):
+    hasty = partial(SnapshotWriter, room_wait_s=0.0)
+    monkeypatch.setattr(snapshot_manager, "SnapshotWriter", hasty)
     transport = SingleRankTransport()
     trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {})
@@ -122,13 +127,42 @@ def test_room_for_one_file_is_too_little(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(
-            snapshot_file.NoRoomError, match=r"2 files at once: .* MiB are needed"
+            snapshot_file.NoRoomError, match=r"1 files at once: .* MiB are needed"
         ) as raised:
             SnapshotManager.open(trainer, target, transport)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(tmp_path)
     assert list(snapshot_file.unfinished_files(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("needed", "complete"), [(frozenset(), 1), (None, 0)])
+def test_second_file_is_made_once_the_first_snapshot_is_complete(
+    tmp_path, monkeypatch, needed, complete
+):
+    """Where what past generations left fills the memory, until the agent deletes that."""
+    told, create = [], snapshot_file.create
+
+    def create_if_told(path: Path, size: int) -> int:
+        if list(snapshot_file.point_folders(tmp_path)) and not told:
+            raise snapshot_file.NoRoomError.of(errno.ENOSPC, "full", tmp_path, size)
+        return create(path, size)
+
+    monkeypatch.setattr(snapshot_file, "create", create_if_told)
+    transport = SingleRankTransport()
+    trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {}, needed)
+    keeper = SnapshotManager.open(
+        trainer, target, transport, on_no_room=lambda *each: told.append(each), all_at_once=False
+    )
+    trainer.snapshot_hook = keeper
+    assert len(list(snapshot_file.unfinished_files(tmp_path))) == 1
+    train(keeper, 1)
+    assert told == []
+    train(keeper, 1)
+    assert told == [(keeper.writer.template.total_bytes, complete)]
+    assert set(sealed(tmp_path)) == {1, 2}
+    keeper.close()
 
 
 def test_update_waits_for_the_copy_of_the_state_before_it(keeper, tmp_path):

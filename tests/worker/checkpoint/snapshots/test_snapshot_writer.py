@@ -1,4 +1,4 @@
-"""Copies from a GPU: the thread's device, one stream for life, pinned memory; CUDA is recorded."""
+"""Files of snapshots: room for them, and copies from a GPU into them (CUDA is recorded)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.worker.checkpoint.test_snapshot_file import header_of
+from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshots import snapshot_writer
 from worker.checkpoint.snapshots.snapshot_writer import (
     CopySources,
@@ -118,6 +119,47 @@ def test_processes_that_load_samples_take_no_part_of_a_snapshots_memory(tmp_path
     assert held(tmp_path) == 0
     for each in (reader, child_writes):
         os.close(each)
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """How many more files there is room for."""
+    left, create = [1], snapshot_file.create
+
+    def create_if_room(path: Path, size: int) -> int:
+        if not left[0]:
+            raise snapshot_file.NoRoomError.of(28, "full", path.parent, size)
+        left[0] -= 1
+        return create(path, size)
+
+    monkeypatch.setattr(snapshot_file, "create", create_if_room)
+    monkeypatch.setattr(snapshot_writer, "_POLL_S", 0.0)
+    return left
+
+
+def test_files_that_are_needed_wait_for_room_and_others_do_not(tmp_path, full):
+    told = []
+
+    def make_room(needed_bytes, safe_step):
+        told.append((needed_bytes, safe_step))
+        full[0] += 1
+
+    writer = SnapshotWriter(tmp_path, header_of(8192), CopySources((), []), on_no_room=make_room)
+    writer.reserve(2, 1)
+    assert told == [(writer.template.total_bytes, 0)]
+    assert len(list(snapshot_file.unfinished_files(tmp_path))) == 2
+    writer.close()
+
+
+@pytest.mark.usefixtures("full")
+def test_wait_for_room_ends_with_the_generation_and_leaves_no_file(tmp_path):
+    def has_ended(*_):
+        raise InterruptedError
+
+    writer = SnapshotWriter(tmp_path, header_of(8192), CopySources((), []), on_no_room=has_ended)
+    with pytest.raises(InterruptedError):
+        writer.reserve(2)
+    assert list(snapshot_file.unfinished_files(tmp_path)) == []
 
 
 def held(folder):
