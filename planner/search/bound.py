@@ -53,7 +53,7 @@ TRIPS_TIMES = 2
 ROUGH_SHARE = 0.25
 """Work limit of rough round trips, which come before, as a share of that of exact ones."""
 TRIPS_STEP = 1.03
-"""Factor between the ends of a span that is examined with exact round trips."""
+"""Factor between the ends of a span that is examined with round trips."""
 TRIPS_ROUNDS = 10
 """Times that the price of a pipeline is computed for further numbers of micro batches."""
 CASE_WORK = 40_000
@@ -197,7 +197,7 @@ class EventBound:
             heapq.heappush(queue, span)
             return False
         parts = (
-            span.parts(is_cost=is_cost, step=TRIPS_STEP if self._by_trips == "exact" else math.inf)
+            span.parts(is_cost=is_cost, step=math.inf if self._by_trips == "none" else TRIPS_STEP)
             if span.is_seen
             else (self._seen(span, known, is_cost=is_cost),)
         )
