@@ -92,7 +92,7 @@ async def test_an_idle_worker_is_not_reused_for_a_generation_that_was_aborted_as
         tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": 0, "device": 0}
     )
     monkeypatch.setattr(WorkerProcess, "is_idle", lambda _: True)
-    monkeypatch.setattr(WorkerProcess, "dismiss", gang.members.remove)
+    monkeypatch.setattr(WorkerProcess, "dismiss", lambda _: gang.members.clear())
     gang.members.append(idle)
     gang.begin(GenerationRecord(JobId("j"), 3, "open", "", (), FIRST, 1, "a test"))
     gang.abort(3)

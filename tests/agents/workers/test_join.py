@@ -64,9 +64,12 @@ async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
     assert others.asked[-1] == "now:2"
 
 
+async def nothing() -> None: ...
+
+
 async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothing(monkeypatch):
     """It is not refused either: failures are reported of the present generation."""
-    gang: Any = SimpleNamespace(job=JobId("j"), generation=2)
+    gang: Any = SimpleNamespace(job=JobId("j"), generation=2, wait_reconnected=nothing)
 
     async def details_of(_: GenerationRecord) -> Any:
         return SimpleNamespace(plan="")
@@ -86,7 +89,9 @@ async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothin
 @pytest.mark.parametrize("names_file", [True, False])
 async def test_a_full_disk_at_a_join_is_refused_by_its_name(monkeypatch, tmp_path, names_file):
     refused: list[str] = []
-    gang: Any = SimpleNamespace(job=JobId("j"), generation=2, refuse=refused.append)
+    gang: Any = SimpleNamespace(
+        job=JobId("j"), generation=2, refuse=refused.append, wait_reconnected=nothing
+    )
 
     async def details_of(_: GenerationRecord) -> Any:
         return SimpleNamespace(plan="")
