@@ -60,7 +60,7 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
                 return 0 if job is None else int(job["step"])
 
             wait_for(cluster, moves)
-            of_node, zone = cluster.nodes["b1"].kind, cluster.nodes["b1"].zone
+            node_kind, zone = cluster.nodes["b1"].kind, cluster.nodes["b1"].zone
             for what, order, node in CHANGES:
                 before, at = len(moves()), step()
 
@@ -71,7 +71,7 @@ def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
                 if order == "kill":
                     cluster.kill_node(node)
                 elif order == "add":
-                    cluster.add_node(of_node, zone)
+                    cluster.add_node(node_kind, zone)
                 else:
                     ask("POST", f"/v1/nodes/{node}/{order}", {})
                 kind = KIND.get(order, "addition")
