@@ -103,7 +103,7 @@ WINGS: dict[str, dict[str, str]] = {
         "work": "core rpc daemon",
         "workers": "core rpc daemon worker.layout worker.plain_file worker.spec_protocol",
         "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file "
-        "worker.checkpoint.free_space worker.checkpoint.fetch worker.checkpoint.reader "
+        "worker.checkpoint.free_space worker.checkpoint.piece_sources worker.checkpoint.reader "
         "worker.plain_file",
         ".": "links devices cloud work workers snapshots store",
     },

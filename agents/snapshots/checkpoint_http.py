@@ -19,7 +19,7 @@ from agents.protocol.records import JobId
 from agents.rpc.signing import ClusterKey
 from agents.snapshots.readers import ReadAdmission
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.fetch import REQUEST_BYTES_MAX, DurableSource, SourceError
+from worker.checkpoint.piece_sources import REQUEST_BYTES_MAX, DurableSource, SourceError
 
 PREFIX = "/v1/checkpoint/"
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{1,15})\Z", re.ASCII)

@@ -28,7 +28,7 @@ from sailord.authority import Authority
 from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
 from tests.sailord.certificates import files_in, member
-from worker.checkpoint.fetch import PeerSource, PeerTls
+from worker.checkpoint.piece_sources import PeerSource, PeerTls
 from worker.checkpoint.reader import GRANT_HEADER, PROOF_HEADER, TICKET_HEADER, Reader
 
 KEY = ClusterKey("test", (b"k" * 32,))

@@ -24,7 +24,7 @@ from simulator.documents.files import parse_document
 from simulator.inputs.job_file import job_from_document
 from simulator.inputs.plan_file import load_plan
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.fetch import PeerTls
+from worker.checkpoint.piece_sources import PeerTls
 from worker.checkpoint.reader import Reader
 from worker.layout.rank_layout import atoms_held, rank_places
 

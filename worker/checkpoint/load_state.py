@@ -44,36 +44,37 @@ def views_in_piece(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor
     return [flat[s.offset : s.offset + s.elements].view(s.shape) for s in image.slots]
 
 
-def fill_buffers(
+def fill_piece(
     buffers: Mapping[int, LayerBuffer],
-    bodies: Mapping[PieceKey, bytearray | memoryview],
+    key: PieceKey,
+    body: bytearray | memoryview,
     shape: StateShape,
-    precision: NumberFormats,
 ) -> None:
-    """Copy pieces into a rank's buffers: all weights, and the moments that it keeps."""
+    """Copy a piece into a rank's buffers: its weights, and the moments that the rank keeps."""
+    number, piece = key
+    buffer = buffers[layer_from_number(number, layers=shape.layers)]
+    elements = piece_layout(buffer.specs, piece, atoms=buffer.atoms).elements
+    keeps_moments = any(
+        part.with_unsplit if piece == buffer.atoms else piece in part.atoms for part in buffer.owned
+    )
+    kinds = flat_states(buffer) if keeps_moments else (buffer.master,)
+    # torch warns about writable buffers; pass a read-only view.
+    readonly = memoryview(body).toreadonly() if isinstance(body, bytearray) else body
     with torch.no_grad():
-        for (number, piece), body in bodies.items():
-            buffer = buffers[layer_from_number(number, layers=shape.layers)]
-            elements = piece_layout(buffer.specs, piece, atoms=buffer.atoms).elements
-            keeps_moments = any(
-                part.with_unsplit if piece == buffer.atoms else piece in part.atoms
-                for part in buffer.owned
-            )
-            kinds = flat_states(buffer) if keeps_moments else (buffer.master,)
-            for kind, flat in enumerate(kinds):
-                # torch warns about writable buffers; pass a read-only view.
-                found = torch.frombuffer(
-                    memoryview(body).toreadonly() if isinstance(body, bytearray) else body,
-                    dtype=flat.dtype,
-                    count=elements,
-                    offset=kind * elements * flat.element_size(),
-                )
-                for mine, given in zip(
-                    views_in_buffer(buffer, flat, piece),
-                    views_in_piece(buffer, found, piece),
-                    strict=True,
-                ):
-                    mine.copy_(given)
+        for kind, flat in enumerate(kinds):
+            offset = kind * elements * flat.element_size()
+            found = torch.frombuffer(readonly, dtype=flat.dtype, count=elements, offset=offset)
+            for mine, given in zip(
+                views_in_buffer(buffer, flat, piece),
+                views_in_piece(buffer, found, piece),
+                strict=True,
+            ):
+                mine.copy_(given)
+
+
+def derive_weights(buffers: Mapping[int, LayerBuffer], precision: NumberFormats) -> None:
+    """Round the weights for computing, once all pieces are copied."""
+    with torch.no_grad():
         for buffer in buffers.values():
             if buffer.compute is not buffer.master:
                 precision.derive(buffer.master, into=buffer.compute)

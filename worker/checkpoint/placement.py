@@ -131,19 +131,19 @@ def sizes_of(holdings: Holdings, shape: StateShape) -> dict[PieceKey, int]:
     }
 
 
-def pieces_needed(holdings: Holdings, rank: int) -> tuple[PieceKey, ...]:
-    """Return the pieces that a rank must load; empty ones are left out."""
+def pieces_needed(holdings: Holdings, rank: int, *, zero: int) -> dict[PieceKey, bool]:
+    """Return the pieces that a rank must load, and whether with their moments; no empty ones."""
     layers = len(holdings.tables) - 1
-    return tuple(
-        sorted(
-            (layer_number(layer, layers=layers), piece)
-            for layer, holders in holdings.holders.items()
-            for holder in holders
-            if holder.rank == rank
-            for piece in (*holder.atoms, holdings.atoms)
-            if elements_of(holdings, layer, piece)
-        )
-    )
+    keepers = piece_holders(holdings, zero=zero)
+    needed = [
+        (layer_number(layer, layers=layers), piece)
+        for layer, holders in holdings.holders.items()
+        for holder in holders
+        if holder.rank == rank
+        for piece in (*holder.atoms, holdings.atoms)
+        if elements_of(holdings, layer, piece)
+    ]
+    return {key: rank in keepers[key] for key in needed}
 
 
 def piece_holders(holdings: Holdings, *, zero: int) -> dict[PieceKey, tuple[int, ...]]:

@@ -104,6 +104,8 @@ class Piece:
     """Whether this file's copy is uploaded when the point is made durable."""
     buddy: str | None = None
     """The node, or ``ANY_NODE``, that keeps a replica, if one loss would take the piece."""
+    weights_checksum: str = ""
+    """Checksum of its weights alone; older files have none."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -143,6 +145,13 @@ class Header:
     def total_bytes(self) -> int:
         """The size of the whole file."""
         return max((piece.offset + piece.bytes for piece in self.pieces), default=ALIGN)
+
+    def weights(self, piece: Piece) -> Piece:
+        """Return a piece without its moments; an older file's can only be checked as a whole."""
+        if not piece.weights_checksum:
+            return piece
+        size = piece.bytes // (1 + self.moments)
+        return replace(piece, bytes=size, checksum=piece.weights_checksum)
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -199,7 +208,8 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 
 def with_offsets(header: Header) -> Header:
     """Return the header with the offset of every piece; sizes must be set, checksums need not."""
-    widest = [replace(p, offset=2**48, checksum="0" * 32) for p in header.pieces]
+    of, sums = 2**48, "0" * 32
+    widest = [replace(p, offset=of, checksum=sums, weights_checksum=sums) for p in header.pieces]
     room = len(_encode(replace(header, pieces=tuple(widest)))) + PRELUDE.size + _SPARE_BYTES
     offset = -(-room // ALIGN) * ALIGN
     placed = []

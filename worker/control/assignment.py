@@ -14,7 +14,7 @@ from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import DevicePeak
-from worker.checkpoint.fetch import (
+from worker.checkpoint.piece_sources import (
     STORAGE_TIMEOUT_S,
     DurableSource,
     LocalSource,

@@ -25,7 +25,8 @@ from worker.checkpoint.snapshots.snapshot_manager import (
     SnapshotManager,
     check_node,
     check_state,
-    load_snapshot,
+    continue_from,
+    load_piece,
 )
 from worker.control.after_loss import OF_ONE_GENERATION, AfterLoss
 from worker.control.assignment import Assignment, OpenJob
@@ -188,24 +189,23 @@ class GenerationRun:
         holdings = holdings_for(opened.plan, opened.job)
         job = snapshot_job(opened.job, opened.plan)
         has_room = check_node(job, opened.plan, holdings, about.snapshot_target)
-        self._fetch = StateFetch(about, opened.job, holdings, self._check_cancelled)
+        self._fetch = StateFetch(about, job, holdings, self._check_cancelled)
         with self._fetch:
             transport = self._meet()
             trainer = self._build(opened, transport)
-            found = self._fetch.wait()
+            found = self._fetch.fill(partial(load_piece, trainer))
             self._milestone("fetched")
-        self._fetch = None  # Else its pieces would stay in memory.
+        self._fetch = None
         self._check_cancelled()
         self._end_phase("fetch")
         self._set_state("rebuilding")
         if found is not None:
-            load_snapshot(trainer, found.header.progress, found.bodies)
+            continue_from(trainer, found.header.progress)
             for problem in found.problems:
                 print(problem, flush=True)
         else:
             trainer.export_state()
         self._milestone("filled")
-        del found  # What was fetched takes as much memory as a snapshot.
         self._open_snapshots(trainer, transport, has_room)
         self._milestone("reserved")
         self._check_cancelled()

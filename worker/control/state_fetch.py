@@ -1,4 +1,8 @@
-"""Fetches the state that a rank holds, while it meets its peers and builds its trainer."""
+"""Fetches the state that a rank holds, while it meets its peers and builds its trainer.
+
+Until there is a trainer to copy it to, the state is in host memory: what other nodes send takes
+memory of its own, and fetching pauses when there is too much of it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ from types import TracebackType
 
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import FetchedPieces, fetch
-from worker.checkpoint.placement import pieces_needed
+from worker.checkpoint.fetch import FetchReport, fetch
+from worker.checkpoint.piece_queue import PieceQueue
+from worker.checkpoint.piece_sources import PieceBytes
+from worker.checkpoint.placement import PieceKey, pieces_needed
 from worker.control.assignment import Assignment
 from worker.layout.rank_layout import Holdings
 
 _POLL_S = 0.05
+HELD_BYTES_MAX = 4 << 30
+"""The most bytes of pieces from elsewhere that a rank holds, unless one piece has more."""
 END_S = 5.0
 """How long the reads that are under way may take once the fetch was given up."""
 
@@ -40,10 +48,12 @@ class StateFetch:
         self._about, self._job, self._holdings = about, job, holdings
         self._check_cancelled = check_cancelled
         self._given_up = threading.Event()
+        self._arrived = PieceQueue(HELD_BYTES_MAX)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="restore")
 
     def __enter__(self) -> StateFetch:
         self._found = self._pool.submit(self._fetch)
+        self._found.add_done_callback(lambda _: self._arrived.close())
         return self
 
     def __exit__(
@@ -52,23 +62,35 @@ class StateFetch:
         self._given_up.set()
         self._pool.shutdown(wait=False)
 
-    def wait(self) -> FetchedPieces | None:
-        """Return the state; ``None``: training begins anew."""
-        while not self._found.done():
+    def fill(self, copy: Callable[[PieceKey, PieceBytes], None]) -> FetchReport | None:
+        """Hand each piece to ``copy`` as it arrives; ``None``: training begins anew."""
+        while True:
+            has_ended = self._found.done()
+            for key, body in self._arrived.drain():
+                self._check_cancelled()
+                copy(key, body)
+                del body  # Its memory is counted as free from now on.
+            if has_ended:
+                return self._found.result()
             self._check_cancelled()
-            concurrent.futures.wait([self._found], timeout=_POLL_S)
-        return self._found.result()
+            self._arrived.wait_for_piece(_POLL_S)
 
     def has_ended(self) -> bool:
         """Return whether its thread has ended or does so soon; its memory is free then."""
         return bool(concurrent.futures.wait([self._found], timeout=END_S).done)
 
-    def _fetch(self) -> FetchedPieces | None:
+    def _fetch(self) -> FetchReport | None:
         groups = self._about.sources()
         if not groups:
             return None
-        keys, model = pieces_needed(self._holdings, self._about.rank), model_of(self._job)
-        return fetch(keys, groups, model=model, check_cancelled=self._check)
+        wanted = pieces_needed(self._holdings, self._about.rank, zero=self._job.zero)
+        return fetch(
+            wanted,
+            groups,
+            model=model_of(self._job),
+            into=self._arrived,
+            check_cancelled=self._check,
+        )
 
     def _check(self) -> None:
         self._check_cancelled()

@@ -14,8 +14,9 @@ from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
 from agents.snapshots.readers import ReadAdmission
 from tests.agents.grants import reader
 from tests.agents.sealing import write_snapshot
+from tests.worker.checkpoint.fetching import fetch_all
 from tests.worker.checkpoint.one_object import commit_object
-from worker.checkpoint.fetch import PeerSource, SourceError, fetch
+from worker.checkpoint.piece_sources import PeerSource, SourceError
 
 JOB = JobId("job")
 KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
@@ -51,9 +52,9 @@ async def test_a_checkpoint_is_read_piece_by_piece(tmp_path):
     manifest = committed(tmp_path)
     async with served() as address:
         group = [source(address, checkpoint_path(KEY, JOB, manifest))]
-        found = await asyncio.to_thread(fetch, [(0, 0), (1, 1)], [group], model="none")
+        found = await asyncio.to_thread(fetch_all, [(0, 0), (1, 1)], [group], model="none")
     assert bytes(found.bodies[0, 0]) == b"weights and moments" * 100
-    assert found.bytes_by_source == {"durable storage": 1900 + 5000}
+    assert found.report.bytes_by_source == {"durable storage": 1900 + 5000}
 
 
 async def test_a_piece_larger_than_a_request_is_read_in_several(tmp_path):
@@ -61,7 +62,7 @@ async def test_a_piece_larger_than_a_request_is_read_in_several(tmp_path):
     manifest = committed(tmp_path, {(0, 0): b"small", (1, 1): big})
     async with served() as address:
         group = [source(address, checkpoint_path(KEY, JOB, manifest))]
-        found = await asyncio.to_thread(fetch, [(0, 0), (1, 1)], [group], model="none")
+        found = await asyncio.to_thread(fetch_all, [(0, 0), (1, 1)], [group], model="none")
     assert bytes(found.bodies[0, 0]) == b"small"
     assert bytes(found.bodies[1, 1]) == big
 

@@ -12,16 +12,12 @@ from typing import Any
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
+from tests.worker.checkpoint.fetching import restore_from
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels
-from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import LocalSource, PieceSource, fetch
-from worker.checkpoint.placement import pieces_needed
-from worker.checkpoint.snapshots.snapshot_manager import (
-    SnapshotManager,
-    SnapshotTarget,
-    load_snapshot,
-)
+from worker.checkpoint.fetch import FetchReport
+from worker.checkpoint.piece_sources import LocalSource, PieceSource
+from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, SnapshotTarget
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.step_report import StepReport
@@ -112,15 +108,9 @@ def restore(
     root: Path,
     after: Generation,
     sources: Sequence[PieceSource] | None = None,
-) -> Any:
+) -> FetchReport:
     """Load a trainer from all nodes' folders."""
-    found = fetch(
-        pieces_needed(trainer.holdings, trainer.rank),
-        [sources or folders(root, after)],
-        model=model_of(trainer.job),
-    )
-    load_snapshot(trainer, found.header.progress, found.bodies)
-    return found
+    return restore_from(trainer, sources or folders(root, after))
 
 
 def folders(root: Path, after: Generation) -> list[PieceSource]:

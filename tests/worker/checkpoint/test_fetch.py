@@ -11,18 +11,14 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from tests.worker.checkpoint.fetching import fetch_all
 from tests.worker.checkpoint.one_object import commit_object
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
 from tests.worker.control.fake_agents import snapshot_server
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.fetch import (
-    DurableSource,
-    LocalSource,
-    PeerSource,
-    PieceNotFoundError,
-    SourceError,
-    fetch,
-)
+from worker.checkpoint.fetch import PieceNotFoundError, fetch
+from worker.checkpoint.piece_queue import PieceQueue
+from worker.checkpoint.piece_sources import DurableSource, LocalSource, PeerSource, SourceError
 from worker.checkpoint.reader import Reader
 
 POINT = {"generation": 4, "step": 7}
@@ -60,10 +56,10 @@ def as_bytes(bodies) -> dict[tuple[int, int], bytes]:
 def test_own_files_are_used_first(tmp_path, peer):
     found = write(tmp_path / "own", header_of(*SIZES))
     write(peer[1], header_of(*SIZES))
-    got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
+    got = fetch_all(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
-    assert got.bytes_by_source == {"this node": 5164}
-    assert got.header.progress == found.header.progress
+    assert got.report.bytes_by_source == {"this node": 5164}
+    assert got.report.header.progress == found.header.progress
 
 
 def test_own_pieces_are_mapped_and_not_each_time_the_whole_file(tmp_path):
@@ -80,7 +76,7 @@ def test_own_pieces_are_mapped_and_not_each_time_the_whole_file(tmp_path):
 def test_own_pieces_of_layers_that_train_nothing_are_empty(tmp_path):
     found = write(tmp_path / "own", header_of(0, 0))
     keys = [piece.key for piece in found.header.pieces]
-    got = fetch(keys, [[own(tmp_path / "own")]], model=MODEL)
+    got = fetch_all(keys, [[own(tmp_path / "own")]], model=MODEL)
     assert as_bytes(got.bodies) == dict.fromkeys(keys, b"")
 
 
@@ -89,10 +85,10 @@ def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
     want = expected(found)
     write(peer[1], header_of(*SIZES, rank=5))
     damage(found.path, found.header.pieces[2])
-    got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
+    got = fetch_all(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == want
-    assert got.bytes_by_source == {"this node": 164, "b": 5000}
-    assert got.problems == (
+    assert got.report.bytes_by_source == {"this node": 164, "b": 5000}
+    assert got.report.problems == (
         "this node: 2.snap: piece 0 of layer 1 is damaged: its checksum does not match",
     )
 
@@ -100,7 +96,7 @@ def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
 def test_dead_source_does_not_delay_the_others(tmp_path, peer):
     found = write(peer[1], header_of(*SIZES))
     gone = PeerSource.at("gone", "127.0.0.1:1", Reader("t"), "j1", **POINT)
-    got = fetch(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
+    got = fetch_all(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
@@ -137,7 +133,7 @@ def test_missing_pieces_are_named(peer):
     with pytest.raises(
         PieceNotFoundError, match="no source has piece 0 of layer 1, piece 1 of layer 1"
     ) as raised:
-        fetch(KEYS, [[peer[0]], [gone, left]], model=MODEL)
+        fetch_all(KEYS, [[peer[0]], [gone, left]], model=MODEL)
     assert "gone: " in str(raised.value)
     assert raised.value.unreachable == {"gone.1"}, "nothing was expected of a node that had left"
 
@@ -152,7 +148,7 @@ def test_source_that_dies_after_its_listing_is_named(peer, monkeypatch):
     source._local = threading.local()
     monkeypatch.setattr(source, "files", lambda: listing)
     with pytest.raises(PieceNotFoundError) as raised:
-        fetch(KEYS, [[source]], model=MODEL)
+        fetch_all(KEYS, [[source]], model=MODEL)
     assert raised.value.unreachable == {"b.1"}
 
 
@@ -164,7 +160,114 @@ def test_cancellation_ends_the_search(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(KEYS, [[own(tmp_path)]], model=MODEL, check_cancelled=check_cancelled)
+        fetch_all(KEYS, [[own(tmp_path)]], model=MODEL, check_cancelled=check_cancelled)
+
+
+def test_weights_are_read_without_moments_that_a_rank_does_not_keep(peer):
+    found = with_sums_of_weights(write(peer[1], header_of(*SIZES)))
+    want = expected(found)
+    wanted = {(0, 0): True, (1, 0): False, (1, 1): False}
+    got = fetch_all(wanted, [[peer[0]]], model=MODEL)
+    assert found.header.moments == 2
+    assert {key: bytes(body) for key, body in got.bodies.items()} == {
+        (0, 0): want[0, 0],
+        (1, 0): want[1, 0][: 5000 // 3],
+        (1, 1): want[1, 1][: 64 // 3],
+    }
+    assert got.report.bytes_by_source == {"b": 100 + 5000 // 3 + 64 // 3}
+
+
+def test_weights_are_taken_from_a_piece_with_damaged_moments(tmp_path):
+    found = with_sums_of_weights(write(tmp_path, header_of(*SIZES)))
+    want = expected(found)[1, 0][: 5000 // 3]
+    damage(found.path, found.header.pieces[2])
+    got = fetch_all({(1, 0): False}, [[own(tmp_path)]], model=MODEL)
+    assert bytes(got.bodies[1, 0]) == want
+    with pytest.raises(PieceNotFoundError, match="piece 0 of layer 1 is damaged"):
+        fetch_all({(1, 0): True}, [[own(tmp_path)]], model=MODEL)
+
+
+def test_damaged_weights_are_not_taken(tmp_path):
+    found = with_sums_of_weights(write(tmp_path, header_of(*SIZES)))
+    damage(found.path, replace(found.header.pieces[2], bytes=2))
+    with pytest.raises(PieceNotFoundError, match="piece 0 of layer 1 is damaged"):
+        fetch_all({(1, 0): False}, [[own(tmp_path)]], model=MODEL)
+
+
+def test_older_files_have_no_sums_of_weights_and_are_read_whole(tmp_path):
+    found = write(tmp_path, header_of(*SIZES))
+    got = fetch_all({(1, 0): False}, [[own(tmp_path)]], model=MODEL)
+    assert bytes(got.bodies[1, 0]) == expected(found)[1, 0]
+
+
+def with_sums_of_weights(found: snapshot_file.SealedFile) -> snapshot_file.SealedFile:
+    """Seal the file again as a rank's snapshot is."""
+    pieces = [
+        replace(
+            piece,
+            weights_checksum=snapshot_file.checksum(
+                snapshot_file.read_piece(found.path, piece)[: piece.bytes // 3]
+            ),
+        )
+        for piece in found.header.pieces
+    ]
+    header = replace(found.header, pieces=tuple(pieces))
+    with found.path.open("r+b") as file:
+        snapshot_file.seal(file.fileno(), header)
+    return snapshot_file.SealedFile(found.path, header)
+
+
+@pytest.fixture
+def read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read each piece with a request of its own, as if it were large."""
+    monkeypatch.setattr("worker.checkpoint.fetch.REQUEST_BYTES_MAX", 1)
+
+
+@pytest.mark.usefixtures("read_alone")
+def test_no_more_is_read_than_is_held_at_once(peer):
+    source, memory = peer
+    found = write(memory, header_of(3000, 0, 3000, 2000, 3000, 9000))
+    keys = dict.fromkeys(expected(found), True)
+    arrived, read, most = PieceQueue(6000), [], []
+    inner = source.read
+
+    def noted(file, offset, size):
+        read.append(size)
+        return inner(file, offset, size)
+
+    source.read = noted
+    fetched = threading.Thread(
+        target=fetch, args=(keys, [[source]]), kwargs={"model": MODEL, "into": arrived}
+    )
+    fetched.start()
+    bodies = {}
+    while len(bodies) < len(keys):
+        arrived.wait_for_piece(10.0)
+        for key, body in arrived.drain():
+            most.append(sum(read) - sum(map(len, bodies.values())))
+            bodies[key] = body
+    fetched.join()
+    assert as_bytes(bodies) == expected(found)
+    assert max(most) <= 9000, "the largest piece alone"
+
+
+@pytest.mark.usefixtures("read_alone")
+def test_search_that_waits_for_memory_ends_when_it_is_cancelled(peer):
+    found = write(peer[1], header_of(3000, 0, 3000, 2000))
+    arrived, checks = PieceQueue(10), iter(range(100))
+
+    def check_cancelled() -> None:
+        if next(checks) > 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(
+            dict.fromkeys(expected(found), True),
+            [[peer[0]]],
+            model=MODEL,
+            into=arrived,
+            check_cancelled=check_cancelled,
+        )
 
 
 # ---- the durable store --------------------------------------------------------------------------
@@ -182,7 +285,7 @@ def committed(tmp_path: Path) -> tuple[str, snapshot_file.SealedFile]:
 
 def test_durable_checkpoint_is_read_if_no_memory_has_the_state(tmp_path):
     manifest, found = committed(tmp_path)
-    got = fetch(KEYS, [[own(tmp_path / "gone")], [DurableSource(manifest)]], model=MODEL)
+    got = fetch_all(KEYS, [[own(tmp_path / "gone")], [DurableSource(manifest)]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
@@ -205,7 +308,7 @@ def test_damaged_object_is_named(tmp_path):
     damage(found.path, found.header.pieces[3])
     where = r"2-life\.snap: piece 1 of layer 1 is damaged"
     with pytest.raises(PieceNotFoundError, match=where):
-        fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
+        fetch_all(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 
 @pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "changed", "scheme"])
@@ -229,7 +332,7 @@ def test_invalid_checkpoints_are_reported(tmp_path, case):
     with pytest.raises(SourceError):
         DurableSource(manifest).files()
     with pytest.raises(PieceNotFoundError, match="no source has"):
-        fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
+        fetch_all(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +357,7 @@ class Slow:
 def test_first_source_that_answers_is_used(tmp_path):
     found = write(tmp_path, header_of(*SIZES))
     gate = threading.Event()
-    got = fetch(KEYS, [[Slow(own(tmp_path), gate), own(tmp_path)]], model=MODEL)
+    got = fetch_all(KEYS, [[Slow(own(tmp_path), gate), own(tmp_path)]], model=MODEL)
     gate.set()
     assert as_bytes(got.bodies) == expected(found)
-    assert set(got.bytes_by_source) == {"this node"}
+    assert set(got.report.bytes_by_source) == {"this node"}

@@ -11,11 +11,15 @@ import torch
 
 from simulator.models.families import build_model
 from simulator.spec.job import Job
-from tests.worker.checkpoint.snapshot_runs import folders, on_nodes, state_only, train
+from tests.worker.checkpoint.snapshot_runs import folders, on_nodes, restore, state_only, train
 from tests.worker.random_plan import any_interleaved_plan, any_plan
-from tests.worker.training_runs import drawn, small_job, trained
+from tests.worker.threads import ThreadTransport, run_as_threads
+from tests.worker.training_runs import SomeLabels, drawn, small_job, trained
 from worker.checkpoint.fetch import PieceNotFoundError
+from worker.checkpoint.placement import pieces_needed, sizes_of, state_shape
 from worker.checkpoint.snapshot_file import sealed_files
+from worker.layout.tensor_table import holdings_for
+from worker.training.trainer import RankTrainer
 
 
 def exact_job(**changes) -> Job:
@@ -97,6 +101,24 @@ def test_each_piece_has_a_holder_one_writer_and_two_nodes(name, tmp_path, exampl
             assert len(homes) > 1 or (len(buddies) == 1 and not buddies & homes), key
             assert len(homes) == 1 or not buddies, "an unneeded replica is made"
             assert buddies <= members
+
+
+def test_under_zero_moments_are_read_by_the_rank_that_keeps_them_alone(tmp_path):
+    job, draw = JOBS["exact-zero"], drawn("moments")
+    plan = on_nodes(any_plan(draw, job), draw)
+    while len(plan.pipelines) < 3:
+        plan = on_nodes(any_plan(draw, job), draw)
+    before = train(job, plan, tmp_path, number=1, steps=1)
+
+    def read(transport: ThreadTransport) -> int:
+        trainer = RankTrainer(job, plan, transport.rank, transport, SomeLabels(job))
+        return sum(restore(trainer, tmp_path, before).bytes_by_source.values())
+
+    holdings = holdings_for(plan, job)
+    sizes = sizes_of(holdings, state_shape(job))
+    held = [pieces_needed(holdings, rank, zero=1) for rank in range(plan.device_count)]
+    weights = sum(sizes[key] // 3 for each in held for key in each)
+    assert sum(run_as_threads(plan.device_count, read)) == weights + sum(sizes.values()) * 2 // 3
 
 
 def files(root: Path, done) -> list:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.checkpoint.capacity_check import DevicePeak
-from worker.checkpoint.fetch import STORAGE_TIMEOUT_S, PeerSource
+from worker.checkpoint.piece_sources import STORAGE_TIMEOUT_S, PeerSource
 from worker.control.assignment import Assignment, RestorePoint
 
 BY_AGENT = {"name": "a", "address": "127.0.0.1:1", "path": "/v1/checkpoint/job/mac/name"}

@@ -12,6 +12,7 @@ import pytest
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.checkpoint.piece_queue import PieceQueue
 from worker.control import generation, state_fetch, work_folder
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationEndedError, GenerationRun
@@ -228,11 +229,11 @@ class SlowFetch:
         self.begun, self.may_end, self.ended = (threading.Event() for _ in range(3))
         self.error: BaseException | None = None
         monkeypatch.setattr(state_fetch, "fetch", self.fetch)
-        monkeypatch.setattr(state_fetch, "pieces_needed", lambda *_: [])
+        monkeypatch.setattr(state_fetch, "pieces_needed", lambda *_, **__: {})
         monkeypatch.setattr(state_fetch, "model_of", lambda _: "")
         monkeypatch.setattr(generation, "holdings_for", lambda *_: None)
         monkeypatch.setattr(generation, "check_node", lambda *_: None)
-        monkeypatch.setattr(generation, "snapshot_job", lambda *_: None)
+        monkeypatch.setattr(generation, "snapshot_job", lambda *_: SimpleNamespace(zero=0))
         monkeypatch.setattr(generation.torch, "set_num_threads", lambda _: None)
 
     def fetch(self, *_: Any, check_cancelled: Any, **__: Any) -> None:
@@ -285,15 +286,15 @@ def test_ended_generation_waits_for_no_fetch_and_its_process_is_used_again_once_
     run = run_of(tmp_path, lambda *_: None)
     run._meet = slow.begun.wait
     run._build = lambda *_: None
-    wait = StateFetch.wait
+    fill = StateFetch.fill
 
-    def end_while_it_waits(fetch):
+    def end_while_it_waits(fetch, copy):
         run.end()
         if not hangs:
             slow.may_end.set()
-        return wait(fetch)
+        return fill(fetch, copy)
 
-    monkeypatch.setattr(StateFetch, "wait", end_while_it_waits)
+    monkeypatch.setattr(StateFetch, "fill", end_while_it_waits)
     try:
         assert run.run(lambda _: OPENED) is not hangs
         assert slow.ended.is_set() is not hangs
@@ -302,28 +303,44 @@ def test_ended_generation_waits_for_no_fetch_and_its_process_is_used_again_once_
     assert slow.ended.wait(20)
 
 
-class Pieces(dict):
-    """Fetched pieces that can be seen to be freed."""
+class Body(bytearray):
+    """A fetched piece that can be seen to be freed."""
 
 
-def test_fetched_pieces_are_freed_before_snapshots_take_their_room(tmp_path: Path, monkeypatch):
-    """Whether the node has that room was computed without them."""
-    SlowFetch(monkeypatch).may_end.set()
-    known, left = [], []
+def test_pieces_are_freed_as_they_are_copied(tmp_path: Path, monkeypatch):
+    """All of them may be more than the node's memory has room for beside its snapshots."""
+    slow = SlowFetch(monkeypatch)
+    slow.may_end.set()
+    made: list[weakref.ref[Body]] = []
+    most, copied = [], []
 
-    def fetched(_: StateFetch) -> SimpleNamespace:
-        pieces = Pieces()
-        known.append(weakref.ref(pieces))
-        return SimpleNamespace(header=SimpleNamespace(progress=None), bodies=pieces, problems=())
+    def alive() -> int:
+        return sum(each() is not None for each in made)
 
-    monkeypatch.setattr(StateFetch, "wait", fetched)
-    monkeypatch.setattr(generation, "load_snapshot", lambda *_: None)
+    def fetch_five(*_: Any, into: PieceQueue, **__: Any) -> Any:
+        for number in range(5):
+            while not into.reserve(60):
+                into.wait(1.0)
+            body = Body(60)
+            made.append(weakref.ref(body))
+            most.append(alive())
+            into.put((0, number), body, 60)
+            del body
+        return SimpleNamespace(header=SimpleNamespace(progress=None), problems=())
+
+    monkeypatch.setattr(state_fetch, "fetch", fetch_five)
+    monkeypatch.setattr(state_fetch, "HELD_BYTES_MAX", 130)
+    monkeypatch.setattr(generation, "load_piece", lambda _, key, __: copied.append(key))
+    monkeypatch.setattr(generation, "continue_from", lambda *_: None)
     monkeypatch.setattr(generation, "check_state", lambda _: None)
     run = run_of(tmp_path, lambda *_: None)
     run._meet = run._build = lambda *_: None
-    run._open_snapshots = lambda *_: left.extend(each() for each in known)
+    left = []
+    run._open_snapshots = lambda *_: left.append(alive())
     run._restore(OPENED)
-    assert left == [None]
+    assert copied == [(0, number) for number in range(5)]
+    assert max(most) <= 2
+    assert left == [0]
 
 
 def test_the_last_status_is_the_newest_whatever_thread_reports(tmp_path: Path, monkeypatch):

@@ -11,7 +11,7 @@ from simulator.documents.problems import InputError
 from tests.worker.training_runs import alone, small_job
 from worker.checkpoint.load_state import progress_from, saved_progress
 from worker.checkpoint.snapshot_file import progress_of
-from worker.checkpoint.snapshots.snapshot_manager import load_snapshot
+from worker.checkpoint.snapshots.snapshot_manager import continue_from
 from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.sample_order import check_order, order_text
 from worker.distributed.single_rank import SingleRankTransport
@@ -125,12 +125,12 @@ def test_a_rank_goes_on_in_the_same_order_alone():
     for rank in ranks:
         rank.close()
     same.restore(state, progress_from(saved))
-    load_snapshot(same, saved, {})
+    continue_from(same, saved)
     assert same.progress.step == 40
     with pytest.raises(InputError, match="shuffle is False, and was True"):
         other.restore(state, progress_from(saved))
     with pytest.raises(InputError, match="shuffle is False, and was True"):
-        load_snapshot(other, saved, {})
+        continue_from(other, saved)
 
 
 def test_another_number_of_data_sets_is_named():

@@ -22,7 +22,8 @@ from worker.checkpoint.capacity_check import check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.load_state import (
     bit_sums,
-    fill_buffers,
+    derive_weights,
+    fill_piece,
     progress_from,
     saved_progress,
 )
@@ -106,11 +107,14 @@ def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, 
     return with_offsets(header), placement
 
 
-def load_snapshot(
-    trainer: TrainingEngine, saved: SavedProgress, bodies: Mapping[PieceKey, bytearray | memoryview]
-) -> None:
-    """Continue from fetched pieces."""
-    fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
+def load_piece(trainer: TrainingEngine, key: PieceKey, body: bytearray | memoryview) -> None:
+    """Copy a fetched piece into the trainer's buffers."""
+    fill_piece(trainer.buffers, key, body, state_shape(trainer.job))
+
+
+def continue_from(trainer: TrainingEngine, saved: SavedProgress) -> None:
+    """Continue from a snapshot all of whose pieces were copied."""
+    derive_weights(trainer.buffers, trainer.precision)
     progress = progress_from(saved).on(trainer.progress)
     scale = progress.scale.restored(trainer.precision, trainer.job)
     trainer.progress = replace(progress, scale=scale)

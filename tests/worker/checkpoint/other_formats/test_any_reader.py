@@ -21,8 +21,8 @@ from tests.worker.rank_processes import as_processes
 from tests.worker.training_runs import alone, drawn, plan_of
 from worker.checkpoint.by_tensor.resume import open_resume_point
 from worker.checkpoint.by_tensor.saved_state import open_saved_state
-from worker.checkpoint.fetch import DurableSource
 from worker.checkpoint.other_formats.convert import export_deepspeed
+from worker.checkpoint.piece_sources import DurableSource
 
 ROOT = Path(__file__).resolve().parents[4]
 GPT = SPEC.replace("max_tp = 2", "max_tp = 4")

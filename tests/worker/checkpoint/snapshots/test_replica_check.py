@@ -12,18 +12,16 @@ import torch
 from simulator.models.families import build_model
 from simulator.spec.job import Checkpoint, Job
 from simulator.spec.plan import Place, Plan
+from tests.worker.checkpoint.fetching import restore_from
 from tests.worker.checkpoint.test_load_state import JOBS
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, trained
-from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import LocalSource, fetch
-from worker.checkpoint.placement import pieces_needed
+from worker.checkpoint.piece_sources import LocalSource
 from worker.checkpoint.snapshots.replica_check import check_replicas, contradicted
 from worker.checkpoint.snapshots.snapshot_manager import (
     SnapshotManager,
     SnapshotTarget,
     check_state,
-    load_snapshot,
 )
 from worker.distributed.interface import AbortedError
 from worker.distributed.single_rank import SingleRankTransport
@@ -134,9 +132,7 @@ def restored_alone(memory: Path) -> dict:
         for rank in range(3)
     ]
     trainer = RankTrainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
-    wanted = pieces_needed(trainer.holdings, 0)
-    found = fetch(wanted, [sources], model=model_of(JOB))
-    load_snapshot(trainer, found.header.progress, found.bodies)
+    restore_from(trainer, sources)
     return merge_ranks([rank_tensors(trainer.buffers.values())], tensors_of(JOB))
 
 
