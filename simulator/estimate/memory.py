@@ -258,7 +258,32 @@ class MemoryModel:
         in_place = np.array([uses_gloo(place.gpu) for place in groups.place_kinds])[
             groups.place_kind
         ]
-        return buffers + gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
+        in_transit = gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
+        return buffers + np.maximum(in_transit, self._largest_copies())
+
+    def _largest_copies(self) -> Floats:
+        """Return the largest part of a layer's gradients that is copied to be summed.
+
+        A group whose replicas divide the layer over more ranks sums it in as many parts, each of
+        which is scattered over its buffer.
+        """
+        groups, costs = self.groups, self.costs
+        found = np.zeros(len(groups))
+        degrees = np.unique(groups.tp).tolist()
+        if len(degrees) == 1:
+            return found
+        finest = np.zeros(costs.layer_count)
+        for tp in degrees:
+            layers = np.arange(costs.layer_count)
+            rows = groups.tp == tp
+            first, end = groups.first[rows, None], groups.end[rows, None]
+            finest[((first <= layers) & (layers < end)).any(axis=0)] = tp
+        for tp in degrees:
+            parts = np.where(finest > tp, 4 * costs.parameters(tp) * tp / np.maximum(finest, 1), 0)
+            rows = np.flatnonzero(groups.tp == tp)
+            most = range_maxima(parts, groups.first[rows], groups.end[rows])
+            np.maximum.at(found, groups.owner[rows], most)
+        return found
 
     def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:
         """Return the bytes of a micro batch after a layer; 0 at the two ends of the model."""

@@ -107,6 +107,13 @@ class LayerBuffer:
         for mine, theirs in zip(self.atom_views(flat, wanted), _views(values, image), strict=True):
             mine.copy_(theirs)
 
+    def copied_bytes(self, bucket: Bucket) -> int:
+        """Return the bytes of the copy that ``gather_bucket`` makes; 0: none."""
+        if bucket.with_unsplit or bucket.atoms == self.held:
+            return 0
+        elements = atoms_layout(self.specs, bucket.atoms, atoms=self.atoms).elements
+        return elements * self.master.element_size()
+
     def gather_bucket(self, flat: Tensor, bucket: Bucket) -> Tensor:
         """Return a bucket as one flat tensor: in place if it is contiguous, else a copy."""
         if bucket.with_unsplit and len(bucket.atoms) > 0:

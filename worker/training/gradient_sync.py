@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from simulator.hardware.runtime_constants import RUNTIMES
 from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.layout.rank_layout import Bucket, Holdings, RankPlace, sync_buckets
 from worker.profiling.compute_time import ComputeTimer, TimeMark
 from worker.profiling.timeline import Recorder, Span
 from worker.training.flat_buffers import LayerBuffer
+
+COPIES_BYTES_MAX = int(2 * RUNTIMES["sailor"].sync_bucket_bytes)
+"""The most bytes of copies at once, as the simulator counts them, unless one copy has more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +31,9 @@ class _RunningSum:
     pending: PendingOperation
     span: Span
     begun: TimeMark
-    is_copy: bool
-    """Whether the values are a copy of the buffer, which takes memory until it is written back."""
+    copied_bytes: int
+    """The bytes of the values if they are a copy of the buffer, which is freed once it is written
+    back."""
 
 
 class GradientSync:
@@ -74,18 +79,16 @@ class GradientSync:
         for bucket, group in self._buckets.get(layer, ()):
             if bucket.with_unsplit and self._has_duplicates:
                 buffer.zero_duplicate_gradients()
+            copied = buffer.copied_bytes(bucket)
+            self._make_room(copied)
             values = buffer.gather_bucket(buffer.gradient, bucket)
             span = self._recorder.begin("sync", layer=max(layer, 0))
             if self._to_owners:
                 pending = group.start_reduce(values, target=bucket.ranks.index(bucket.owner))
             else:
                 pending = group.start_all_reduce(values)
-            is_copy = values.data_ptr() not in {
-                buffer.gradient.data_ptr(),
-                buffer.unsplit_part(buffer.gradient).data_ptr(),
-            }
             begun = self._busy.now()
-            self._under_way.append(_RunningSum(bucket, values, pending, span, begun, is_copy))
+            self._under_way.append(_RunningSum(bucket, values, pending, span, begun, copied))
 
     def finish(self) -> None:
         """Wait until all sums are written to the buffers of the ranks that get them."""
@@ -107,10 +110,27 @@ class GradientSync:
 
     def _write_back(self) -> None:
         """Write back the copies whose sums have ended, to free their memory."""
-        ended = [each for each in self._under_way if each.is_copy and each.pending.is_done()]
-        for each in ended:
+        for each in self._copies():
+            if each.pending.is_done():
+                self._under_way.remove(each)
+                self._end(each)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Wait for the oldest copies if another one would be too much.
+
+        All ranks start the sums in one order, so none of them waits for this rank's next one.
+        """
+        copies = self._copies() if needed_bytes else []
+        held = sum(each.copied_bytes for each in copies)
+        for each in copies:
+            if held + needed_bytes <= COPIES_BYTES_MAX:
+                return
             self._under_way.remove(each)
             self._end(each)
+            held -= each.copied_bytes
+
+    def _copies(self) -> list[_RunningSum]:
+        return [each for each in self._under_way if each.copied_bytes]
 
     def _end(self, each: _RunningSum) -> None:
         each.pending.wait()

@@ -290,6 +290,31 @@ SHARES = "megatron-deepspeed"
 """The runtime whose holders have equal shares; of ours, parts of layers have one owner each."""
 
 
+def test_a_part_that_finer_replicas_make_a_rank_copy_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = world()
+    coarse, fine = two_stages(), two_stages(tp=4)
+    alone = [each.communication for each in devices(here, coarse)]
+    alike = [each.communication for each in devices(here, two_stages(replicas=2))]
+    assert alike == [each + BUCKETS for each in alone]
+    small = replace(RUNTIMES["sailor"], sync_bucket_bytes=100.0)
+    monkeypatch.setitem(RUNTIMES, "sailor", small)  # type: ignore[arg-type]  # it is a dict
+    here = world()
+    mixed = replace(coarse, pipelines=(*coarse.pipelines, *fine.pipelines))
+    rows = here.estimator.estimate(mixed).memory
+    # Four ranks hold a block of 1,600 parameters, so a rank that has it alone sums it in four
+    # parts; those of the finer pipeline need no copies.
+    assert [each.communication - base for each, base in zip(rows[0], alone, strict=True)] == [
+        4 * 400,
+        4 * 400,
+    ]
+    assert [each.communication - base for each, base in zip(rows[1], alone, strict=True)] == [
+        2 * 100,
+        2 * 100,
+    ]
+
+
 def test_zero1_divides_optimizer_state_by_the_replicas() -> None:
     whole, sharded = (
         devices(world(zero=zero, runtime=SHARES), two_stages(replicas=3))[0] for zero in (0, 1)

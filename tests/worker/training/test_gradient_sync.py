@@ -8,12 +8,13 @@ import torch
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import plan_of, small_job
 from worker.distributed.interface import Collective
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places, sync_buckets
 from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie
 from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
+from worker.training import gradient_sync
 from worker.training.flat_buffers import layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.gradient_sync import GradientSync
@@ -200,9 +201,33 @@ def test_copies_of_finished_sums_are_freed_before_the_last_layer():
     copied, most = 0, 0
     for layer in kept:
         sync.start(layer)
-        copies = [each for each in sync._under_way if each.is_copy]
+        copies = [each for each in sync._under_way if each.copied_bytes]
         copied += sum(each.bucket.layer == layer for each in copies)
         most = max(most, len({each.bucket.layer for each in copies}))
     assert copied > 4, "this rank sums copies"
     assert most == 1, "only those of one layer at once"
     sync.finish()
+
+
+def test_copies_of_unfinished_sums_take_no_more_memory_than_is_planned(monkeypatch):
+    plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
+    holdings, place = holdings_for(plan, TIED_JOB), rank_places(plan)[4]
+    kept = buffers(TIED_JOB, plan, place, None)
+    sizes = [kept[bucket.layer].copied_bytes(bucket) for bucket in sync_buckets(holdings)]
+    bound = 2 * max(sizes)
+    monkeypatch.setattr(gradient_sync, "COPIES_BYTES_MAX", bound)
+    slow = AtOnce()
+    slow.is_over = False
+    sync = GradientSync(place, holdings, kept, slow, Recorder(), ComputeTimer())
+    held = []
+    for layer in kept:
+        sync.start(layer)
+        held.append(sum(each.copied_bytes for each in sync._under_way))
+    assert sum(sizes) > 2 * bound
+    assert bound / 2 < max(held) <= bound
+    sync.finish()
+
+
+def test_a_copy_that_is_larger_than_planned_is_alone(monkeypatch):
+    monkeypatch.setattr(gradient_sync, "COPIES_BYTES_MAX", 0)
+    test_every_holder_gets_the_sum_over_replicas()
