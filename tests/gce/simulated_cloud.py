@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
@@ -79,7 +79,7 @@ class Run:
     told: int = 0
     """How often people were told about that."""
     away_usd: float = 0.0
-    """What was spent while no sailord was there, or came and went in a zone that was not listed."""
+    """What was spent while no sailord was there, or on instances of a zone that was not listed."""
     unspent_usd: float = 0.0
     """How much more was counted than spent when the total budget was declared spent, beyond what
     requests without an answer explain."""
@@ -172,6 +172,7 @@ class Run:
         if self.state.stop and not stop:
             most_usd = usd_per_hour(self.state) * UNSETTLED_S / 3600 + self.bill()
             self.unspent_usd = max(self.unspent_usd, spent_usd(self.state) - most_usd)
+        self.forgive_unseen(self.state.instances.keys() - self.known)
         self.known |= self.state.instances.keys()
         # As the capacity loop: at once if instances came or went, before each request, and often.
         is_due = self.now > self._saved_at + 10.0 or any(
@@ -184,6 +185,23 @@ class Run:
             if self.leads:
                 self.perform(command)
         self.check_money()
+
+    def forgive_unseen(self, found: Set[str]) -> None:
+        """Forgive what instances took from the budget's reserve before their zone was listed.
+
+        Until then nobody could delete them.
+        """
+        most = self.policy.usd_max
+        unseen = [
+            rented
+            for id_ in found & self.instances.keys()
+            if (rented := self.instances[id_])
+            and self._dark_until.get(rented.instance.pool.zone, 0.0) > rented.instance.created_at
+        ]
+        if most is not None and unseen:
+            reserve = usd_per_hour(self.state) * self.policy.reserve_s / 3600
+            lacking = self.bill() - self.away_usd - (most - reserve)
+            self.away_usd += min(max(lacking, 0.0), sum(cost(each, self.now) for each in unseen))
 
     def perform(self, command: model.CapacityCommand) -> None:
         match command:
