@@ -1,4 +1,4 @@
-"""Warns about a submitted job: files that each node looks up itself, and a model too large."""
+"""Warns about a submitted job: files that each node looks up, dropout, and a model too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from simulator.spec.job import Job
 
 
 def warnings_of(job: Job) -> tuple[str, ...]:
-    """One sentence for each file that the job names by a relative path outside of its mounts.
+    """One sentence for each file that the job names by a relative path outside of its mounts, and
+    one for dropout that makes attention slow.
 
     These are warnings, not errors: only the nodes must have the files. A relative name is resolved
     by each agent, while ``python -m worker run`` resolves it beside the job's file.
@@ -29,7 +30,18 @@ def warnings_of(job: Job) -> tuple[str, ...]:
         for key, name in named.items()
         if name and not (job.work is not None and job.work.has_mounted(name))
     }
-    return tuple(f"{key}: {name} {why}" for key, name in found.items() if (why := _warning(name)))
+    files = (f"{key}: {name} {why}" for key, name in found.items() if (why := _warning(name)))
+    return (*files, *_dropout_warnings(job))
+
+
+def _dropout_warnings(job: Job) -> tuple[str, ...]:
+    if not job.flash_attention or job.uses_flash or job.script is not None or job.hf is not None:
+        return ()
+    return (
+        f"[training] dropout: {job.dropout:g} switches flash attention off, as dropout needs the"
+        " scores: time and memory grow with the square of the sequence, and plans count that; a"
+        " rate of 0 avoids it",
+    )
 
 
 def _warning(name: str) -> str:

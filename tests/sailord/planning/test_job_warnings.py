@@ -1,8 +1,9 @@
-"""Relative paths cause a warning; which files sailord's host has is not told."""
+"""What a submitted job is warned about; which files sailord's host has is not told."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_a_file_of_a_mount_causes_no_warning() -> None:
     mounts = 'mounts = {corpus = "gs://bucket/corpus"}'
     assert with_data(f'tokens = "corpus/text.npy"\n{mounts}') == ()
     assert len(with_data(f'tokens = "text.npy"\n{mounts}')) == 1
+
+
+def test_dropout_that_switches_flash_attention_off_is_warned_about() -> None:
+    job = read_job(LARGE + "dropout = 0.1\n")
+    (warning,) = warnings_of(job)
+    assert warning.startswith("[training] dropout: 0.1 switches flash attention off")
+    assert warnings_of(replace(job, flash_attention=False)) == ()
+    assert warnings_of(replace(job, dropout=0.0)) == ()
+    assert warnings_of(replace(job, script="train.py")) == (), "its own code may keep it"
 
 
 def test_problem_names_the_submitted_file() -> None:
