@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from functools import cache
-
 from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_check import shares_tokens
-from simulator.models.layers import Recompute
+from simulator.models.layers import Recompute, divisors
 from simulator.spec.job import Job
 
 
@@ -33,10 +30,3 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     if job.micro_batches:
         return tuple(sorted(b for b in job.micro_batches if job.global_batch % b == 0))
     return divisors(job.global_batch)
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, in rising order."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return tuple(sorted({*small, *(number // n for n in small)}))

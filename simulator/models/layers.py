@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
 from simulator.documents.problems import Problem
@@ -268,18 +269,21 @@ class Model:
             return (Problem(place, f"{tp!r} is not a TP degree", "give an integer of at least 1"),)
         if self.family == "module" and self.heads % tp:
             what = f"TP {tp} does not divide {self.heads}, the finest split found in {self.name}"
-            return (Problem(place, what, _divisors(self.heads)),)
+            return (Problem(place, what, _first_divisors(self.heads)),)
         found = [
-            Problem(place, f"TP {tp} does not divide the {count} {what} of {self.name}", cure)
-            for what, count, cure in (
-                ("attention heads", self.heads, _divisors(self.heads)),
-                ("FFN columns", self.ffn, _divisors(self.ffn)),
+            Problem(
+                place,
+                f"TP {tp} does not divide the {count} {what} of {self.name}",
+                _first_divisors(count),
             )
+            for what, count in (("attention heads", self.heads), ("FFN columns", self.ffn))
             if count % tp
         ]
         grouped = self.kv_heads != self.heads
         if grouped and self.kv_heads % tp and tp % self.kv_heads:
-            cure = _divisors(self.heads, lambda n: self.kv_heads % n == 0 or n % self.kv_heads == 0)
+            cure = _first_divisors(
+                self.heads, lambda n: self.kv_heads % n == 0 or n % self.kv_heads == 0
+            )
             what = f"TP {tp} neither divides the {self.kv_heads} key/value heads of {self.name}"
             found.append(Problem(place, f"{what} nor is a multiple of them", cure))
         return tuple(found)
@@ -298,7 +302,13 @@ class Model:
         return ()
 
 
-def _divisors(number: int, also: Callable[[int], bool] = lambda _: True) -> str:
-    fits = (n for n in range(1, number + 1) if number % n == 0 and also(n))
-    shown = [str(n) for n in fits][:8]
+def _first_divisors(number: int, also: Callable[[int], bool] = lambda _: True) -> str:
+    shown = [str(n) for n in divisors(number) if also(n)][:8]
     return "choose from " + ", ".join(shown)
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, in rising order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*low, *(number // n for n in low)}))

@@ -25,7 +25,6 @@ from planner.baselines.shared.equal_gpus import tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     EqualNodes,
-    divisors,
     equal_nodes,
     even_plan,
     gpu_kinds,
@@ -34,7 +33,7 @@ from planner.baselines.shared.equal_nodes import (
 from planner.baselines.shared.machines import bytes_per_s_between, bytes_per_s_within
 from planner.baselines.shared.proposals import proposal, ranked
 from planner.compare.interface import Case, Mode, ProposedPlan
-from simulator.models.layers import FLOAT_BYTES
+from simulator.models.layers import FLOAT_BYTES, divisors
 from simulator.spec.plan import Plan
 
 PartitionWay = Literal["equal", "program"]

@@ -18,7 +18,6 @@ from planner.baselines.shared.equal_gpus import recompute_of, tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     EqualNodes,
-    divisors,
     equal_nodes,
     even_plan,
     fits,
@@ -26,6 +25,7 @@ from planner.baselines.shared.equal_nodes import (
 )
 from planner.baselines.shared.proposals import micro_batch_sizes, proposal
 from planner.compare.interface import Case, Mode, ProposedPlan
+from simulator.models.layers import divisors
 from simulator.spec.plan import Plan, equal_cuts
 
 STATE_BYTES_PER_PARAMETER = 16

@@ -71,11 +71,6 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> EqualNodes:
     return EqualNodes(size, tuple(place for place, gpus in machines for _ in range(gpus // size)))
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
-
-
 def whole_degrees(case: Case, nodes: EqualNodes) -> list[int]:
     """The TP degrees that divide a node."""
     size = nodes.gpus_per_node

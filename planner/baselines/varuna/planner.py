@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     EqualNodes,
-    divisors,
     equal_nodes,
     even_plan,
     gpu_kinds,
@@ -32,7 +31,7 @@ from planner.baselines.shared.proposals import micro_batch_sizes, proposal, rank
 from planner.baselines.varuna.pipeline import VarunaTimes, simulate_us
 from planner.compare.interface import Case, Mode, ProposedPlan
 from simulator.estimate.memory import state_bytes_per_parameter
-from simulator.models.layers import Recompute
+from simulator.models.layers import Recompute, divisors
 from simulator.spec.plan import Plan
 
 VarunaRow = Sequence[float]

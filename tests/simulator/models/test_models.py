@@ -18,7 +18,7 @@ from simulator.models.architecture import Rotary
 from simulator.models.description_file import describe, model_from_description
 from simulator.models.families import FAMILIES, build_model
 from simulator.models.huggingface import model_from_config
-from simulator.models.layers import PRECISIONS, Model
+from simulator.models.layers import PRECISIONS, Model, divisors
 from simulator.models.presets import PRESETS, preset
 from simulator.models.transformer_block import MEGATRON, Kernels
 from simulator.spec.job import Job
@@ -479,3 +479,13 @@ def test_drawing_a_dropout_is_traffic_unless_it_is_fused(kernels: Kernels, drawn
     scores, residuals = 2 * 4 * 64 * 64, 2 * 2 * 64 * 64
     more = dropping.memory_traffic_bytes(**use) - plain.memory_traffic_bytes(**use)
     assert more == drawn * (scores + residuals) + 2 * 2 * scores
+
+
+@pytest.mark.parametrize("number", [*range(1, 300), 2**16, 4 * 2**16, 10**6 + 3])
+def test_divisors_are_all_of_them(number: int) -> None:
+    assert divisors(number) == tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def test_a_degree_that_divides_a_vast_model_is_found_without_counting_to_its_size() -> None:
+    model = build_model("gpt2", layers=1, hidden=64, heads=8, ffn=8 * (10**15 + 37), sequence=8)
+    assert model.problems_with_tp(8) == ()
