@@ -46,6 +46,7 @@ from sailord.providers.interface import (
 )
 
 MACHINES_PER_REQUEST_MAX = 16
+"""More are requested one after the other, except by a request that may wait."""
 COUNTS_S = 30.0
 """A longer gap between two counts of agents means that sailord or the store was down."""
 
@@ -400,7 +401,7 @@ def _grow(state: CapacityState) -> model.CapacityDecision:
         room = boots.room(state, pool)
         if pool.flex and room > 0:
             room = boots.NO_LIMIT
-        most = min(missing, MACHINES_PER_REQUEST_MAX)
+        most = missing if pool.flex else min(missing, MACHINES_PER_REQUEST_MAX)
         least = most if pool.flex else 1
         count = min(most, obtainable(state, pool, there), room)
         if count < least:

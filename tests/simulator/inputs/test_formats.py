@@ -73,6 +73,17 @@ def test_every_key_is_documented_with_its_default(name: str) -> None:
             assert any(f"`{json.dumps(rule['default'])}`" in line for line in said), key
 
 
+def test_every_documented_key_of_a_job_is_in_its_schema() -> None:
+    """An editor that checks by the schema would refuse it."""
+    text = DOCUMENT.partition("\n## Job\n")[2].partition("\n## ")[0]
+    sections = dict(re.findall(r"\n### \[(\w+)\]\n(.*?)(?=\n### |\Z)", text, flags=re.DOTALL))
+    assert len(sections) == 7
+    for name, body in sections.items():
+        documented = set(re.findall(r"^\| `(\w+)` \|", body, flags=re.MULTILINE))
+        assert documented
+        assert documented <= SCHEMAS["job"]["properties"][name]["properties"].keys(), name
+
+
 def test_every_schema_is_linked() -> None:
     for name in SCHEMAS:
         assert f"`{name}.schema.json`" in DOCUMENT

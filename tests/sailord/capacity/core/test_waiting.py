@@ -42,6 +42,13 @@ def waiting(count: int = 2, policy: CapacityPolicy | None = None) -> tuple[Story
     return story.hear(RequestAnswered(2.0, Queued(id_))), id_
 
 
+def test_what_may_wait_is_requested_as_a_whole():
+    """A part would be billed while the rest waits."""
+    policy = CapacityPolicy(machines_per_pool_max=32)
+    story = Story(policy).see(1.0).hear(TargetSet(1.0, {FLEX: 20}))
+    assert story.asks() == [(FLEX, 20)]
+
+
 def watch(story: Story, until: float, id_: str) -> list[object]:
     """Observe the queue with the request in it; return all orders."""
     orders: list[object] = []
