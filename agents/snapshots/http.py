@@ -195,7 +195,7 @@ def _defect(path: Path, checksum: str) -> str:
     """Check a received replica; return what is wrong with it, or an empty text."""
     try:
         header = snapshot_file.read_header(path)
-        if head_checksum(header) != checksum:
+        if snapshot_file.head_checksum(snapshot_file.read_head(path)) != checksum:
             return "its header does not have the announced checksum"
         with open_plain(path) as file:
             read = partial(os.pread, file.fileno())

@@ -123,11 +123,13 @@ class TemplateMaker:
     def fitted(self, plan: Plan) -> Plan:
         """The plan in which stages recompute as few layers as fit.
 
-        It differs only under ZeRO-1 by buckets, where a device's moments depend on the other
-        pipelines, which templates do not know.
+        It differs where a device's memory depends on the other pipelines, which templates do not
+        know: under ZeRO-1 by buckets, and with several TP degrees, since parts of gradients are
+        then copied.
         """
         costs = self.costs
-        if not costs.has_owners or costs.job.recompute != "auto":
+        degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
+        if costs.job.recompute != "auto" or not (costs.has_owners or len(degrees) > 1):
             return plan
         devices = MemoryModel(plan, costs, self.facts.capacity_bytes).pipelines()
         lot_of = {lot.place: k for k, lot in enumerate(self.lots)}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,6 +69,20 @@ def gradient_buffer_bytes(runtime: Runtime, parameters: Floats, is_copied: Bools
         return flat
     copied: Floats = np.where(is_copied, 2 * runtime.sync_bucket_bytes, 0.0)
     return copied
+
+
+@cache
+def largest_part(tp: int, degrees: tuple[int, ...]) -> float:
+    """Return the largest part of its share of a layer that a rank of degree ``tp`` sums apart from
+    the rest, since ranks of other ``degrees`` hold other shares; 0: no share is divided."""
+    atoms = math.lcm(tp, *degrees)
+    cuts = sorted({at for each in degrees for at in range(0, atoms + 1, atoms // each)})
+    most, each = 0, atoms // tp
+    for begin in range(0, atoms, each):
+        own = [begin, *(at for at in cuts if begin < at < begin + each), begin + each]
+        if len(own) > 2:
+            most = max(most, *(b - a for a, b in pairwise(own)))
+    return most / each
 
 
 class MemoryModel:
@@ -259,27 +277,40 @@ class MemoryModel:
             groups.place_kind
         ]
         in_transit = gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
-        return buffers + np.maximum(in_transit, self._largest_copies())
+        # One copy is summed, and the library still keeps the one before it. In an update under
+        # ZeRO-1 weights, gradient and moments are copied.
+        copies = 2 + OPTIMIZER_MOMENTS[self.costs.job.optimizer] if self.costs.has_owners else 2
+        return buffers + np.maximum(in_transit, copies * self._largest_copies())
 
     def _largest_copies(self) -> Floats:
-        """Return the largest part of a layer's gradients that is copied to be summed.
+        """Return the bytes of the largest part of a layer that each group copies.
 
-        A group whose replicas divide the layer over more ranks sums it in as many parts, each of
-        which is scattered over its buffer.
+        Ranks whose replicas divide a layer differently sum its parts one by one, and each is
+        scattered over their buffers.
         """
         groups, costs = self.groups, self.costs
         found = np.zeros(len(groups))
         degrees = np.unique(groups.tp).tolist()
         if len(degrees) == 1:
             return found
-        finest = np.zeros(costs.layer_count)
-        for tp in degrees:
-            layers = np.arange(costs.layer_count)
+        layers = np.arange(costs.layer_count)
+        held = np.empty((costs.layer_count, len(degrees)), dtype=bool)
+        for number, tp in enumerate(degrees):
             rows = groups.tp == tp
             first, end = groups.first[rows, None], groups.end[rows, None]
-            finest[((first <= layers) & (layers < end)).any(axis=0)] = tp
+            held[:, number] = ((first <= layers) & (layers < end)).any(axis=0)
+        if costs.job.model.tied:
+            held[0] = held[-1] = held[0] | held[-1]
+        kinds, kind = distinct_rows(*held.T)
+        # A rank has a share of the split parameters, and all others.
+        low, high = degrees[0], degrees[-1]
+        split = (costs.parameters(low) - costs.parameters(high)) / (1 / low - 1 / high)
         for tp in degrees:
-            parts = np.where(finest > tp, 4 * costs.parameters(tp) * tp / np.maximum(finest, 1), 0)
+            share = np.array([
+                largest_part(tp, tuple(itertools.compress(degrees, held[row].tolist())))
+                for row in kinds.tolist()
+            ])  # fmt: skip
+            parts = 4 * split / tp * share[kind]
             rows = np.flatnonzero(groups.tp == tp)
             most = range_maxima(parts, groups.first[rows], groups.end[rows])
             np.maximum.at(found, groups.owner[rows], most)

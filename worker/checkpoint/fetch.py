@@ -136,6 +136,7 @@ class _Search:
         while runs := list(_group_adjacent(self.candidates(source, files))):
             for body, run in self._read_all(runs, pool):
                 self.keep(body, run)
+                del body  # Its memory may be counted as free while the next one is awaited.
 
     def note(self, error: SourceError) -> None:
         """Note a source's problem, and whose connection failed."""

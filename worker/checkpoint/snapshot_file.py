@@ -47,6 +47,8 @@ _PIECE_ALIGN = 64
 _CHUNK_BYTES = 1 << 20
 HEAD_BYTES_MAX = 1 << 28
 """Far beyond any header: a longer one is a damaged length, which no reader may allocate."""
+UNKNOWN = "0" * 32
+"""A checksum that is yet to be computed."""
 _SPARE_BYTES = 512
 """Spare bytes for numbers in the header that grow until it is written."""
 
@@ -105,7 +107,7 @@ class Piece:
     buddy: str | None = None
     """The node, or ``ANY_NODE``, that keeps a replica, if one loss would take the piece."""
     weights_checksum: str = ""
-    """Checksum of its weights alone; older files have none."""
+    """Checksum of its weights alone, if ranks may need them without moments."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -147,7 +149,7 @@ class Header:
         return max((piece.offset + piece.bytes for piece in self.pieces), default=ALIGN)
 
     def weights(self, piece: Piece) -> Piece:
-        """Return a piece without its moments; an older file's can only be checked as a whole."""
+        """Return a piece without its moments, or all of it if only that can be checked."""
         if not piece.weights_checksum:
             return piece
         size = piece.bytes // (1 + self.moments)
@@ -207,9 +209,11 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 
 
 def with_offsets(header: Header) -> Header:
-    """Return the header with the offset of every piece; sizes must be set, checksums need not."""
-    of, sums = 2**48, "0" * 32
-    widest = [replace(p, offset=of, checksum=sums, weights_checksum=sums) for p in header.pieces]
+    """Return the header with the offset of every piece.
+
+    Sizes must be set; checksums of pieces need not, but those of weights must be ``UNKNOWN``.
+    """
+    widest = [replace(p, offset=2**48, checksum=UNKNOWN) for p in header.pieces]
     room = len(_encode(replace(header, pieces=tuple(widest)))) + PRELUDE.size + _SPARE_BYTES
     offset = -(-room // ALIGN) * ALIGN
     placed = []
@@ -273,6 +277,8 @@ def header_from(document: Any, *, name: str) -> Header:
         _check_types([header])
         _check_types([progress])
         _check_types(pieces)
+        if len({piece.key for piece in pieces}) < len(pieces):
+            raise ValueError("it names a piece twice")
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise SnapshotError(f"{name} has an invalid header ({error})") from None
     if header.format != FORMAT:
@@ -288,8 +294,9 @@ def progress_of(document: Mapping[str, Any]) -> SavedProgress:
 def header_document(header: Header) -> dict[str, Any]:
     """Return the JSON of a header; pieces are rows, since there are many."""
     document = {name: getattr(header, name) for name in _FIELDS}
-    pieces = [[getattr(piece, name) for name in _PIECE_FIELDS] for piece in header.pieces]
-    return {**document, "progress": asdict(header.progress), "pieces": pieces}
+    rows = [[getattr(piece, name) for name in _PIECE_FIELDS] for piece in header.pieces]
+    rows = [row if row[-1] else row[:-1] for row in rows]  # Versions without the field do the same.
+    return {**document, "progress": asdict(header.progress), "pieces": rows}
 
 
 _FIELDS = tuple(name for name in Header.__slots__ if name not in ("progress", "pieces"))

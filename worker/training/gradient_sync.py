@@ -5,21 +5,18 @@ All holders get the sum or, under ZeRO-1, the owner of its bucket, who alone upd
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from simulator.hardware.runtime_constants import RUNTIMES
 from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.layout.rank_layout import Bucket, Holdings, RankPlace, sync_buckets
 from worker.profiling.compute_time import ComputeTimer, TimeMark
 from worker.profiling.timeline import Recorder, Span
+from worker.training.bucket_copies import COPIES_BYTES_MAX, wait_until_done
 from worker.training.flat_buffers import LayerBuffer
-
-COPIES_BYTES_MAX = int(2 * RUNTIMES["sailor"].sync_bucket_bytes)
-"""The most bytes of copies at once, as the simulator counts them, unless one copy has more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +37,9 @@ class GradientSync:
     """The gradient sums that one rank takes part in.
 
     A layer's sums start when the backward pass has finished with it, always in the order of
-    ``sync_buckets``; sums of shared tensors start when all layers are done.
+    ``sync_buckets``; sums of shared tensors start when all layers are done. If the copies that are
+    being summed take too much memory, later sums wait in a queue, which nothing waits for before
+    ``finish``.
     """
 
     def __init__(
@@ -62,12 +61,13 @@ class GradientSync:
         """
         self._rank, self._to_owners = place.rank, to_owners
         self._has_duplicates = place.index > 0 and not shares_tokens
-        self._buffers = buffers
+        self._buffers, self._transport = buffers, transport
         self._recorder, self._busy = recorder, busy
         self._buckets: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
         for bucket in sync_buckets(holdings):
             if place.rank in bucket.ranks:
                 self._buckets[bucket.layer].append((bucket, transport.group(bucket.ranks)))
+        self._queue: deque[tuple[Bucket, Collective]] = deque()
         self._under_way: list[_RunningSum] = []
 
     def start(self, layer: int) -> None:
@@ -75,26 +75,43 @@ class GradientSync:
         if self._recorder.keeps_spans or not self._busy.runs_ahead:
             self._note_ended()
         self._write_back()
-        buffer = self._buffers[layer]
-        for bucket, group in self._buckets.get(layer, ()):
+        self._queue += self._buckets.get(layer, ())
+        self._start_queued()
+
+    def finish(self) -> None:
+        """Wait until all sums are written to the buffers of the ranks that get them."""
+        while self._queue:
+            # All ranks start sums in one order, so none of them waits for what is queued here.
+            oldest = self._copies()[0]
+            wait_until_done(oldest.pending, self._transport)
+            self._under_way.remove(oldest)
+            self._end(oldest)
+            self._start_queued()
+        for each in self._under_way:
+            self._end(each)
+        self._under_way.clear()
+
+    def _start_queued(self) -> None:
+        """Start sums in their order, as far as there is memory for copies."""
+        held = sum(each.copied_bytes for each in self._copies())
+        while self._queue:
+            bucket, group = self._queue[0]
+            buffer = self._buffers[bucket.layer]
+            copied = buffer.copied_bytes(bucket)
+            if copied and held and held + copied > COPIES_BYTES_MAX:
+                return
+            self._queue.popleft()
+            held += copied
             if bucket.with_unsplit and self._has_duplicates:
                 buffer.zero_duplicate_gradients()
-            copied = buffer.copied_bytes(bucket)
-            self._make_room(copied)
             values = buffer.gather_bucket(buffer.gradient, bucket)
-            span = self._recorder.begin("sync", layer=max(layer, 0))
+            span = self._recorder.begin("sync", layer=max(bucket.layer, 0))
             if self._to_owners:
                 pending = group.start_reduce(values, target=bucket.ranks.index(bucket.owner))
             else:
                 pending = group.start_all_reduce(values)
             begun = self._busy.now()
             self._under_way.append(_RunningSum(bucket, values, pending, span, begun, copied))
-
-    def finish(self) -> None:
-        """Wait until all sums are written to the buffers of the ranks that get them."""
-        for each in self._under_way:
-            self._end(each)
-        self._under_way.clear()
 
     def _note_ended(self) -> None:
         """Note the sums that have ended since the last layer; most end in their order."""
@@ -114,20 +131,6 @@ class GradientSync:
             if each.pending.is_done():
                 self._under_way.remove(each)
                 self._end(each)
-
-    def _make_room(self, needed_bytes: int) -> None:
-        """Wait for the oldest copies if another one would be too much.
-
-        All ranks start the sums in one order, so none of them waits for this rank's next one.
-        """
-        copies = self._copies() if needed_bytes else []
-        held = sum(each.copied_bytes for each in copies)
-        for each in copies:
-            if held + needed_bytes <= COPIES_BYTES_MAX:
-                return
-            self._under_way.remove(each)
-            self._end(each)
-            held -= each.copied_bytes
 
     def _copies(self) -> list[_RunningSum]:
         return [each for each in self._under_way if each.copied_bytes]

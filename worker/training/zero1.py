@@ -6,10 +6,15 @@ broadcasts them to the other holders, which keep no moments for it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from worker.distributed.interface import Collective, Transport
+from torch import Tensor
+
+from worker.distributed.interface import Collective, PendingOperation, Transport
 from worker.layout.rank_layout import Bucket, Holdings, all_buckets
+from worker.training.bucket_copies import COPIES_BYTES_MAX, wait_until_done
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.optimizer import GroupsOf, OptimizerStep
 
@@ -21,6 +26,17 @@ def owned_buckets(holdings: Holdings, rank: int, *, zero: int) -> tuple[Bucket, 
         for bucket in all_buckets(holdings)
         if (bucket.owner == rank if zero else rank in bucket.ranks)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Broadcast:
+    """Weights that are on their way."""
+
+    bucket: Bucket
+    weights: Tensor
+    pending: PendingOperation
+    copied_bytes: int
+    """The bytes of the weights if they are a copy of the buffer; else 0."""
 
 
 class Zero1Update:
@@ -36,7 +52,7 @@ class Zero1Update:
     ) -> None:
         self._groups_of = groups_of
         self._rank = rank
-        self._buffers = buffers
+        self._buffers, self._transport = buffers, transport
         self._buckets: list[tuple[Bucket, Collective | None]] = [
             (bucket, transport.group(bucket.ranks) if len(bucket.ranks) > 1 else None)
             for bucket in all_buckets(holdings)
@@ -45,9 +61,18 @@ class Zero1Update:
 
     def apply(self, update: OptimizerStep) -> None:
         """Update the buckets that this rank owns, and receive the others from their owners."""
-        under_way = []
+        under_way: deque[_Broadcast] = deque()
+        held = 0
         for bucket, group in self._buckets:
             buffer = self._buffers[bucket.layer]
+            copied = buffer.copied_bytes(bucket)
+            while copied and under_way and copied + held > COPIES_BYTES_MAX:
+                oldest = under_way.popleft()
+                if oldest.copied_bytes:
+                    wait_until_done(oldest.pending, self._transport)
+                held -= oldest.copied_bytes
+                self._end(oldest)
+            held += copied if group is not None else 0
             weights = buffer.gather_bucket(buffer.master, bucket)
             if bucket.owner == self._rank:
                 moments = tuple(buffer.gather_bucket(moment, bucket) for moment in buffer.moments)
@@ -62,8 +87,12 @@ class Zero1Update:
                     buffer.scatter_bucket(kept, bucket, values)
             if group is not None:
                 source = bucket.ranks.index(bucket.owner)
-                under_way.append((bucket, weights, group.start_broadcast(weights, source=source)))
-        for bucket, weights, pending in under_way:
-            pending.wait()
-            buffer = self._buffers[bucket.layer]
-            buffer.scatter_bucket(buffer.master, bucket, weights)
+                pending = group.start_broadcast(weights, source=source)
+                under_way.append(_Broadcast(bucket, weights, pending, copied))
+        while under_way:
+            self._end(under_way.popleft())
+
+    def _end(self, each: _Broadcast) -> None:
+        each.pending.wait()
+        buffer = self._buffers[each.bucket.layer]
+        buffer.scatter_bucket(buffer.master, each.bucket, each.weights)

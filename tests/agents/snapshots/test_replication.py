@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import xxhash
 from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
 from agents.rpc.client import SignedClient
 from agents.rpc.signing import ClusterKey, Verifier
-from agents.snapshots import replication
+from agents.snapshots import http, replication
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
 from agents.snapshots.readers import ReadAdmission
@@ -410,3 +412,26 @@ async def test_no_replica_goes_to_a_node_of_another_job(world):
     assert world.done == [(4, "")]
     assert world.held("b") == []
     assert [each.point.step for each in world.held("c")] == [4]
+
+
+def test_a_replica_of_another_version_is_checked_by_its_own_bytes(tmp_path):
+    """A newer version's header has more in it, and so another checksum than ours of the same."""
+    header = write_snapshot(tmp_path, step=4)
+    path = tmp_path / "job" / "1-4" / header.file_name
+    document = {**snapshot_file.header_document(header), "newer": 1}
+    text = json.dumps(document, separators=(",", ":")).encode()
+    digest = xxhash.xxh3_128_digest(text)
+    with path.open("r+b") as file:
+        file.write(snapshot_file.PRELUDE.pack(snapshot_file.MAGIC, len(text), digest) + text)
+    assert http._defect(path, digest.hex()) == ""
+    assert "announced checksum" in http._defect(path, "0" * 32)
+
+
+def test_headers_without_checksums_of_weights_are_those_of_versions_that_have_none(tmp_path):
+    header = write_snapshot(tmp_path, step=4)
+    for row in snapshot_file.header_document(header)["pieces"]:
+        assert len(row) == 7
+    weights = replace(header.pieces[0], weights_checksum="f" * 32)
+    known = replace(header, pieces=(weights, *header.pieces[1:]))
+    assert snapshot_file.header_document(known)["pieces"][0][-1] == "f" * 32
+    assert snapshot_file.header_from(snapshot_file.header_document(known), name="it") == known

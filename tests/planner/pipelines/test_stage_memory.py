@@ -12,9 +12,12 @@ from planner.pipelines.pipeline_template import TemplateMaker
 from planner.pipelines.stage_memory import TemplateStage, room_of
 from planner.problem.inventory import lots_of
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.spec.plan import Plan, Recompute
+from simulator.models.families import build_model
+from simulator.models.layers import Recompute
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.planner.search.tight_plans import just_enough
-from tests.simulator.worlds import random_plan, random_world, small_model, world_of
+from tests.simulator.worlds import place, random_plan, random_world, small_model, world_of
 
 
 @pytest.mark.sim
@@ -92,3 +95,30 @@ def recomputing(plan: Plan, stage: int, how: Recompute | int) -> Plan:
     stages = list(first.stages)
     stages[stage] = replace(stages[stage], recompute=how)
     return replace(plan, pipelines=(replace(first, stages=tuple(stages)), *others))
+
+
+def test_a_plan_of_several_tp_degrees_recomputes_what_its_copies_of_gradients_require() -> None:
+    """A rank that holds a layer alone copies it in parts, to sum them with those of two ranks.
+
+    Templates do not know the other pipelines, so the whole plan decides.
+    """
+    model = build_model("gpt2", layers=6, hidden=4096, heads=32, vocab=50304, tied=False)
+    job = Job("wide", model, 8, 1024, precision="bf16", max_tp=2, recompute="auto")
+    world = world_of(job)
+    judge, count = world.estimator, len(model.layers)
+
+    def plan(recompute: Recompute | int) -> Plan:
+        coarse = Stage((0, count), 1, (place("A100-40"),), recompute)
+        fine = Stage((0, count), 2, (place("A100-40"),))
+        return Plan(1, (Pipeline(4, (coarse,)), Pipeline(4, (fine,))))
+
+    def needed(recompute: Recompute | int) -> float:
+        return judge.estimate(plan(recompute)).memory[0][0].total
+
+    assert needed("none") > needed(3)
+    lots = lots_of(just_enough(plan("none"), world), judge.facts)
+    with patch.object(PlaceFacts, "capacity_bytes", return_value=1.0005 * needed(3)):
+        maker = TemplateMaker(judge.costs, judge.network, judge.facts, lots)
+        fitted = maker.fitted(plan("none"))
+        assert fitted.pipelines[0].stages[0].recompute == 3
+        assert judge.estimate(fitted).memory[0][0].fits

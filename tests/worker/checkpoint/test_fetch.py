@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,6 +195,14 @@ def test_damaged_weights_are_not_taken(tmp_path):
         fetch_all({(1, 0): False}, [[own(tmp_path)]], model=MODEL)
 
 
+def test_a_file_that_names_a_piece_twice_is_damaged(tmp_path):
+    found = write(tmp_path, header_of(*SIZES))
+    document = snapshot_file.header_document(found.header)
+    document["pieces"].append(document["pieces"][0])
+    with pytest.raises(snapshot_file.SnapshotError, match="names a piece twice"):
+        snapshot_file.header_from(document, name="it")
+
+
 def test_older_files_have_no_sums_of_weights_and_are_read_whole(tmp_path):
     found = write(tmp_path, header_of(*SIZES))
     got = fetch_all({(1, 0): False}, [[own(tmp_path)]], model=MODEL)
@@ -223,17 +232,24 @@ def read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.checkpoint.fetch.REQUEST_BYTES_MAX", 1)
 
 
+class Body(bytearray):
+    """A piece that can be seen to be freed."""
+
+
 @pytest.mark.usefixtures("read_alone")
-def test_no_more_is_read_than_is_held_at_once(peer):
+def test_no_more_is_in_memory_than_is_held_at_once(peer):
     source, memory = peer
     found = write(memory, header_of(3000, 0, 3000, 2000, 3000, 9000))
     keys = dict.fromkeys(expected(found), True)
-    arrived, read, most = PieceQueue(6000), [], []
+    arrived, most = PieceQueue(6000), []
+    made: list[weakref.ref[Body]] = []
     inner = source.read
 
     def noted(file, offset, size):
-        read.append(size)
-        return inner(file, offset, size)
+        body = Body(inner(file, offset, size))
+        made.append(weakref.ref(body))
+        most.append(sum(len(there) for each in made if (there := each()) is not None))
+        return body
 
     source.read = noted
     fetched = threading.Thread(
@@ -244,10 +260,10 @@ def test_no_more_is_read_than_is_held_at_once(peer):
     while len(bodies) < len(keys):
         arrived.wait_for_piece(10.0)
         for key, body in arrived.drain():
-            most.append(sum(read) - sum(map(len, bodies.values())))
-            bodies[key] = body
+            bodies[key] = bytes(body)
+            del body
     fetched.join()
-    assert as_bytes(bodies) == expected(found)
+    assert bodies == expected(found)
     assert max(most) <= 9000, "the largest piece alone"
 
 

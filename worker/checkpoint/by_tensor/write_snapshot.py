@@ -42,7 +42,10 @@ def write_snapshot(
             atoms=job.max_tp, layers=len(job.model.layers) + 1, dtype=dtype_of(job),
             model=model_of(job), moments=pieces.kinds - 1, persist=True, progress=progress,
             pieces=tuple(
-                snapshot_file.Piece(*key, 0, size, is_written=True)
+                snapshot_file.Piece(
+                    *key, 0, size, is_written=True,
+                    weights_checksum=snapshot_file.UNKNOWN if job.zero else "",
+                )
                 for key, size in pieces.piece_bytes()
             ),
         )
@@ -50,8 +53,8 @@ def write_snapshot(
     file = snapshot_file.create(out, header.total_bytes)
     try:
         _write_blocks(file, header, pieces, tensors, kinds, read)
-        sums = (replace(each, checksum=_checksum(file, each)) for each in header.pieces)
-        header = replace(header, pieces=tuple(sums))
+        pieces_sealed = tuple(_with_checksums(file, header, each) for each in header.pieces)
+        header = replace(header, pieces=pieces_sealed)
         snapshot_file.seal(file, header)
     except BaseException:
         out.unlink()
@@ -89,6 +92,15 @@ def write_at(file: int, values: Tensor, offset: int) -> None:
     while rest:
         done = os.pwrite(file, rest, offset)
         rest, offset = rest[done:], offset + done
+
+
+def _with_checksums(
+    file: int, header: snapshot_file.Header, piece: snapshot_file.Piece
+) -> snapshot_file.Piece:
+    whole = replace(piece, checksum=_checksum(file, piece))
+    if not piece.weights_checksum:
+        return whole
+    return replace(whole, weights_checksum=_checksum(file, header.weights(piece)))
 
 
 def _checksum(file: int, piece: snapshot_file.Piece) -> str:

@@ -34,7 +34,14 @@ from worker.checkpoint.placement import (
     placement_of,
     state_shape,
 )
-from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
+from worker.checkpoint.snapshot_file import (
+    UNKNOWN,
+    Header,
+    NoRoomError,
+    Piece,
+    SavedProgress,
+    with_offsets,
+)
 from worker.checkpoint.snapshots.replica_check import check_replicas
 from worker.checkpoint.snapshots.snapshot_writer import CopySources, OnMilestone, SnapshotWriter
 from worker.checkpoint.snapshots.stall_stats import StallStats
@@ -84,6 +91,7 @@ def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, 
             bytes=placement.sizes[key],
             is_written=placement.writers[key] == trainer.rank,
             buddy=placement.buddies.get(key) if placement.writers[key] == trainer.rank else None,
+            weights_checksum=UNKNOWN if trainer.job.zero else "",
         )
         for key, ranks in placement.holders.items()
         if trainer.rank in ranks

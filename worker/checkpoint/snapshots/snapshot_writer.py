@@ -316,7 +316,7 @@ class SnapshotWriter:
                 middle = begin + piece.bytes // (1 + moments)
                 with body[begin:middle] as weights, body[middle:end] as rest:
                     total = xxhash.xxh3_128(weights)
-                    of_weights = total.hexdigest()
+                    of_weights = total.hexdigest() if piece.weights_checksum else ""
                     total.update(rest)
                     return replace(piece, checksum=total.hexdigest(), weights_checksum=of_weights)
 
