@@ -14,12 +14,12 @@ from sailord.capacity.core.model import CapacityPolicy
 from tests.conftest import the_first_quick
 from tests.fakes.gce.cloud import InjectedFailure
 from tests.gce.virtual_client import VirtualLoop
-from tests.gce.virtual_sailord import POOLS, World
+from tests.gce.virtual_sailord import CALL_S, POOLS, World
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "25"))
 """They take half a second each and more, on one core."""
-SEEDS_OF_BUGS = (371,)
-"""Seeds that once found a bug."""
+SEEDS_OF_BUGS = (371, 120597)
+"""Seeds that once found a bug, and one whose request is carried out after four minutes."""
 GROUPS = 25
 UNSEEN_USD = 0.2
 """What the dearest instance costs in a minute and a half, for which storm and list may hide it."""
@@ -62,7 +62,8 @@ async def play(seed: int) -> None:
     assert world.overfilled_requests() == [], seed
     assert cloud.groups or cloud.made.total() == len(cloud.vms), (seed, "made for no request")
     assert world.overspent <= 0, (seed, world.overspent)
-    assert world.too_dear_s <= world.policy.look_s, seed
+    # The observation under way may have begun before, and hang.
+    assert world.too_dear_s <= world.policy.look_s + CALL_S, seed
     # An instance that came and went between two looks, in a storm, is in no book.
     assert world.spent() == pytest.approx(world.bill_of_known(), abs=1e-6), seed
     assert cloud.bill() - world.bill_of_known() <= UNSEEN_USD, seed

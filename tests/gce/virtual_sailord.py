@@ -66,6 +66,8 @@ KINDS = (
 JOB = JobId("tale")
 BEGIN = 1_700_000_000.0
 UNANSWERED = "it was never answered"
+CALL_S = 10.0
+"""For so long a call waits for an answer."""
 STORM_S = 30.0
 """Longest time without an answer of Google; a total budget keeps a reserve for it."""
 
@@ -146,7 +148,7 @@ class World(Hooks):
             cluster_name="test",
             pools=POOLS,
             groups={GROUPED: "pool"} if groups else {},
-            call_s=10.0,
+            call_s=CALL_S,
             operation_s=30.0,
             poll_s=2.0,
         )
