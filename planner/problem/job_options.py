@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from simulator.inputs.model_section import model_tp_problem
-from simulator.inputs.plan_check import shares_tokens
+from simulator.inputs.plan_check import shares_tokens, tp_problem
 from simulator.models.layers import Recompute, divisors
 from simulator.spec.job import Job
 
 
 def tp_degrees(job: Job) -> tuple[int, ...]:
-    """The TP degrees that divide the model's dimensions, up to the job's ``max_tp``."""
-    return tuple(tp for tp in range(1, job.max_tp + 1) if model_tp_problem(job.model, tp) is None)
+    """The TP degrees that divide the model's dimensions and the job's ``max_tp``."""
+    return tuple(tp for tp in range(1, job.max_tp + 1) if tp_problem(tp, job) is None)
 
 
 def token_sharing_degrees(job: Job) -> tuple[int, ...]:

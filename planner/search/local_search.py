@@ -30,6 +30,7 @@ from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
 from simulator.estimate.machine_layout import lay_out
 from simulator.estimate.result import Estimate
+from simulator.hardware.runtime_constants import uses_gloo
 from simulator.spec.plan import Plan
 
 EXHAUST_MAX = 1000
@@ -212,7 +213,11 @@ class EventSearch(EventDrafts):
                     continue
                 if best is None or found.score < best.score:
                     best = found
-        self.is_complete = bounded_mixes is not None
+        # Gloo's rings follow the order of the pipelines, of which only one was judged.
+        has_orders = sum(lot.gpus for lot in self.lots) > 2 and any(
+            uses_gloo(lot.gpu) for lot in self.lots
+        )
+        self.is_complete = bounded_mixes is not None and not has_orders
         return best
 
     def every_placement(self, plan: Plan) -> Iterator[Plan]:

@@ -178,13 +178,15 @@ class SyncBound:
         """Lower bound for a range: the steps of ``low`` pipelines, as short as with ``high``."""
         if low < 2:
             return np.zeros(self._tensors)
-        some = [flows for flows in self.degrees if flows <= tp]
+        narrow = [flows for flows in self.degrees if flows <= tp]
         mine = self._links_into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
         shared = stages or 1
         to_owner = self.costs.has_owners
         rings = []
         for is_gloo in {uses_gloo(lot.gpu) for lot in self.lots}:
+            # Gloo's rings follow the ranks, so a wide group may stand between a narrow one's hops.
+            some = self.degrees if is_gloo else narrow
             steps = ring_steps(low, high, to_owner=to_owner, is_gloo=is_gloo)
             if low <= max(self._by_zone.values()):
                 rings.append(self._ring(steps, mine, some, stages=shared))

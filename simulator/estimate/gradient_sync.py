@@ -107,8 +107,12 @@ class HopTimes:
         sender, receiver = Place(*hop[0]), Place(*hop[1])
         _, _, flows, rings, zone_rings, same_node, members = hop
         if same_node:
-            # Every rank of the group sends to its counterpart in the next group.
-            gpus = members * flows * rings
+            # Every rank of the group sends to its counterpart in the next group, and rings of
+            # other stages send beside it, though no more than the machine has GPUs.
+            own = members * flows
+            gpus = own * rings
+            if sender.machine:
+                gpus = max(own, min(gpus, self.network.machine_type(sender).gpus))
             return self.network.ring_step_within(sender, gpus=gpus, bytes_each=bytes_each)
         return self.network.ring_between_nodes(
             sender,

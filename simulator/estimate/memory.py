@@ -286,7 +286,8 @@ class MemoryModel:
         """Return the bytes of the largest part of a layer that each group copies.
 
         Ranks whose replicas divide a layer differently sum its parts one by one, and each is
-        scattered over their buffers.
+        scattered over their buffers. A tensor that layers share is summed when activations are
+        freed, so it does not count.
         """
         groups, costs = self.groups, self.costs
         found = np.zeros(len(groups))
@@ -299,8 +300,6 @@ class MemoryModel:
             rows = groups.tp == tp
             first, end = groups.first[rows, None], groups.end[rows, None]
             held[:, number] = ((first <= layers) & (layers < end)).any(axis=0)
-        if costs.job.model.tied:
-            held[0] = held[-1] = held[0] | held[-1]
         kinds, kind = distinct_rows(*held.T)
         # A rank has a share of the split parameters, and all others.
         low, high = degrees[0], degrees[-1]

@@ -22,7 +22,7 @@ from simulator.inputs.supply_check import (
     places_with_paths,
     pools_by_place,
 )
-from simulator.models.layers import Model
+from simulator.models.layers import Model, divisors
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
 
@@ -382,6 +382,9 @@ def tp_problem(tp: int, job: Job) -> Problem | None:
     if tp > job.max_tp:
         what = f"{tp} is more than the job's largest TP degree of {job.max_tp}"
         return Problem("tp", what, f"set training.max_tp = {tp} in the job, or lower tp")
+    if job.max_tp % tp and job.runtime == "sailor":
+        what = f"{tp} does not divide the job's largest TP degree of {job.max_tp}"
+        return Problem("tp", what, f"use one of {', '.join(map(str, divisors(job.max_tp)))}")
     return None
 
 
