@@ -187,21 +187,26 @@ class Run:
         self.check_money()
 
     def forgive_unseen(self, found: Set[str]) -> None:
-        """Forgive what instances took from the budget's reserve before their zone was listed.
-
-        Until then nobody could delete them.
-        """
+        """Forgive what instances took from the budget's reserve before their zone was listed."""
         most = self.policy.usd_max
-        unseen = [
-            rented
-            for id_ in found & self.instances.keys()
-            if (rented := self.instances[id_])
-            and self._dark_until.get(rented.instance.pool.zone, 0.0) > rented.instance.created_at
-        ]
-        if most is not None and unseen:
+        unseen_usd = sum(
+            cost(each, self.now) for each in self.unseen() if each.instance.id in found
+        )
+        if most is not None and unseen_usd:
             reserve = usd_per_hour(self.state) * self.policy.reserve_s / 3600
             lacking = self.bill() - self.away_usd - (most - reserve)
-            self.away_usd += min(max(lacking, 0.0), sum(cost(each, self.now) for each in unseen))
+            self.away_usd += min(max(lacking, 0.0), unseen_usd)
+
+    def unseen(self) -> list[CloudInstance]:
+        """Return the instances that nobody could delete, as their zone was not listed since they
+        exist.
+        """
+        return [
+            rented
+            for id_, rented in self.instances.items()
+            if id_ not in self.known
+            and self._dark_until.get(rented.instance.pool.zone, 0.0) > rented.instance.created_at
+        ]
 
     def perform(self, command: model.CapacityCommand) -> None:
         match command:
@@ -493,5 +498,6 @@ class Run:
         self.too_dear_s = max(self.too_dear_s, self.now - (self._dear_since or self.now))
         if self.policy.usd_max is not None:
             interval = rate * self.policy.look_s / 3600
-            over = self.bill() - self.away_usd - self.policy.usd_max - interval
+            unseen_usd = sum(cost(each, self.now) for each in self.unseen())
+            over = self.bill() - unseen_usd - self.away_usd - self.policy.usd_max - interval
             self.overspent = max(self.overspent, over)

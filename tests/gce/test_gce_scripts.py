@@ -18,8 +18,8 @@ from tests.conftest import the_first_quick
 from tests.gce.cloud_instance import POOLS
 from tests.gce.simulated_cloud import RUN_S, Run
 
-SEEDS_OF_BUGS = (110242,)
-"""A zone that is not listed for 400 s after a request was sent there."""
+SEEDS_OF_BUGS = (110242, 110818)
+"""A zone that is not listed for minutes after a request was sent there; then a leader dies, too."""
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "30"))
 """``test_gce_random`` plays further ones, with all of this in them and a cloud."""
 GROUPS = 10
