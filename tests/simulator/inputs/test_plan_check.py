@@ -43,3 +43,14 @@ def test_groups_on_one_node_fit_a_machine_also_where_no_devices_are_named() -> N
     assert check_plan(whole(one, one, tp=2), here.job, here.cluster) == ()
     (fault,) = check_plan(whole(one, one, tp=4), here.job, here.cluster)
     assert fault.what == f"puts groups of 8 GPUs on {one.node}, and a machine there has 4"
+
+
+def test_a_tp_degree_must_divide_the_largest_where_sailor_trains() -> None:
+    """Its ranks hold whole atoms, of which a layer has as many as the largest degree."""
+    here = world(global_batch=2, max_tp=3)
+    where = nodes(1)
+    (fault,) = check_plan(whole(*where, tp=2), here.job, here.cluster)
+    assert fault.what == "2 does not divide the job's largest TP degree of 3"
+    assert fault.cure == "use one of 1, 3"
+    other = replace(here.job, runtime="megatron-deepspeed")
+    assert check_plan(whole(*where, tp=2), other, here.cluster) == ()
