@@ -198,15 +198,10 @@ class Run:
             self.away_usd += min(max(lacking, 0.0), unseen_usd)
 
     def unseen(self) -> list[CloudInstance]:
-        """Return the instances that nobody could delete, as their zone was not listed since they
-        exist.
-        """
-        return [
-            rented
-            for id_, rented in self.instances.items()
-            if id_ not in self.known
-            and self._dark_until.get(rented.instance.pool.zone, 0.0) > rented.instance.created_at
-        ]
+        """Return the instances whose zone was never listed; nobody can delete them."""
+        unknown = [rented for id_, rented in self.instances.items() if id_ not in self.known]
+        dark = self._dark_until
+        return [r for r in unknown if dark.get(r.instance.pool.zone, 0.0) > r.instance.created_at]
 
     def perform(self, command: model.CapacityCommand) -> None:
         match command:

@@ -498,24 +498,3 @@ def test_a_step_on_gloo_ends_with_a_vote_of_all_ranks():
     layers_s = len(small_model().layers) * 2 * 2 * LATENCY_S
     vote_s = 2 * 2 * LATENCY_S
     assert far.iteration_s - near.iteration_s == pytest.approx(layers_s + vote_s, rel=0.05)
-
-
-def within(curves: dict[int, Curve]) -> dict[str, dict[int, Curve]]:
-    return dict.fromkeys(GPUS, curves)
-
-
-def test_rings_of_several_stages_send_from_no_more_gpus_than_a_machine_has() -> None:
-    """Three groups of one stage and one of another: four GPUs, and a curve of eight is not read."""
-    curves = {
-        gpus: curve_from_bandwidths(gpus, sizes_bytes=(1.0, 1e12), bytes_per_s=(rate, rate))
-        for gpus, rate in ((2, RATE), (4, RATE), (8, 4 * RATE))
-    }
-    here, (one,) = world(replace(wires(), within=within(curves))), nodes(1)
-    layers = len(small_model().layers)
-    alone = tuple(Pipeline(2, (stage(0, layers, one),)) for _ in range(2))
-    both = Pipeline(2, (stage(0, 2, one), stage(2, layers, one)))
-    found = sums(here, Plan(1, (*alone, both)))
-    slower = world(replace(wires(), within=within({4: curves[4]})))
-    assert [each.seconds for each in found] == [
-        each.seconds for each in sums(slower, Plan(1, (*alone, both)))
-    ]
