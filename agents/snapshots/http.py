@@ -30,7 +30,6 @@ from agents.snapshots.memory import (
     SnapshotFile,
     SnapshotMemory,
     delete,
-    head_checksum,
 )
 from agents.snapshots.readers import ReadAdmission
 from worker.checkpoint import snapshot_file
@@ -129,7 +128,7 @@ class SnapshotRoutes:
             return 400, "the file must be named RANK.snap and have a Content-Length\n"
         path = self.memory.path(job, point, name)
         checksum = request.query.get("header", "")
-        if checksum in {head_checksum(each.header) for each in self.memory.snapshots(job, point)}:
+        if checksum in self.memory.head_checksums(job, point):
             return 200, DONE
         if path in self._coming or path.exists():
             return 409, "another replica under that name is here, or being received\n"

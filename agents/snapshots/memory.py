@@ -135,6 +135,17 @@ class SnapshotMemory:
         """Return all files of a point."""
         return tuple(self._files.get((job, point), {}).values())
 
+    def head_checksums(self, job: JobId, point: Point) -> set[str]:
+        """Return what identifies the files of a point: their headers' checksums, as stored.
+
+        To encode a header again would give that of another version another checksum.
+        """
+        found = set()
+        for each in self.snapshots(job, point):
+            with contextlib.suppress(OSError, snapshot_file.SnapshotError):
+                found.add(snapshot_file.head_checksum(snapshot_file.read_head(each.path)))
+        return found
+
     def all(self) -> Iterator[SnapshotFile]:
         """Yield all files, oldest points first."""
         for _, files in sorted(self._files.items(), key=lambda item: item[0]):

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from planner.problem.inventory import Lot, LotQuota
-from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS, Breach, LimitedFigures, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.estimate.result import Estimate
 from simulator.hardware.runtime_constants import platform_of
+from simulator.inputs.model_section import model_tp_problem
 from simulator.spec.job import Job, Objective, RecomputePolicy
 from simulator.spec.plan import Place
 
@@ -98,7 +98,8 @@ def _explain_too_small(
             break
     if job.max_tp == 1:
         machine = max((lot.gpus_per_machine for lot in lots), default=1)
-        tp = max(tp_degrees(replace(job, max_tp=machine)))
+        degrees = range(1, machine + 1)
+        tp = max(tp for tp in degrees if model_tp_problem(job.model, tp) is None)
         if tp > 1 and ask(_NO_LIMITS, max_tp=tp, budget=FIT_BUDGET).plan is not None:
             cures.append(f"set training.max_tp = {tp}, with which it fits")
     free = {lot.gpu: capacity_bytes(lot.place) - platform_of(lot.gpu).context_bytes for lot in lots}

@@ -172,7 +172,8 @@ class EventEstimator:
             return [
                 tp
                 for tp in range(stage.tp + 1, min(job.max_tp, *machines) + 1)
-                if not job.model.problems_with_tp(tp)
+                if job.max_tp % tp == 0
+                and not job.model.problems_with_tp(tp)
                 and not (plan.sequence_parallel and job.sequence % tp)
             ]
 

@@ -155,13 +155,21 @@ class MemoryModel:
         fragmentation = np.array([platform.fragmentation for platform in platforms])
         capacity = np.array([self.capacity_bytes(place) for place in groups.place_kinds])
         outer = OUTER_BYTES if self.is_outer_group else 0
+        copies = self._largest_copies()
+        communication = self._communication(count, copies)
+        if self.costs.has_owners:
+            # In an update weights on their way, gradient and moments are copied, and activations
+            # and transients are freed.
+            most = (3 + OPTIMIZER_MOMENTS[job.optimizer]) * copies
+            room = activations + RESERVED_OVER_LIVE * workspace
+            communication = np.maximum(communication, most - room)
         columns = {
             "parameters": states[0] + frozen_bytes,
             "gradients": states[1],
             "optimizer": states[2] + outer * count,
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,
-            "communication": self._communication(count),
+            "communication": communication,
             "context": context[groups.place_kind],
             "fragmentation": fragmentation[groups.place_kind] * activations,
             "capacity": capacity[groups.place_kind],
@@ -258,7 +266,7 @@ class MemoryModel:
             found[rows] = (kept_each[chunks] @ counts).max(axis=1)
         return found
 
-    def _communication(self, count: Floats) -> Floats:
+    def _communication(self, count: Floats, largest_copies: Floats) -> Floats:
         """Return the buffers for stage inputs and outputs, and for gradients in transit."""
         groups, runtime, hops = self.groups, self.costs.runtime, self.groups.hops
         arriving = self._output_bytes(groups.first - 1, groups.first)
@@ -277,10 +285,8 @@ class MemoryModel:
             groups.place_kind
         ]
         in_transit = gradient_buffer_bytes(runtime, count, anywhere & ~in_place)
-        # One copy is summed, and the library still keeps the one before it. In an update under
-        # ZeRO-1 weights, gradient and moments are copied.
-        copies = 2 + OPTIMIZER_MOMENTS[self.costs.job.optimizer] if self.costs.has_owners else 2
-        return buffers + np.maximum(in_transit, copies * self._largest_copies())
+        # One copy is summed, and the library still keeps the one before it.
+        return buffers + np.maximum(in_transit, 2 * largest_copies)
 
     def _largest_copies(self) -> Floats:
         """Return the bytes of the largest part of a layer that each group copies.

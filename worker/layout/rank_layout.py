@@ -387,8 +387,4 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
             if stage.offload:
                 what = f"is {stage.offload}, and no runtime offloads activations yet"
                 found.append(Problem(f"{at}.offload", what, "leave it out"))
-            if job.max_tp % stage.tp:
-                what = f"{stage.tp} does not divide the job's largest TP degree of {job.max_tp}"
-                divisors = [str(n) for n in range(1, job.max_tp + 1) if job.max_tp % n == 0]
-                found.append(Problem(f"{at}.tp", what, f"use one of {', '.join(divisors)}"))
     return tuple(found)

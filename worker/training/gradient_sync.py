@@ -86,6 +86,7 @@ class GradientSync:
             wait_until_done(oldest.pending, self._transport)
             self._under_way.remove(oldest)
             self._end(oldest)
+            del oldest  # Its memory is that of the next one.
             self._start_queued()
         for each in self._under_way:
             self._end(each)

@@ -72,25 +72,31 @@ class Zero1Update:
                     wait_until_done(oldest.pending, self._transport)
                 held -= oldest.copied_bytes
                 self._end(oldest)
+                del oldest  # Its memory is that of the next one.
             held += copied if group is not None else 0
             weights = buffer.gather_bucket(buffer.master, bucket)
             if bucket.owner == self._rank:
-                moments = tuple(buffer.gather_bucket(moment, bucket) for moment in buffer.moments)
-                update.apply_by_group(
-                    self._groups_of(bucket.layer, buffer.bucket_slots(bucket), weights.numel()),
-                    weights,
-                    buffer.gather_bucket(buffer.gradient, bucket),
-                    moments,
-                )
-                buffer.scatter_bucket(buffer.master, bucket, weights)
-                for kept, values in zip(buffer.moments, moments, strict=True):
-                    buffer.scatter_bucket(kept, bucket, values)
+                self._update(bucket, weights, update)
             if group is not None:
                 source = bucket.ranks.index(bucket.owner)
                 pending = group.start_broadcast(weights, source=source)
                 under_way.append(_Broadcast(bucket, weights, pending, copied))
+            del weights
         while under_way:
             self._end(under_way.popleft())
+
+    def _update(self, bucket: Bucket, weights: Tensor, update: OptimizerStep) -> None:
+        buffer = self._buffers[bucket.layer]
+        moments = tuple(buffer.gather_bucket(moment, bucket) for moment in buffer.moments)
+        update.apply_by_group(
+            self._groups_of(bucket.layer, buffer.bucket_slots(bucket), weights.numel()),
+            weights,
+            buffer.gather_bucket(buffer.gradient, bucket),
+            moments,
+        )
+        buffer.scatter_bucket(buffer.master, bucket, weights)
+        for kept, values in zip(buffer.moments, moments, strict=True):
+            buffer.scatter_bucket(kept, bucket, values)
 
     def _end(self, each: _Broadcast) -> None:
         each.pending.wait()

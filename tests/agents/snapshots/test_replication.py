@@ -425,6 +425,9 @@ def test_a_replica_of_another_version_is_checked_by_its_own_bytes(tmp_path):
         file.write(snapshot_file.PRELUDE.pack(snapshot_file.MAGIC, len(text), digest) + text)
     assert http._defect(path, digest.hex()) == ""
     assert "announced checksum" in http._defect(path, "0" * 32)
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
+    assert memory.head_checksums(JOB, Point(4, 1)) == {digest.hex()}, "it is not sent again"
 
 
 def test_headers_without_checksums_of_weights_are_those_of_versions_that_have_none(tmp_path):

@@ -14,6 +14,7 @@ from tests.worker.random_plan import any_plan
 from tests.worker.threads import ThreadCollective, ThreadWorld
 from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job, trained
 from worker.layout.rank_layout import rank_places, sync_buckets
+from worker.training import gradient_sync, zero1
 from worker.training.trainer import RankTrainer
 
 JOB = small_job(tied=True, clip_norm=1.0)
@@ -34,8 +35,11 @@ def test_zero1_is_bit_equal_under_any_plan(examples):
 MIXED = plan_of(1, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 2)]), (4, [(0, 5, 1)]))
 
 
-def test_no_rank_needs_sums_of_gradients_that_it_does_not_own():
-    """Between threads a sum for one rank leaves NaN on all others."""
+@pytest.mark.parametrize("copies_bytes", [0, 20_000, None])
+def test_no_rank_needs_sums_of_gradients_that_it_does_not_own(monkeypatch, copies_bytes):
+    """Between threads a sum for one rank leaves NaN on all others; also with little memory."""
+    for module in () if copies_bytes is None else (gradient_sync, zero1):
+        monkeypatch.setattr(module, "COPIES_BYTES_MAX", copies_bytes)
     plain, sharded = (trained(replace(JOB, zero=zero), MIXED, steps=3) for zero in (0, 1))
     assert [r.grad_norm for r in plain.reports] == [r.grad_norm for r in sharded.reports]
     for key, values in plain.state.items():
