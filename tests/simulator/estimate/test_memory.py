@@ -488,3 +488,6 @@ def test_cures_name_only_tp_degrees_that_the_model_supports() -> None:
     three = replace(model(), heads=3, kv_heads=3, ffn=15, layers=(first, large, *others))
     (told,) = world(model=three, max_tp=3).estimator.memory_shortages(two_stages())
     assert [cure for cure in told.cures if "TP" in cure] == ["with TP 3"]
+    # Plans have no degree that does not divide the largest.
+    (told,) = world(model=three, max_tp=4).estimator.memory_shortages(two_stages())
+    assert not any("TP" in cure for cure in told.cures)

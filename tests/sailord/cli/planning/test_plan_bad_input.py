@@ -95,6 +95,9 @@ def test_larger_tp_is_a_cure_only_where_the_model_then_fits(tmp_path: Path) -> N
     wide = 'family = "llama"\nlayers = 1\nhidden = 12288\nheads = 96\nvocab = 512'
     helped = run(tmp_path, pools=pool("T4", 8), model=wide, max_tp=1)
     assert "set training.max_tp = 8, with which it fits" in helped.stderr
+    six = wide.replace("heads = 96", "heads = 6\nffn = 32256")
+    helped = run(tmp_path, pools=pool("T4", 8), model=six, max_tp=1)
+    assert "set training.max_tp = 6, with which it fits" in helped.stderr
     hopeless = run(tmp_path, pools=pool("T4", 8), model='preset = "opt-30b"', max_tp=1)
     assert "does not fit" in hopeless.stderr
     assert "max_tp" not in hopeless.stderr
