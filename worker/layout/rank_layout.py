@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from simulator.documents.problems import Problem
 from simulator.inputs.plan_check import check_plan_for_job
+from simulator.models.layers import divisors
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.types import LogicalTensor
@@ -387,4 +388,9 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
             if stage.offload:
                 what = f"is {stage.offload}, and no runtime offloads activations yet"
                 found.append(Problem(f"{at}.offload", what, "leave it out"))
+            # For jobs of our own runtime the check of any plan finds it.
+            if job.max_tp % stage.tp and job.runtime != "sailor":
+                what = f"{stage.tp} does not divide the job's largest TP degree of {job.max_tp}"
+                cure = f"use one of {', '.join(map(str, divisors(job.max_tp)))}"
+                found.append(Problem(f"{at}.tp", what, cure))
     return tuple(found)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from simulator.models.families import build_model
 from simulator.spec.plan import Plan
 from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.training_runs import drawn, image_job, plan_of, small_job
@@ -260,3 +261,12 @@ def test_ranks_share_the_tokens_of_built_in_language_models_only():
 def test_a_valid_plan_has_no_problem(examples):
     for job, plan, _ in cases(examples):
         assert plan_problems(plan, job) == ()
+
+
+@pytest.mark.parametrize("runtime", ["sailor", "megatron-deepspeed"])
+def test_a_tp_degree_that_no_rank_can_hold_is_told_once(runtime):
+    job = replace(small_job(max_tp=4), runtime=runtime)
+    model = build_model("gpt2", layers=3, hidden=24, heads=12, ffn=48, vocab=48)
+    plan = plan_of(8, (1, [(0, len(model.layers), 3)]))
+    said = [str(each) for each in plan_problems(plan, replace(job, model=model))]
+    assert sum("3 does not divide the job's largest TP degree of 4" in each for each in said) == 1
