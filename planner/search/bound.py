@@ -140,9 +140,12 @@ class EventBound:
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
             return Bounds(least, least)
-        # Round trips raised none of five bounds in dollars that were tried.
+        seconds_work = self.work_max / 4
+        if not self.gap:
+            # Round trips raised none of five bounds in dollars that were tried; more spans did.
+            self.work_max += self.trips_max
         usd = self.least(math.inf, objective, is_cost=True, trips=self.gap > 0)
-        self.work_max = self.work + self.work_max / 4
+        self.work_max = self.work + seconds_work
         return Bounds(self.least(seconds, seconds, is_cost=False, trips=False), usd)
 
     # -- spans ----------------------------------------------------------------------------------
@@ -255,9 +258,15 @@ class EventBound:
         possible = np.ones(len(pipelines), dtype=bool)
         if family.most > NARROW * family.fewest:
             tariffs = tariffs[:1]
-        self.work += tables.table_size * (1 + len(tariffs))
         if self.limits.needs_prices:
-            tariffs = [*tariffs, self._in_dollars(low)]
+            dollars = self._in_dollars(low)
+            if len(self.gpus) == 1:
+                # Dollars count the GPUs, too.
+                most_usd = sum(count * self.usd_per_s[gpu] for gpu, count in self.gpus.items())
+                tariffs = [replace(dollars, budget=min(dollars.budget, most_usd))]
+            else:
+                tariffs = [*tariffs, dollars]
+        self.work += tables.table_size * (1 + len(tariffs))
         for tariff in tariffs:
             priced = self._priced(family, tariff, reach, high)
             price = priced.pipelines_price(pipelines, total) * (1 - ROUNDING)
