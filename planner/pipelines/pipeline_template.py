@@ -208,7 +208,10 @@ class TemplateMaker:
     def template(
         self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int
     ) -> Template | None:
-        """The template with the best balanced boundaries; ``None`` if the stages cannot fit."""
+        """The template with the best balanced boundaries, and of these the first ones.
+
+        ``None`` if the stages cannot fit.
+        """
         key = (stages, micro_batch, min(most, len(stages)))
         if key not in self._made:
             self._made[key] = self._template(stages, micro_batch, most)
@@ -242,7 +245,38 @@ class TemplateMaker:
                 low = middle
             else:
                 high = middle
-        return self._cuts(stages, micro_batch, most, high)
+        cuts = self._cuts(stages, micro_batch, most, high)
+        return None if cuts is None else self._filled_from_end(stages, micro_batch, most, cuts)
+
+    def _filled_from_end(
+        self,
+        stages: tuple[TemplateStage, ...],
+        micro_batch: int,
+        most: int,
+        cuts: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """Boundaries with as few layers in the first stages as the slowest stage allows.
+
+        The first stage sums its gradients last, so few layers there shorten the iteration.
+        """
+        reach = [
+            self._reach(stage, micro_batch, min(most, len(stages) - s))
+            for s, stage in enumerate(stages)
+        ]
+        level_s = max(
+            row[first][end] - row[first][first]
+            for row, (first, end) in zip(reach, itertools.pairwise(cuts), strict=True)
+        )
+        moved = [cuts[-1]]
+        for s in range(len(stages) - 1, 0, -1):
+            first, end = moved[-1] - 1, moved[-1]
+            while first > s:
+                row = reach[s][first - 1]
+                if row[end] - row[first - 1] > level_s:
+                    break
+                first -= 1
+            moved.append(first)
+        return (0, *reversed(moved))
 
     def timed(
         self, stages: tuple[TemplateStage, ...], micro_batch: int, cuts: tuple[int, ...]

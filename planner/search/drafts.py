@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, seconds_of, take
+from planner.pipelines.pipeline_mix import (
+    PipelineMix,
+    placements,
+    room_for,
+    rough_seconds,
+    seconds_of,
+    take,
+)
 from planner.pipelines.pipeline_template import (
     Template,
     TemplateMaker,
@@ -26,7 +33,6 @@ from planner.pipelines.stage_memory import TemplateStage
 from planner.problem.inventory import Lot, LotQuota
 from planner.problem.objective import FREE_USD_PER_HOUR, Limits
 from planner.search.packing import best_packing
-from planner.search.pricing import quickest_equal_pipelines
 from planner.search.rough_sums import RoughSums
 from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats
@@ -52,12 +58,6 @@ FREE_ZONES = 1000.0
 """Factor on the rough dollars of free GPUs for each further zone."""
 FAMILIES_SHARE = 0.5
 """Share of the drafts judged that goes to the best of each family."""
-EQUAL_MAX = 12
-"""Mixes of equal pipelines that are judged."""
-EQUAL_LOTS_MAX = 2
-"""Most lots on which equal pipelines are searched for."""
-EQUAL_TABLE_MAX = 60_000
-"""With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
 """Most lots of which every subset is tried."""
 SMALL_GPUS = 32
@@ -149,6 +149,12 @@ class EventDrafts:
         scores = [self.rough(*pair) for pair in zip(mixes, seconds, strict=True)]
         order = sorted(range(len(mixes)), key=lambda n: (scores[n], n))
         return [mixes[n] for n in order if scores[n] < math.inf]
+
+    def ranked_in_placements(self, mixes: Iterable[PipelineMix]) -> list[PipelineMix]:
+        """Mixes by their rough objective in the better one of two placements, best first."""
+        placed = list(mixes)
+        placed += [p for mix in placed for p in placements(mix, self.lots) if p.together == 1]
+        return list(dict.fromkeys(replace(mix, together=None) for mix in self.ranked(placed)))
 
     def mixes(self) -> Iterator[PipelineMix]:
         """Distinct mixes to start from."""
@@ -412,45 +418,6 @@ class EventDrafts:
         some = list(firsts.values())[: int(count * FAMILIES_SHARE)]
         chosen = set(some)
         return some + [mix for mix in ranked if mix not in chosen]
-
-    def equal_pipelines(self, longest_s: float | None) -> list[PipelineMix]:
-        """The quickest equal pipelines on each of the largest lots.
-
-        They take at most ``longest_s``; any time if that is ``None``.
-        """
-        found: list[tuple[float, PipelineMix]] = []
-        shapes: dict[object, int] = {}
-        for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):
-            shapes.setdefault((self.lots[index].gpu, self.lots[index].machine), index)
-        for lot in list(shapes.values())[:EQUAL_LOTS_MAX]:
-            tables = StageTimeTables(
-                self.maker,
-                [self.lots[lot]],
-                degrees=self.degrees,
-                recompute=self.job.recompute,
-                per_layer_sync=self.judge.overlaps,
-                typical=True,
-            )
-            if tables.table_size > EQUAL_TABLE_MAX:
-                continue
-            quotas = (grant.gpus_max for grant in self.grants if lot in grant.lots)
-            gpus = min([self.lots[lot].gpus, *quotas])
-            for line in quickest_equal_pipelines(
-                self.maker,
-                tables,
-                lot,
-                gpus=gpus,
-                micro_batches=self.drafted,
-                global_batch=self.job.global_batch,
-                longest_s=longest_s,
-            ):
-                total = self.job.global_batch // line.template.micro_batch
-                room = room_for(line.template, self.lots, {}, self.grants)
-                count = min(room, line.pipelines, total)
-                if count:
-                    found.append((line.seconds, PipelineMix((line.template,), (count,))))
-        found.sort(key=lambda pair: pair[0])
-        return [mix for _, mix in found[: int(EQUAL_MAX * self.width)]]
 
 
 def family_of(mix: PipelineMix) -> object:

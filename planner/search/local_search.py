@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import (
@@ -26,6 +26,7 @@ from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import LimitedFigures, Limits
 from planner.problem.seeded_random import SeededRandom
 from planner.search.drafts import EventDrafts, family_of
+from planner.search.equal_pipelines import equal_mixes
 from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
 from simulator.estimate.machine_layout import lay_out
@@ -39,6 +40,8 @@ JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
+BREACH = 4.0
+"""Penalty slope for limits that a plan breaks from which small changes start."""
 NEARBY_MAX = 4
 """Most random changes between a good plan and one that is improved, with a larger budget."""
 FRUITLESS_MAX = 50
@@ -109,13 +112,15 @@ class EventSearch(EventDrafts):
             if self.evaluations >= drafted:
                 break
             self.judge_mix(mix)
+        before = self.evaluations
         best_s = min((j.estimate.iteration_s for j in self.judged), default=None)
-        if best_s is None or not self.limits.needs_prices:
-            for mix in self.equal_pipelines(best_s):
-                self.judge_mix(mix)
+        longest_s = self.limits.seconds_max if self.limits.needs_prices else best_s
+        for mix in equal_mixes(self, longest_s):
+            self.judge_mix(mix)
+        spent = self.evaluations - before
         for mix in self.single_pipelines():
             self.judge_mix(mix)
-        self.climb_from(self.best_of_families, self.budget)
+        self.climb_from(self.best_of_families, self.budget + spent)
         if self.width > 1:
             self.climb_from_nearby(self.budget)
         self.place(mixes)
@@ -159,7 +164,7 @@ class EventSearch(EventDrafts):
             before = self.evaluations
             near = starts[draws.below(len(starts))]
             for _ in range(1 + draws.below(NEARBY_MAX)):
-                around = list(self.neighbours(near.mix))
+                around = list(self.neighbours(near))
                 found = self.judge_mix(around[draws.below(len(around))]) if around else None
                 near = found or near
             self.climb(near, climbed, end)
@@ -174,13 +179,22 @@ class EventSearch(EventDrafts):
             best = self.better_neighbour(best, end)
 
     def best_of_families(self) -> list[JudgedPlan]:
-        """The best judged plan of each family, best first; plans that keep all limits if there are
-        any.
+        """The best judged plan of each family, best first.
+
+        A plan that nearly keeps the limits may be ranked before one that keeps them.
         """
         found: dict[object, JudgedPlan] = {}
-        for judged in sorted(self.judged or self.broken, key=lambda j: j.score):
+        for judged in sorted([*self.judged, *self.broken], key=self._promise):
             found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[: int(STARTS_MAX * self.width)]
+
+    def _promise(self, judged: JudgedPlan) -> tuple[float, ...]:
+        """What a plan is ranked by as a start of small changes."""
+        if judged.keeps_limits:
+            return judged.score
+        money, seconds = judged.estimate.money.total_usd, judged.estimate.iteration_s
+        least = money if self.limits.goal_is_cost and money is not None else seconds
+        return (least * (1 + BREACH * (judged.score[1] - 1)), *judged.score[1:])
 
     def best_of_all(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """Judge all remaining plans if they are few enough, and return the best."""
@@ -284,7 +298,7 @@ class EventSearch(EventDrafts):
 
     def better_neighbour(self, best: JudgedPlan, end: int) -> JudgedPlan | None:
         """The first small change that improves the plan, while fewer than ``end`` are judged."""
-        for mix in self.neighbours(best.mix):
+        for mix in self.neighbours(best):
             if self.evaluations >= end:
                 return None
             found = self.judge_mix(mix)
@@ -292,14 +306,16 @@ class EventSearch(EventDrafts):
                 return found
         return None
 
-    def neighbours(self, mix: PipelineMix) -> Iterator[PipelineMix]:
-        """Mixes that differ in one thing."""
+    def neighbours(self, judged: JudgedPlan) -> Iterator[PipelineMix]:
+        """Mixes that differ in one thing, those first in which the busiest stage does less."""
+        mix = judged.mix
         if mix.together is not None:
             yield from placements(mix, self.lots)
         b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
-            for changed in self.variants(template, total, self.maker_for(mix)):
+            order = busiest_first(judged, template)
+            for changed in self.variants(template, total, self.maker_for(mix), order):
                 yield self._change_template(mix, index, changed, total)
         for index, count in enumerate(mix.counts):
             for changed_count in (count - 1, count + 1):
@@ -334,15 +350,23 @@ class EventSearch(EventDrafts):
         """Return the maker of the templates of mixes like this one."""
         return self.alone if mix.pipelines == 1 else self.maker
 
-    def variants(self, template: Template, total: int, maker: TemplateMaker) -> Iterator[Template]:
-        """Templates with one boundary, TP degree, stage or lot changed."""
+    def variants(
+        self, template: Template, total: int, maker: TemplateMaker, order: Sequence[int]
+    ) -> Iterator[Template]:
+        """Templates with one boundary, TP degree, stage or lot changed, stage by stage in this
+        order."""
         b, cuts, stages = template.micro_batch, template.cuts, template.stages
-        for s in range(1, len(stages)):
-            for step in (-1, 1):
-                moved = (*cuts[:s], cuts[s] + step, *cuts[s + 1 :])
-                if moved[s - 1] < moved[s] < moved[s + 1]:
+        for others in self.other_stages(stages, order):
+            fitted = maker.template(others, b, total)
+            if fitted is not None:
+                yield fitted
+        for s in order:
+            for at, step in ((s, 1), (s + 1, -1)):
+                moved = (*cuts[:at], cuts[at] + step, *cuts[at + 1 :])
+                if 0 < at < len(stages) and moved[at - 1] < moved[at] < moved[at + 1]:
                     yield maker.timed(stages, b, moved)
-        for s, one in enumerate(stages):
+        for s in order:
+            one = stages[s]
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
             if one.recompute == "auto":
@@ -358,17 +382,14 @@ class EventSearch(EventDrafts):
                     balanced = maker.template(changed, b, total)
                     if balanced is not None and balanced.cuts != cuts:
                         yield balanced
-        for others in self.other_stages(stages):
-            fitted = maker.template(others, b, total)
-            if fitted is not None:
-                yield fitted
 
     def other_stages(
-        self, stages: tuple[TemplateStage, ...]
+        self, stages: tuple[TemplateStage, ...], order: Sequence[int]
     ) -> Iterator[tuple[TemplateStage, ...]]:
         """Sequences with one stage less, one more, or one on another lot; each once."""
         seen = {stages}
-        for s, one in enumerate(stages):
+        for s in order:
+            one = stages[s]
             moved = (
                 replace(one, lot=index)
                 for index, lot in enumerate(self.lots)
@@ -386,11 +407,14 @@ class EventSearch(EventDrafts):
     ) -> PipelineMix:
         """The mix with one template changed, and as many pipelines of it as fit.
 
-        Without that template if the new one is in the mix already or has no room.
+        Where dollars count, no more than before. Without that template if the new one is in the mix
+        already or has no room.
         """
         others = mix.with_count(index, 0)
         room = room_for(template, self.lots, others.groups(), self.grants)
         room = min(room, total - others.pipelines)
+        if self.limits.needs_prices:
+            room = min(room, mix.counts[index])
         if template in others.templates or room <= 0:
             return others if others.templates else mix
         return PipelineMix(
@@ -398,3 +422,11 @@ class EventSearch(EventDrafts):
             (*mix.counts[:index], room, *mix.counts[index + 1 :]),
             mix.together,
         )
+
+
+def busiest_first(judged: JudgedPlan, template: Template) -> list[int]:
+    """The stages of a template, those that idle least in the judged plan first."""
+    for pipeline, times in zip(judged.plan.pipelines, judged.estimate.stages, strict=True):
+        if tuple(stage.layers[1] for stage in pipeline.stages) == template.cuts[1:]:
+            return sorted(range(len(times)), key=lambda stage: times[stage].idle_s)
+    return list(range(len(template.stages)))

@@ -10,14 +10,12 @@ over layers solves all numbers of micro batches at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Template, TemplateMaker
-from planner.pipelines.stage_memory import TemplateStage
 from planner.search.stage_limits import StageTimeTables
 from planner.search.stage_times import Times
 from simulator.arrays import Bools, Floats, Ints
@@ -28,14 +26,6 @@ RATIO = 1.03
 """Above ``EVERY``, numbers within this ratio are treated as one."""
 HALVINGS = 8
 """Bisection steps for the price of a pipeline."""
-TIMES = 12
-"""Target times tried at once."""
-ROUNDS = 2
-"""Times that the range of target times is narrowed."""
-SLOW = 100
-"""Longest time tried where no plan is known, as a multiple of the work alone."""
-PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
-"""Numbers of equal pipelines that are tried."""
 FOREVER_S = 1e15
 """A time limit that no plan reaches."""
 
@@ -326,88 +316,3 @@ class _Ahead:
             total = self.least * whole + self.more * (whole - below)
             total = total + (rest - full * self.more) * part
         return np.where(np.isfinite(total), total / price, np.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class EqualPipelines:
-    """A template, the number of pipelines it was made for, and its estimated seconds."""
-
-    seconds: float
-    pipelines: int
-    template: Template
-
-
-def quickest_equal_pipelines(
-    maker: TemplateMaker,
-    tables: StageTimeTables,
-    lot: int,
-    *,
-    gpus: int,
-    micro_batches: Sequence[int],
-    global_batch: int,
-    longest_s: float | None,
-) -> Iterator[EqualPipelines]:
-    """For each number of equal pipelines on some GPUs of a lot, the quickest template within
-    ``longest_s``.
-
-    Target times are tried until a pipeline costs no more than its share of the GPUs. The times of
-    other stages are typical ones, so the results are starting points, not bounds.
-    """
-    prices = np.array([float(choice.tp) for choice in tables.choices])
-    for b in micro_batches:
-        total = global_batch // b
-        for pipelines in PIPELINES:
-            if pipelines > min(total, gpus):
-                break
-            found = _find_quickest(
-                tables,
-                prices,
-                micro_batch=b,
-                count=-(-total // pipelines),
-                pipelines=pipelines,
-                budget=gpus / pipelines,
-                longest_s=longest_s,
-            )
-            if found is not None:
-                seconds, stages = found
-                choices = [tables.choices[choice] for choice, _, _ in stages]
-                steps = tuple(TemplateStage(lot, c.tp, c.recompute) for c in choices)
-                cuts = (0, *(end for _, _, end in stages))
-                yield EqualPipelines(seconds, pipelines, maker.timed(steps, b, cuts))
-
-
-def _find_quickest(
-    tables: StageTimeTables,
-    prices: Floats,
-    *,
-    micro_batch: int,
-    count: int,
-    pipelines: int,
-    budget: float,
-    longest_s: float | None,
-) -> tuple[float, tuple[tuple[int, int, int], ...]] | None:
-    """The least time in which a pipeline keeps to its budget of GPUs, and its stages."""
-    work = tables.times(micro_batch).work
-    low = count * float((prices[:, None] * work).min(axis=0).sum()) / budget
-    high = SLOW * low if longest_s is None else longest_s
-    if low > high:
-        return None
-    seconds = tables.seconds(micro_batch, count, pipelines)[:, :, :-1]
-    layers = work.shape[1]
-    stages_max = min(layers, int(budget / prices.min() + 1e-9))
-    found = None
-    for _ in range(ROUNDS):
-        tried = np.geomspace(low, high, TIMES)
-        reached = (seconds[..., None] <= tried).sum(axis=3)
-        furthest = np.where(reached > 0, np.arange(layers)[None, None, :, None] + reached, 0)
-        priced = Reach(np.arange(TIMES), furthest).priced(prices, stages_max=stages_max)
-        enough = np.flatnonzero(priced.least <= budget * (1 + 1e-9))
-        best = int(enough[0]) if len(enough) else 0
-        stages = priced.cuts_of(best) if len(enough) else None
-        if stages is None:
-            break
-        found = float(tried[best]), stages
-        if best == 0:
-            break
-        low, high = float(tried[best - 1]), float(tried[best])
-    return found

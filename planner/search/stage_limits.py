@@ -45,15 +45,13 @@ class StageTimeTables:
         degrees: Sequence[int],
         recompute: RecomputePolicy,
         per_layer_sync: bool,
-        typical: bool = False,
         divides: bool = False,
         takes_outer_steps: bool = False,
     ) -> None:
-        """With ``typical``, compute typical times instead of bounds: equal stages, each on its own
-        machine. With ``divides``, bounds hold for zero-bubble schedules, too; with
+        """With ``divides``, bounds hold for zero-bubble schedules, too; with
         ``takes_outer_steps``, for iterations between outer steps.
         """
-        self.typical, self.divides = typical, divides
+        self.divides = divides
         self.maker, self.lots, self.costs = maker, lots, maker.costs
         self.per_layer_sync = per_layer_sync
         self.sync = SyncBound(
@@ -129,9 +127,8 @@ class StageTimeTables:
         # By choice, the time of the layers of other stages.
         forwards, backwards = np.array(ahead_rows), np.array(back_rows) - np.array(later_rows)
         through = forwards + backwards
-        if not self.typical:
-            forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
-            backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
+        forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
+        backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
         fills, drains = (
             np.stack([prefix_sums(row) for row in rows]) for rows in (forwards, backwards)
         )
@@ -186,9 +183,8 @@ class StageTimeTables:
 
     def _transfers_s(self, choice: StageOption, sizes: Floats) -> Floats:
         """By boundary: least seconds of a message over it, from or to such a group."""
-        transfer_s = self.sync.transfer_between_machines_s if self.typical else self.sync.transfer_s
-        inner = [transfer_s(choice.gpu, choice.tp, size) for size in sizes[:-1].tolist()]
-        return np.array([0.0, *inner, 0.0])
+        sync, gpu, tp = self.sync, choice.gpu, choice.tp
+        return np.array([0.0, *(sync.transfer_s(gpu, tp, x) for x in sizes[:-1].tolist()), 0.0])
 
     def leave_s(self, choice: StageOption, sizes: Floats, other: str | None = None) -> Floats:
         """By boundary: ``_transfers_s`` to another machine, perhaps of another GPU kind."""
@@ -356,28 +352,6 @@ class StageTimeTables:
         last: Floats = np.maximum(first, tied) if self.sync.is_gloo else first + tied
         return last
 
-    def seconds(self, micro_batch: int, count: int, pipelines: int) -> Floats:
-        """Least seconds for ``count`` micro batches by [stages behind, choice, first layer, end].
-
-        For one of ``pipelines`` pipelines; infinite where memory is too small.
-        """
-        times = self.times(micro_batch)
-        again = self.again.seconds(micro_batch, pipelines, pipelines)
-        rest, room = self._rest_and_room(micro_batch, pipelines)
-        k = np.arange(min(BEHIND_MAX, times.layers - 1) + 1)[:, None, None, None]
-        held = np.minimum(np.minimum(count, k[:, 0, 0, 0] + 1), len(again)) - 1
-        forward, backward = times.forward, times.backward + again[held]
-        behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
-        later = np.maximum(count - k - 1, 0)
-        straight = count * (forward + backward)
-        waiting = forward + behind + count * backward + later * forward
-        rounds = -(-count // (k + 1)) * (forward + times.inputs + again[held] + behind)
-        spent = np.maximum(straight, np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
-        ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
-        fits = room[None] >= np.minimum(count, k + 1)
-        seconds: Floats = np.where(ranged & fits, spent, np.inf)
-        return seconds
-
     def stage_s(
         self,
         micro_batch: int,
@@ -387,13 +361,13 @@ class StageTimeTables:
         behind: int,
         where: tuple[int, Ints, Ints],
     ) -> Floats:
-        """``seconds`` for stages at (choice, first layers, ends), by [stage, micro batches - 1].
+        """Least seconds for stages at (choice, first layers, ends), by [stage, micro batches - 1].
 
-        Exactly ``behind`` stages are behind them.
+        Infinite where memory is too small. Exactly ``behind`` stages are behind them.
         """
         times = self.times(micro_batch)
         again = self.again.seconds(micro_batch, pipelines, pipelines)
-        rests, rooms = self._rest_and_room(micro_batch, pipelines)
+        rests, rooms = self.rest_and_room(micro_batch, pipelines)
         rest = rests[(min(behind, len(rests) - 1), *where)][:, None]
         room = rooms[where][:, None]
         n = np.arange(1, most + 1)
@@ -415,7 +389,7 @@ class StageTimeTables:
         """Index of a stage option."""
         return self._index[StageOption(gpu, tp, self.recompute)]
 
-    def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Floats, Floats]:
+    def rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Floats, Floats]:
         """Seconds of a stage besides its passes, and micro batches that fit its memory.
 
         By [choice, first layer, end], the first also by [stages behind or 1], for one of

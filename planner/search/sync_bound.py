@@ -147,11 +147,6 @@ class SyncBound:
             self._transfers[key] = min(found)
         return self._transfers[key]
 
-    def transfer_between_machines_s(self, gpu: str, tp: int, size: float) -> float:
-        """Seconds of such a message between two machines with that GPU kind in one zone."""
-        hops = [hop for hop in self._near.values() if hop[0].gpu == gpu and hop[1].gpu == gpu]
-        return self.network.between_nodes(*hops[0], flows=tp, bytes_each=self._sent(size, tp))
-
     def leave_machine_s(
         self, size: float, gpu: str | None = None, other: str | None = None, tp: int | None = None
     ) -> float:

@@ -48,6 +48,8 @@ class Network:
     """The machine type that a place without one stands for, by GPU kind."""
     _machine_types: dict[Place, MachineType] = field(init=False, repr=False, default_factory=dict)
     """Cache by place; the planner looks places up hundreds of thousands of times."""
+    _links: dict[tuple[Place, Place], Link] = field(init=False, repr=False, default_factory=dict)
+    """Cache of the catalogue's links, for the same reason."""
 
     def between_nodes(
         self,
@@ -200,8 +202,12 @@ class Network:
         return found
 
     def _catalogue_link(self, sender: Place, receiver: Place) -> Link:
-        distance = self.catalogue.distance(sender.zone, receiver.zone, self.zone_regions)
-        return self.catalogue.link(distance, self.machine_type(sender), self.machine_type(receiver))
+        found = self._links.get((sender, receiver))
+        if found is None:
+            distance = self.catalogue.distance(sender.zone, receiver.zone, self.zone_regions)
+            machines = self.machine_type(sender), self.machine_type(receiver)
+            found = self._links[sender, receiver] = self.catalogue.link(distance, *machines)
+        return found
 
     def _curves_between(self, sender: Place, receiver: Place) -> Mapping[int, Curve] | None:
         return self.measured.between.get(((sender.zone, sender.gpu), (receiver.zone, receiver.gpu)))
