@@ -36,8 +36,8 @@ KINDS_TRIED = 3
 """GPU kinds that are tried, those with the most GPUs first."""
 BOUNDARIES_MAX = 40
 """Most layers of a model at each of which a stage may begin."""
-JUDGED_MAX = 24
-"""Mixes that are judged, each in all placements."""
+FOUND_MAX = 24
+"""Templates that are kept of each set of lots and share of the GPUs."""
 FEWER_TRIED = 8
 """Numbers of pipelines across lots that are tried, the largest first."""
 SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -216,17 +216,16 @@ def _sorted(found: Iterable[EqualPipelines | None]) -> list[EqualPipelines]:
     return sorted(kept.values(), key=lambda one: one.seconds)
 
 
-def equal_mixes(drafts: EventDrafts, longest_s: float | None) -> Iterator[PipelineMix]:
-    """The most promising mixes of equal pipelines, each in all placements.
+def equal_mixes(drafts: EventDrafts, longest_s: float | None, count: int) -> Iterator[PipelineMix]:
+    """The ``count`` most promising mixes of equal pipelines, each in all placements.
 
     They might take ``longest_s`` at most, any time if that is ``None``.
     """
     each = [_mixes_on(drafts, lots, longest_s) for lots in _lots_tried(drafts.lots)]
     if drafts.limits.needs_prices:
         each = [drafts.ranked_in_placements([mix for some in each for mix in some])]
-    most = math.ceil(JUDGED_MAX * drafts.width / min(len(each), 2))
     for some in each:
-        for mix in some[:most]:
+        for mix in some[: -(-count // min(len(each), 2))]:
             yield from (mix, *placements(mix, drafts.lots))
 
 
@@ -245,7 +244,7 @@ def _mixes_on(
     search = EqualPipelineSearch(drafts.maker, tables, lots[0], drafts.job.global_batch, longest_s)
     found: dict[PipelineMix, None] = {}
     for share in SHARES if is_priced else (1.0,):
-        for one in search.best(drafts.drafted, math.ceil(share * gpus), JUDGED_MAX):
+        for one in search.best(drafts.drafted, math.ceil(share * gpus), FOUND_MAX):
             counts = _counts(one.pipelines) if is_priced else [one.pipelines]
             for count in counts:
                 found |= dict.fromkeys(spread(drafts, one.template, count, lots))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import (
@@ -38,6 +38,8 @@ EXHAUST_MAX = 1000
 """Mixes of a small case that are judged beyond the budget, each in all placements."""
 JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
+EQUAL_MAX, EQUAL_SHARE = 24, 1 / 6
+"""Mixes of equal pipelines that are judged on top of the budget, and as a share of it."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
 BREACH = 4.0
@@ -115,7 +117,8 @@ class EventSearch(EventDrafts):
         before = self.evaluations
         best_s = min((j.estimate.iteration_s for j in self.judged), default=None)
         longest_s = self.limits.seconds_max if self.limits.needs_prices else best_s
-        for mix in equal_mixes(self, longest_s):
+        equal = min(int(EQUAL_MAX * self.width), math.ceil(EQUAL_SHARE * self.budget))
+        for mix in equal_mixes(self, longest_s, equal):
             self.judge_mix(mix)
         spent = self.evaluations - before
         for mix in self.single_pipelines():
@@ -164,7 +167,7 @@ class EventSearch(EventDrafts):
             before = self.evaluations
             near = starts[draws.below(len(starts))]
             for _ in range(1 + draws.below(NEARBY_MAX)):
-                around = list(self.neighbours(near))
+                around = list(self.neighbours(near.mix))
                 found = self.judge_mix(around[draws.below(len(around))]) if around else None
                 near = found or near
             self.climb(near, climbed, end)
@@ -298,7 +301,7 @@ class EventSearch(EventDrafts):
 
     def better_neighbour(self, best: JudgedPlan, end: int) -> JudgedPlan | None:
         """The first small change that improves the plan, while fewer than ``end`` are judged."""
-        for mix in self.neighbours(best):
+        for mix in self.neighbours(best.mix):
             if self.evaluations >= end:
                 return None
             found = self.judge_mix(mix)
@@ -306,16 +309,14 @@ class EventSearch(EventDrafts):
                 return found
         return None
 
-    def neighbours(self, judged: JudgedPlan) -> Iterator[PipelineMix]:
-        """Mixes that differ in one thing, those first in which the busiest stage does less."""
-        mix = judged.mix
+    def neighbours(self, mix: PipelineMix) -> Iterator[PipelineMix]:
+        """Mixes that differ in one thing."""
         if mix.together is not None:
             yield from placements(mix, self.lots)
         b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
-            order = busiest_first(judged, template)
-            for changed in self.variants(template, total, self.maker_for(mix), order):
+            for changed in self.variants(template, total, self.maker_for(mix)):
                 yield self._change_template(mix, index, changed, total)
         for index, count in enumerate(mix.counts):
             for changed_count in (count - 1, count + 1):
@@ -350,23 +351,15 @@ class EventSearch(EventDrafts):
         """Return the maker of the templates of mixes like this one."""
         return self.alone if mix.pipelines == 1 else self.maker
 
-    def variants(
-        self, template: Template, total: int, maker: TemplateMaker, order: Sequence[int]
-    ) -> Iterator[Template]:
-        """Templates with one boundary, TP degree, stage or lot changed, stage by stage in this
-        order."""
+    def variants(self, template: Template, total: int, maker: TemplateMaker) -> Iterator[Template]:
+        """Templates with one boundary, TP degree, stage or lot changed."""
         b, cuts, stages = template.micro_batch, template.cuts, template.stages
-        for others in self.other_stages(stages, order):
-            fitted = maker.template(others, b, total)
-            if fitted is not None:
-                yield fitted
-        for s in order:
-            for at, step in ((s, 1), (s + 1, -1)):
-                moved = (*cuts[:at], cuts[at] + step, *cuts[at + 1 :])
-                if 0 < at < len(stages) and moved[at - 1] < moved[at] < moved[at + 1]:
+        for s in range(1, len(stages)):
+            for step in (-1, 1):
+                moved = (*cuts[:s], cuts[s] + step, *cuts[s + 1 :])
+                if moved[s - 1] < moved[s] < moved[s + 1]:
                     yield maker.timed(stages, b, moved)
-        for s in order:
-            one = stages[s]
+        for s, one in enumerate(stages):
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
             if one.recompute == "auto":
@@ -382,14 +375,17 @@ class EventSearch(EventDrafts):
                     balanced = maker.template(changed, b, total)
                     if balanced is not None and balanced.cuts != cuts:
                         yield balanced
+        for others in self.other_stages(stages):
+            fitted = maker.template(others, b, total)
+            if fitted is not None:
+                yield fitted
 
     def other_stages(
-        self, stages: tuple[TemplateStage, ...], order: Sequence[int]
+        self, stages: tuple[TemplateStage, ...]
     ) -> Iterator[tuple[TemplateStage, ...]]:
         """Sequences with one stage less, one more, or one on another lot; each once."""
         seen = {stages}
-        for s in order:
-            one = stages[s]
+        for s, one in enumerate(stages):
             moved = (
                 replace(one, lot=index)
                 for index, lot in enumerate(self.lots)
@@ -422,11 +418,3 @@ class EventSearch(EventDrafts):
             (*mix.counts[:index], room, *mix.counts[index + 1 :]),
             mix.together,
         )
-
-
-def busiest_first(judged: JudgedPlan, template: Template) -> list[int]:
-    """The stages of a template, those that idle least in the judged plan first."""
-    for pipeline, times in zip(judged.plan.pipelines, judged.estimate.stages, strict=True):
-        if tuple(stage.layers[1] for stage in pipeline.stages) == template.cuts[1:]:
-            return sorted(range(len(times)), key=lambda stage: times[stage].idle_s)
-    return list(range(len(template.stages)))

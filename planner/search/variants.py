@@ -38,7 +38,7 @@ def _better_neighbour(
     search: EventSearch, best: JudgedPlan, climbed: set[PipelineMix], end: int, change: PlanChange
 ) -> JudgedPlan | None:
     """The first small change that improves the plan, while fewer than ``end`` are judged."""
-    for mix in search.neighbours(best):
+    for mix in search.neighbours(best.mix):
         total = search.job.global_batch // mix.templates[0].micro_batch
         if search.evaluations >= end:
             return None

@@ -121,7 +121,7 @@ def test_boundaries_are_few_and_whole(layers: int) -> None:
 
 def test_there_are_more_stages_than_drafts_have() -> None:
     some = drafts_of(question(pool("us-central1-a", 16)))
-    depths = {len(mix.templates[0].stages) for mix in equal_mixes(some, None)}
+    depths = {len(mix.templates[0].stages) for mix in equal_mixes(some, None, 24)}
     assert max(depths) > drafts.STAGES_MAX
 
 
