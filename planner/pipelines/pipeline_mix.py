@@ -43,6 +43,11 @@ class PipelineMix:
         return sum(self.counts)
 
     @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return sum(n * sum(stage.tp for stage in t.stages) for t, n in self.pairs)
+
+    @property
     def pairs(self) -> Iterator[tuple[Template, int]]:
         """Each template with its number of pipelines."""
         return zip(self.templates, self.counts, strict=True)

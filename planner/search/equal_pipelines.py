@@ -35,7 +35,7 @@ PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 1
 KINDS_TRIED = 3
 """GPU kinds that are tried, those with the most GPUs first."""
 BOUNDARIES_MAX = 40
-"""Most layers of a model at each of which a stage may begin."""
+"""Most layers of a model of which each may begin a stage; of more, every second or third one."""
 FOUND_MAX = 24
 """Templates that are kept of each set of lots and share of the GPUs."""
 FEWER_TRIED = 8
@@ -80,14 +80,20 @@ class EqualPipelineSearch:
             for pipelines in PIPELINES
             if pipelines <= min(self.global_batch // b, gpus)
         ]
-        free = _sorted(one for family in families for one in self._quickest(*family, gpus))[:count]
+        step = -(-self.tables.costs.layer_count // BOUNDARIES_MAX)
+        free = _sorted(x for each in families for x in self._quickest(*each, gpus, step))
+        if not free and step > 1 and self.longest_s is None:
+            # Perhaps not even two layers fit on a GPU.
+            step = 1
+            free = _sorted(x for each in families for x in self._quickest(*each, gpus, step))
+        free = free[:count]
         if len(self.tables.choices) == 1:
             return free
         alike = (
             one
             for each in free[: count // 2]
             for one in self._quickest(
-                each.template.micro_batch, each.pipelines, gpus, each.seconds, is_alike=True
+                each.template.micro_batch, each.pipelines, gpus, step, each.seconds, is_alike=True
             )
         )
         return _sorted([*free, *alike])[:count]
@@ -97,12 +103,14 @@ class EqualPipelineSearch:
         micro_batch: int,
         pipelines: int,
         gpus: int,
+        step: int,
         least_s: float = 0.0,
         *,
         is_alike: bool = False,
     ) -> Iterator[EqualPipelines]:
         """The quickest template, which takes at least ``least_s``; one at most.
 
+        Of the inner layers every ``step``-th may begin a stage.
         With ``is_alike`` one for each TP degree of all stages but the first and the last.
         """
         tables = self.tables
@@ -115,7 +123,7 @@ class EqualPipelineSearch:
         high = SLOW * low if self.longest_s is None else self.longest_s
         if low > high:
             return
-        at = boundaries(work.shape[1])
+        at = boundaries(work.shape[1], step)
         stages_max = min(len(at) - 1, int(budget / prices.min() + 1e-9))
         seconds = stage_seconds(tables, micro_batch, count, pipelines, stages_max=stages_max, at=at)
         for inner in range(len(prices)) if is_alike else (None,):
@@ -205,9 +213,8 @@ def least_time(
     return found
 
 
-def boundaries(layers: int) -> Ints:
-    """The boundaries that stages may have: all, or of many layers every second or third one."""
-    step = -(-layers // BOUNDARIES_MAX)
+def boundaries(layers: int, step: int) -> Ints:
+    """The boundaries that stages may have: the ends of the outer layers, and every ``step``-th."""
     return np.unique([*range(0, 2), *range(1 + step, layers - 1, step), layers - 1, layers])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import (
@@ -39,7 +39,8 @@ EXHAUST_MAX = 1000
 JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
 EQUAL_MAX, EQUAL_SHARE = 24, 1 / 6
-"""Mixes of equal pipelines that are judged on top of the budget, and as a share of it."""
+"""Mixes of equal pipelines that are judged on top of the budget; once a plan is known, this share
+of the budget at most."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
 BREACH = 4.0
@@ -117,7 +118,9 @@ class EventSearch(EventDrafts):
         before = self.evaluations
         best_s = min((j.estimate.iteration_s for j in self.judged), default=None)
         longest_s = self.limits.seconds_max if self.limits.needs_prices else best_s
-        equal = min(int(EQUAL_MAX * self.width), math.ceil(EQUAL_SHARE * self.budget))
+        equal = int(EQUAL_MAX * self.width)
+        if self.judged:
+            equal = min(equal, math.ceil(EQUAL_SHARE * self.budget))
         for mix in equal_mixes(self, longest_s, equal):
             self.judge_mix(mix)
         spent = self.evaluations - before
@@ -300,8 +303,15 @@ class EventSearch(EventDrafts):
     # -- small changes --------------------------------------------------------------------------
 
     def better_neighbour(self, best: JudgedPlan, end: int) -> JudgedPlan | None:
-        """The first small change that improves the plan, while fewer than ``end`` are judged."""
-        for mix in self.neighbours(best.mix):
+        """The first small change that improves the plan, while fewer than ``end`` are judged.
+
+        If the plan is too dear, changes that save GPUs come first, those that save few before all.
+        """
+        around: Iterable[PipelineMix] = self.neighbours(best.mix)
+        if self.limits.needs_prices and not best.keeps_limits:
+            gpus = best.mix.gpus
+            around = sorted(around, key=lambda mix: (mix.gpus >= gpus, -mix.gpus))
+        for mix in around:
             if self.evaluations >= end:
                 return None
             found = self.judge_mix(mix)

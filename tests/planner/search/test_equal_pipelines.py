@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from planner.problem.question import Question
 from planner.search import drafts
 from planner.search.drafts import EventDrafts
 from planner.search.equal_pipelines import (
-    BOUNDARIES_MAX,
     EqualPipelineSearch,
     boundaries,
     equal_mixes,
@@ -45,13 +45,12 @@ def pool(zone: str, machines: int, gpu: str = "A100-40", size: int = 4) -> Pool:
     )  # fmt: skip
 
 
-def question(*pools: Pool, model: str = "gpt2-large", **job: object) -> Question:
-    settings: dict[str, object] = {
-        "global_batch": 64, "sequence": 1024, "precision": "fp16", "optimizer": "adam",
-        "max_tp": 2,
-    }  # fmt: skip
-    asked = Job("j", preset(model), **{**settings, **job})  # type: ignore[arg-type]
-    return Question(asked, Cluster(pools, load_catalogue()), Measurements(), is_bounded=False)
+def question(*pools: Pool, model: str = "gpt2-large", **changed: Any) -> Question:
+    job = Job(
+        "j", preset(model), 64, 1024, precision="fp16", optimizer="adam", max_tp=2
+    )  # fmt: skip
+    cluster = Cluster(pools, load_catalogue())
+    return Question(replace(job, **changed), cluster, Measurements(), is_bounded=False)
 
 
 def drafts_of(asked: Question) -> EventDrafts:
@@ -109,14 +108,14 @@ def test_the_least_time_is_that_of_all_chains() -> None:
         assert least_time(seconds, prices, budget, best / 3, best * 0.99) is None
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 12, 40, 41, 82, 130])
-def test_boundaries_are_few_and_whole(layers: int) -> None:
-    found = boundaries(layers)
-    assert found[0] == 0
-    assert found[-1] == layers
-    assert (np.diff(found) > 0).all()
-    assert len(found) <= BOUNDARIES_MAX + 3
-    assert layers > BOUNDARIES_MAX or len(found) == layers + 1
+@pytest.mark.parametrize("layers", [1, 2, 3, 12, 40])
+def test_every_layer_may_begin_a_stage(layers: int) -> None:
+    assert boundaries(layers, 1).tolist() == list(range(layers + 1))
+
+
+def test_every_second_layer_may_begin_a_stage_and_the_outer_ones() -> None:
+    assert boundaries(11, 2).tolist() == [0, 1, 3, 5, 7, 9, 10, 11]
+    assert boundaries(12, 2).tolist() == [0, 1, 3, 5, 7, 9, 11, 12]
 
 
 def test_there_are_more_stages_than_drafts_have() -> None:
