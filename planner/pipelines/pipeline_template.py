@@ -263,17 +263,20 @@ class TemplateMaker:
             self._reach(stage, micro_batch, min(most, len(stages) - s))
             for s, stage in enumerate(stages)
         ]
-        level_s = max(
+        level_s = (1 + 1e-12) * max(
             row[first][end] - row[first][first]
             for row, (first, end) in zip(reach, itertools.pairwise(cuts), strict=True)
         )
+
+        def is_slow(s: int, first: int, end: int) -> bool:
+            return reach[s][first][end] - reach[s][first][first] > level_s
+
         moved = [cuts[-1]]
         for s in range(len(stages) - 1, 0, -1):
             first, end = moved[-1] - 1, moved[-1]
-            while first > s:
-                row = reach[s][first - 1]
-                if row[end] - row[first - 1] > level_s:
-                    break
+            if is_slow(s, first, end):
+                return cuts  # Later stages took what this one may hold.
+            while first > s and not is_slow(s, first - 1, end):
                 first -= 1
             moved.append(first)
         return (0, *reversed(moved))

@@ -35,7 +35,9 @@ PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 1
 KINDS_TRIED = 3
 """GPU kinds that are tried, those with the most GPUs first."""
 BOUNDARIES_MAX = 40
-"""Most layers of a model of which each may begin a stage; of more, every second or third one."""
+"""Most layers of a model of which each may begin a stage; of twice as many every second one."""
+TABLE_MAX = 600_000
+"""With larger tables of stage times, the search would take too much time and memory."""
 FOUND_MAX = 24
 """Templates that are kept of each set of lots and share of the GPUs."""
 FEWER_TRIED = 8
@@ -81,11 +83,11 @@ class EqualPipelineSearch:
             if pipelines <= min(self.global_batch // b, gpus)
         ]
         step = -(-self.tables.costs.layer_count // BOUNDARIES_MAX)
-        free = _sorted(x for each in families for x in self._quickest(*each, gpus, step))
+        free = quickest_first(x for each in families for x in self._quickest(*each, gpus, step))
         if not free and step > 1 and self.longest_s is None:
             # Perhaps not even two layers fit on a GPU.
             step = 1
-            free = _sorted(x for each in families for x in self._quickest(*each, gpus, step))
+            free = quickest_first(x for each in families for x in self._quickest(*each, gpus, step))
         free = free[:count]
         if len(self.tables.choices) == 1:
             return free
@@ -96,7 +98,7 @@ class EqualPipelineSearch:
                 each.template.micro_batch, each.pipelines, gpus, step, each.seconds, is_alike=True
             )
         )
-        return _sorted([*free, *alike])[:count]
+        return quickest_first([*free, *alike])[:count]
 
     def _quickest(
         self,
@@ -120,7 +122,7 @@ class EqualPipelineSearch:
         least_work = float((prices[:, None] * work).min(axis=0).sum())
         count, budget = -(-total // pipelines), gpus / pipelines
         low = max(least_s, count * least_work / budget)
-        high = SLOW * low if self.longest_s is None else self.longest_s
+        high = SLOW * low if self.longest_s is None else min(SLOW * low, self.longest_s)
         if low > high:
             return
         at = boundaries(work.shape[1], step)
@@ -218,14 +220,17 @@ def boundaries(layers: int, step: int) -> Ints:
     return np.unique([*range(0, 2), *range(1 + step, layers - 1, step), layers - 1, layers])
 
 
-def _sorted(found: Iterable[EqualPipelines | None]) -> list[EqualPipelines]:
-    kept = {one.template: one for one in found if one is not None}
-    return sorted(kept.values(), key=lambda one: one.seconds)
+def quickest_first(found: Iterable[EqualPipelines]) -> list[EqualPipelines]:
+    kept: dict[object, EqualPipelines] = {}
+    for one in sorted(found, key=lambda one: one.seconds):
+        kept.setdefault((one.template, one.pipelines), one)
+    return list(kept.values())
 
 
 def equal_mixes(drafts: EventDrafts, longest_s: float | None, count: int) -> Iterator[PipelineMix]:
-    """The ``count`` most promising mixes of equal pipelines, each in all placements.
+    """The most promising mixes of equal pipelines, each in all placements.
 
+    ``count`` of those on one set of lots, half as many on each of several.
     They might take ``longest_s`` at most, any time if that is ``None``.
     """
     each = [_mixes_on(drafts, lots, longest_s) for lots in _lots_tried(drafts.lots)]
@@ -247,6 +252,8 @@ def _mixes_on(
         recompute=drafts.job.recompute,
         per_layer_sync=drafts.judge.overlaps,
     )
+    if tables.table_size > TABLE_MAX:
+        return []
     is_priced, gpus = drafts.limits.needs_prices, _gpus_of(drafts, lots)
     search = EqualPipelineSearch(drafts.maker, tables, lots[0], drafts.job.global_batch, longest_s)
     found: dict[PipelineMix, None] = {}
@@ -265,9 +272,9 @@ def _lots_tried(lots: Sequence[Lot]) -> list[tuple[int, ...]]:
         kinds.setdefault((lots[index].gpu, lots[index].machine), []).append(index)
     largest = sorted(kinds.values(), key=lambda some: -sum(lots[n].gpus for n in some))
     return [
-        lots
+        tried
         for some in largest[:KINDS_TRIED]
-        for lots in dict.fromkeys([tuple(some), tuple(some[:1])])
+        for tried in dict.fromkeys([tuple(some), tuple(some[:1])])
     ]
 
 
@@ -276,8 +283,7 @@ def _gpus_of(drafts: EventDrafts, lots: Sequence[int]) -> int:
     gpus = float(sum(drafts.lots[n].gpus for n in lots))
     for grant in drafts.grants:
         free = sum(drafts.lots[n].gpus for n in lots if n not in grant.lots)
-        if free < gpus:
-            gpus = min(gpus, free + grant.gpus_max)
+        gpus = min(gpus, free + grant.gpus_max)
     hourly = drafts.limits.objective.max_usd_per_hour
     price = min(drafts.lots[n].price_usd_per_gpu_hour or 0.0 for n in lots)
     if hourly is not None and price > 0:

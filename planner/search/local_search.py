@@ -39,8 +39,8 @@ EXHAUST_MAX = 1000
 JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
 EQUAL_MAX, EQUAL_SHARE = 24, 1 / 6
-"""Mixes of equal pipelines that are judged on top of the budget; once a plan is known, this share
-of the budget at most."""
+"""Mixes of equal pipelines that are judged in all placements, on top of the budget; once a plan is
+known, this share of the budget at most."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
 BREACH = 4.0
@@ -128,7 +128,7 @@ class EventSearch(EventDrafts):
             self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget + spent)
         if self.width > 1:
-            self.climb_from_nearby(self.budget)
+            self.climb_from_nearby(self.budget + spent)
         self.place(mixes)
         return self.best_of_all(min(self.judged, key=lambda j: j.score, default=None))
 
@@ -196,11 +196,14 @@ class EventSearch(EventDrafts):
 
     def _promise(self, judged: JudgedPlan) -> tuple[float, ...]:
         """What a plan is ranked by as a start of small changes."""
+        score = judged.score
         if judged.keeps_limits:
-            return judged.score
-        money, seconds = judged.estimate.money.total_usd, judged.estimate.iteration_s
-        least = money if self.limits.goal_is_cost and money is not None else seconds
-        return (least * (1 + BREACH * (judged.score[1] - 1)), *judged.score[1:])
+            return (score[0], 0.0, *score[1:])
+        excess = score[1]
+        usd = judged.estimate.money.total_usd if self.limits.goal_is_cost else None
+        least = usd or judged.estimate.iteration_s
+        by_excess = least * (1 + BREACH * (excess - 1)) if math.isfinite(excess) else math.inf
+        return (by_excess, 1.0, *score[1:])
 
     def best_of_all(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """Judge all remaining plans if they are few enough, and return the best."""

@@ -57,7 +57,9 @@ class StageTimeTables:
         self.sync = SyncBound(
             self.costs, maker.network, lots, degrees, per_layer_sync, takes_outer_steps
         )
-        self.lot_of = {lot.gpu: index for index, lot in reversed(list(enumerate(lots)))}
+        numbers = {lot: number for number, lot in enumerate(maker.lots)}
+        self.lot_of = {lot.gpu: numbers[lot] for lot in reversed(lots)}
+        """The number of a lot of each GPU kind, among the maker's."""
         self.choices = tuple(
             StageOption(gpu, tp, recompute)
             for gpu in sorted(self.lot_of)

@@ -20,10 +20,12 @@ from planner.problem.question import Question
 from planner.search import drafts
 from planner.search.drafts import EventDrafts
 from planner.search.equal_pipelines import (
+    EqualPipelines,
     EqualPipelineSearch,
     boundaries,
     equal_mixes,
     least_time,
+    quickest_first,
     spread,
 )
 from planner.search.search_cache import SearchCache
@@ -132,6 +134,35 @@ def test_inner_stages_may_be_alike() -> None:
     inner = [{stage.tp for stage in one.template.stages[1:-1]} for one in found]
     assert {1} in inner
     assert {2} in inner
+
+
+def test_each_kind_has_its_own_memory() -> None:
+    """The first lot has A100s of 80 GB; what is found for T4s fits on T4s."""
+    some = drafts_of(
+        question(
+            pool("us-central1-a", 1, "A100-80"), pool("us-central1-a", 32, "T4"),
+            model="opt-6.7b", precision="fp32",
+        )
+    )  # fmt: skip
+    found = [
+        mix
+        for mix in equal_mixes(some, None, 24)
+        if {some.lots[lot].gpu for lot in mix.groups()} == {"T4"}
+    ]
+    assert found
+    for mix in found:
+        plan = plan_of(mix, 64 // mix.templates[0].micro_batch, some.maker)
+        assert some.judge.estimate(plan).fits, mix
+
+
+def test_more_pipelines_of_a_template_are_another_result() -> None:
+    some = drafts_of(question(pool("us-central1-a", 16)))
+    template = made(some.maker, (1, 1))
+    many, few, slow = (
+        EqualPipelines(seconds, pipelines, template)
+        for seconds, pipelines in ((2.0, 16), (1.0, 8), (3.0, 8))
+    )
+    assert quickest_first([many, few, slow]) == [few, many]
 
 
 def test_pipelines_are_spread_over_zones() -> None:

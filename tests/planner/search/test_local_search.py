@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from planner.api import plan_job
 from planner.problem.question import Question
 from planner.replan.replan_tables import ReplanTables
+from planner.search.local_search import EventSearch, JudgedPlan
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
@@ -150,3 +153,28 @@ def test_sizes_of_which_no_layer_fits_are_left_out() -> None:
     sizes = tables.templates_of(Plan(1, ())).micro_batches
     assert sizes[:8] == (1, 2, 4, 8, 16, 32, 64, 128)
     assert 256 <= sizes[-1] < 2**16
+
+
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_starts_of_small_changes_are_ranked_by_how_far_they_break_limits(goal: str) -> None:
+    """Also where all GPUs are free, and where no plan can keep a limit."""
+
+    def start(score: tuple[float, ...], seconds: float, usd: float) -> JudgedPlan:
+        figures = SimpleNamespace(iteration_s=seconds, money=SimpleNamespace(total_usd=usd))
+        return JudgedPlan(score, None, None, figures)  # type: ignore[arg-type] # nothing else is read
+
+    search = SimpleNamespace(limits=SimpleNamespace(goal_is_cost=goal == "cost"))
+    ranked = [
+        start((math.inf, 1.01, 1), 5.0, 0.5),  # 1 % above a limit counts as 4 % worse.
+        start((6.0 if goal == "throughput" else 0.6, 0.0, 1), 6.0, 0.6),
+        start((math.inf, 1.5, 1), 5.0, 0.5),
+        start((math.inf, math.inf, 1), 1.0, 0.1),
+    ]
+    promises = [EventSearch._promise(search, one) for one in ranked]  # type: ignore[arg-type] # likewise
+    assert promises == sorted(promises)
+    assert promises[-1][0] == math.inf
+    if goal == "cost":
+        free = [start((0.0, 5.0, 1), 5.0, 0.0), start((math.inf, math.inf, 1), 1.0, 0.0)]
+        promises = [EventSearch._promise(search, one) for one in free]  # type: ignore[arg-type] # likewise
+        assert promises == sorted(promises)
+        assert not any(math.isnan(x) for each in promises for x in each)
