@@ -221,6 +221,7 @@ def boundaries(layers: int, step: int) -> Ints:
 
 
 def quickest_first(found: Iterable[EqualPipelines]) -> list[EqualPipelines]:
+    """The quickest result for each template and number of pipelines, in their order."""
     kept: dict[object, EqualPipelines] = {}
     for one in sorted(found, key=lambda one: one.seconds):
         kept.setdefault((one.template, one.pipelines), one)

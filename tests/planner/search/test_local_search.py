@@ -170,11 +170,11 @@ def test_starts_of_small_changes_are_ranked_by_how_far_they_break_limits(goal: s
         start((math.inf, 1.5, 1), 5.0, 0.5),
         start((math.inf, math.inf, 1), 1.0, 0.1),
     ]
-    promises = [EventSearch._promise(search, one) for one in ranked]  # type: ignore[arg-type] # likewise
+    promises = [EventSearch._promise(search, one) for one in ranked]  # type: ignore[arg-type] # its limits suffice
     assert promises == sorted(promises)
     assert promises[-1][0] == math.inf
     if goal == "cost":
         free = [start((0.0, 5.0, 1), 5.0, 0.0), start((math.inf, math.inf, 1), 1.0, 0.0)]
-        promises = [EventSearch._promise(search, one) for one in free]  # type: ignore[arg-type] # likewise
+        promises = [EventSearch._promise(search, one) for one in free]  # type: ignore[arg-type] # its limits suffice
         assert promises == sorted(promises)
         assert not any(math.isnan(x) for each in promises for x in each)
