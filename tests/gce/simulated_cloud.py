@@ -198,7 +198,7 @@ class Run:
             self.away_usd += min(max(lacking, 0.0), unseen_usd)
 
     def unseen(self) -> list[CloudInstance]:
-        """Return what was made in zones that were not listed since; nobody can delete it."""
+        """Return the instances in zones that were not listed since these were made."""
         unknown = [rented for id_, rented in self.instances.items() if id_ not in self.known]
         dark = self._dark_until
         return [r for r in unknown if dark.get(r.instance.pool.zone, 0.0) > r.instance.created_at]

@@ -27,6 +27,7 @@ from planner.search.equal_pipelines import (
     least_time,
     quickest_first,
     spread,
+    stage_seconds,
 )
 from planner.search.search_cache import SearchCache
 from simulator.api import Measurements
@@ -108,6 +109,21 @@ def test_the_least_time_is_that_of_all_chains() -> None:
         assert slowest_s(seconds, stages) <= time_s
         assert sum(prices[choice] for choice, _, _ in stages) <= budget
         assert least_time(seconds, prices, budget, best / 3, best * 0.99) is None
+
+
+@pytest.mark.parametrize("recompute", ["none", "auto"])
+def test_a_stage_takes_as_long_as_in_the_tables(recompute: str) -> None:
+    """By itself, as the search of all small plans bounds it."""
+    some = drafts_of(question(pool("us-central1-a", 4), model="opt-1.3b", recompute=recompute))
+    tables, layers, count, pipelines = some.tables, some.maker.costs.layer_count, 7, 2
+    at = boundaries(layers, 3)
+    found = stage_seconds(tables, 2, count, pipelines, stages_max=5, at=at)
+    start, end = np.triu_indices(len(at), 1)
+    for behind, choice in itertools.product(range(5), range(len(tables.choices))):
+        alone = tables.stage_s(
+            2, count, pipelines, behind=behind, where=(choice, at[start], at[end])
+        )[:, -1]
+        np.testing.assert_allclose(found[behind, choice, start, end], alone)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 12, 40])
